@@ -1,6 +1,6 @@
 """Pack what a machine without a network needs to train: missing packages, and prepared tokens.
 
-    FOLDER/wheels/*.whl  FOLDER/tokens/KEY/FILE.NNN.xz  FOLDER/pack.json: files of the corpora
+    FOLDER/wheels/*.whl  FOLDER/tokens/KEY.tar.xz  FOLDER/pack.json: files of the corpora
 
 The machine has torch, accelerate, tokenizers, safetensors, PyYAML and rich. Text and its source
 files stay here: the key of prepared tokens hashes only names, sizes and times of the files, so
@@ -8,15 +8,11 @@ empty files that have the same ones take their place there. The digest of the to
 record holds, shows that they arrived unchanged.
 """
 
-import functools
-import lzma
-import math
 import os
 import shutil
 import sys
 import zipfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,7 +20,6 @@ from typing import Any
 from rope_exp.system.console import log
 from rope_exp.system.errors import ConfigError
 from rope_exp.system.files import read_json, write_json
-from rope_exp.system.machine import num_cores
 from rope_exp.system.processes import output_of
 
 # What a run imports beyond the packages named above.
@@ -42,12 +37,6 @@ SOURCES = ("antlr4-python3-runtime",)
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 MOST_MIB = 60.0
-PIECE_BYTES = 16 << 20
-# Ids have two bytes, so contexts of one position modulo two.
-FILTERS = [
-    {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": PIECE_BYTES}
-    | {"lc": 3, "lp": 1, "pb": 1}
-]
 WHEELS = "wheels"
 TOKENS = "tokens"
 NAME = "pack.json"
@@ -83,7 +72,7 @@ def pack(folder: Path, campaigns: Sequence[str], config_dir: Path | None, python
             key = prepared.folder.name
             if key not in corpora:
                 corpora[key] = {"path": config.data.path, "files": list_files(config.data)}
-                _compress(prepared.folder, folder / TOKENS / key)
+                shutil.make_archive(str(folder / TOKENS / key), "xztar", prepared.folder)
                 count = prepared.num_train_tokens
                 log(f"{config.data.name}: {count:,} tokens, data_sha256 {prepared.data_sha256}")
     write_json(folder / NAME, {"corpora": corpora})
@@ -117,7 +106,9 @@ def unpack(folder: Path) -> dict[str, str]:
     for key, corpus in read_json(folder / NAME)["corpora"].items():
         _stand_in(corpus["path"], corpus["files"])
         if not (cache / key).exists():
-            _decompress(folder / TOKENS / key, cache / f".{key}")
+            shutil.rmtree(cache / f".{key}", ignore_errors=True)
+            packed = folder / TOKENS / f"{key}.tar.xz"
+            shutil.unpack_archive(packed, cache / f".{key}", filter="data")
             (cache / f".{key}").rename(cache / key)
     paths = [str(site), os.environ.get("PYTHONPATH")]
     return {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "ROPE_EXP_CACHE": str(cache)}
@@ -136,34 +127,6 @@ def _fetch_wheels(folder: Path, python: str) -> None:
         output_of(*pip, "wheel", "--no-deps", "--wheel-dir", str(folder), *wanted)
     except ChildProcessError as error:
         raise ConfigError("--pack", ..., f"cannot fetch packages: {error}") from None
-
-
-def _compress(source: Path, target: Path) -> None:
-    """Compress every file of a folder, in pieces that can be decompressed at the same time."""
-
-    def compress(path: Path, number: int) -> None:
-        with path.open("rb") as file:
-            file.seek(number * PIECE_BYTES)
-            content = lzma.compress(file.read(PIECE_BYTES), filters=FILTERS)
-        (target / f"{path.name}.{number:03}.xz").write_bytes(content)
-
-    target.mkdir(parents=True)
-    with ThreadPoolExecutor(num_cores()) as pool:
-        for path in source.iterdir():
-            count = math.ceil(path.stat().st_size / PIECE_BYTES)
-            list(pool.map(functools.partial(compress, path), range(count)))
-
-
-def _decompress(source: Path, target: Path) -> None:
-    """Reverse `_compress`."""
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    pieces = sorted(source.iterdir())
-    with ThreadPoolExecutor(num_cores()) as pool:
-        contents = pool.map(lambda piece: lzma.decompress(piece.read_bytes()), pieces)
-        for piece, content in zip(pieces, contents, strict=True):
-            with (target / piece.name[: -len(".000.xz")]).open("ab") as file:
-                file.write(content)
 
 
 def _stand_in(path: str, files: Sequence[tuple[str, int, int]]) -> None:

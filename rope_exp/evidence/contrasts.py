@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy import stats
 
 # Validation losses of a row's finished runs, in nats per token, by seed.
 Losses = Mapping[int, float]
@@ -50,15 +51,18 @@ def additive_fit(table_SV: Array) -> tuple[Array, int]:
     return effects[:num_seeds, None] + effects[num_seeds:], int(rank)
 
 
-def kendall_tau(ours: Mapping[str, float], theirs: Mapping[str, float]) -> tuple[float | None, int]:
-    """Return Kendall's tau-b over the labels that both have, and their number.
+def kendall_tau(ours: Mapping[str, float], theirs: Mapping[str, float]) -> tuple[float, float, int]:
+    """Return Kendall's tau-b of two orders, its p-value, and the number of labels in both.
 
     tau-b = (C - D) / sqrt((n0 - n1)(n0 - n2)), where C and D count concordant and discordant
-    pairs, n0 all pairs, n1 and n2 the pairs tied in ours and in theirs. None if that is 0/0: fewer
+    pairs, n0 all pairs, n1 and n2 the pairs tied in ours and in theirs. NaN if that is 0/0: fewer
     than two labels, or all equal.
     """
-    tau = pd.Series(ours).corr(pd.Series(theirs), method="kendall", min_periods=2)
-    return None if np.isnan(tau) else tau, len(ours.keys() & theirs.keys())
+    both = [label for label in ours if label in theirs]
+    if len(both) < 2:
+        return np.nan, np.nan, len(both)
+    test = stats.kendalltau([ours[label] for label in both], [theirs[label] for label in both])
+    return float(test.statistic), float(test.pvalue), len(both)
 
 
 def compare(losses: Mapping[str, Losses], reference: str) -> dict[str, Contrast]:

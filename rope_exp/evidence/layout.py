@@ -73,31 +73,28 @@ def unequal_noise(table_SV: Array, variance: float, df: int) -> float | None:
         differences = (b - a)[~np.isnan(b - a)]
         # Some degrees must remain with which to compare the pair.
         if 1 < len(differences) <= df:
-            own = np.array(differences.var(ddof=1))
-            p.append(deviating(own, len(differences) - 1, np.array(variance), df))
+            own = float(differences.var(ddof=1))
+            p.append(deviating(own, len(differences) - 1, variance, df))
     return float(holm(np.array(p)).min()) if len(p) > 1 else None
 
 
-def deviating(own: Array, own_df: int, variance: Array, df: int) -> Array:
+def deviating(own: float, own_df: int, variance: float, df: int) -> float:
     """Return the two-sided p-value that a pair's variance is twice the layout's, by F.
 
     A pair's differences use `own_df` of the layout's degrees, and own_df * own / 2 of its sum of
     squares. The rest is independent of them, so own/2 over the rest's variance follows
     F(own_df, df - own_df).
     """
-    rest = df * variance - own_df * own / 2
-    rest_variance = np.maximum(rest, np.finfo(float).tiny) / (df - own_df)
-    ratio = own / 2 / rest_variance
-    below, above = (f(ratio, own_df, df - own_df) for f in (stats.f.cdf, stats.f.sf))
-    return np.asarray(2 * np.minimum(below, above))
+    rest = max(df * variance - own_df * own / 2, np.finfo(float).tiny)
+    f = stats.f(own_df, df - own_df)
+    ratio = own / 2 / (rest / (df - own_df))
+    return 2 * float(min(f.cdf(ratio), f.sf(ratio)))
 
 
 def holm(p: Array) -> Array:
-    """Return p-values adjusted by Holm's step-down rule, over the last axis."""
-    count = p.shape[-1]
-    order = np.argsort(p, axis=-1)
-    ordered = np.take_along_axis(p, order, axis=-1) * np.arange(count, 0, -1)
-    stepped = np.minimum(np.maximum.accumulate(ordered, axis=-1), 1.0)
+    """Return p-values adjusted by Holm's step-down rule."""
+    order = np.argsort(p)
+    stepped = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
     adjusted = np.empty_like(p)
-    np.put_along_axis(adjusted, order, stepped, axis=-1)
+    adjusted[order] = np.minimum(stepped, 1.0)
     return adjusted

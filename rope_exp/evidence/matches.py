@@ -20,16 +20,11 @@ def count_matches(run: Run, split: str, first: float = -inf, last: float = inf) 
     return sum(count for count, _ in inside), sum(right for _, right in inside)
 
 
-def share_right(run: Run, split: str, first: float = -inf, last: float = inf) -> float | None:
-    """Return the share of these examples that a run answered right; None if it has none."""
-    count, right = count_matches(run, split, first, last)
-    return right / count if count else None
-
-
 def is_too_easy(runs: Iterable[Run]) -> bool:
     """Return whether all runs with answers solve almost all examples like those in training.
 
     Then neither losses nor matches show which is better (docs/protocol.md, section 8).
     """
-    shares = [share for run in runs if (share := share_right(run, TEST)) is not None]
+    counts = [count_matches(run, TEST) for run in runs]
+    shares = [right / count for count, right in counts if count]
     return bool(shares) and min(shares) >= 1 - ROOM

@@ -137,16 +137,10 @@ def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> li
         for group in folders_in(runs)
         if any(is_run(folder) for pe in folders_in(group) for folder in folders_in(pe))
     ]
-    if not groups and any(map(is_run, [runs, *folders_in(runs)])):
-        raise ReportError(
-            f"{runs} holds a run with a custom run.dir, which is in no group; a table takes runs "
-            "in <group>/<pe>/seed<k> below --runs: move its folder there, e.g. `mv X "
-            "results/runs/mine/vo_rope/seed0`, and pass --group mine"
-        )
     if not groups:
         raise ReportError(
             f"{runs} holds no runs (<group>/<pe>/seed<k>); `rope-exp train +experiment=nine` "
-            "trains the nine, and a run with a custom run.dir must be moved there"
+            "trains the nine, and a run with a custom run.dir must be moved to such a folder"
         )
 
     found = fnmatch.filter(groups, pattern or "*")

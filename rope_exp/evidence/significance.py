@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from rope_exp.evidence.contrasts import Array, Losses
+from rope_exp.evidence.contrasts import Losses
 from rope_exp.evidence.layout import ALPHA, Noise, holm
 
 # In nats: the source calls 0.007 "≈" and 0.012 ">".
@@ -139,8 +139,10 @@ def judge(
     # If differences are equal to the last digit in every seed, the standard error is 0.
     tiny = np.maximum(error_P, np.finfo(float).tiny)
     half, wide = (stats.t.ppf(1 - ALPHA / 2 / n, df_P) * error_P for n in (1, len(found)))
-    p = two_sided(delta / tiny, df_P)
-    adjusted, equivalent = holm(p), holm(not_equivalent(delta, tiny, df_P, MARGIN))
+    p = 2 * stats.t.sf(np.abs(delta) / tiny, df_P)
+    # Of a difference of at least the margin: the larger of both one-sided p-values.
+    past_margin = stats.t.sf((MARGIN - np.abs(delta)) / tiny, df_P)
+    adjusted, equivalent = holm(p), holm(past_margin)
     # A real difference below the margin does not matter.
     cases = [equivalent < ALPHA, ~(adjusted < ALPHA), delta > 0]
     frame = frame.assign(
@@ -160,16 +162,6 @@ def judge(
             fewest, most = _seeds_needed(pair, len(judged))
             judged[place] = replace(pair, seeds_needed_low=fewest, seeds_needed_high=most)
     return judged
-
-
-def two_sided(t: Array, df: int | Array) -> Array:
-    """Return the two-sided p-value of no difference."""
-    return np.asarray(2 * stats.t.sf(np.abs(t), df))
-
-
-def not_equivalent(delta: Array, error: Array, df: int | Array, margin: float) -> Array:
-    """Return the p-value of a difference of at least the margin: the larger one-sided p-value."""
-    return np.asarray(stats.t.sf((margin - np.abs(delta)) / error, df))
 
 
 def _seeds_needed(pair: Judged, family_size: int) -> tuple[int | None, int | None]:

@@ -10,29 +10,33 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from rope_exp.evidence.comparable import Row
-from rope_exp.evidence.contrasts import Losses
-from rope_exp.evidence.matches import ROOM, count_matches, share_right
+from rope_exp.evidence.matches import ROOM, count_matches
 from rope_exp.evidence.significance import judge
 from rope_exp.report.content import Line, Relation, Report, noise_of
 from rope_exp.report.sentences import spell_p
-from rope_exp.report.spelling import Column, markdown_of, number
+from rope_exp.report.spelling import Column, interval, markdown_of, number
 
 
 @dataclass(frozen=True)
-class Bin:
-    """The examples of a split with spans from `first` to `last`, inclusive."""
+class Part:
+    """The examples of a split with spans from `first` to `last`, inclusive.
+
+    Attributes:
+        name: the spans as text; empty for a whole split.
+    """
 
     split: str
+    name: str
     first: int
     last: int
 
     @property
-    def name(self) -> str:
-        """The spans as text."""
-        return f"{self.first}" if self.first == self.last else f"{self.first} to {self.last}"
+    def key(self) -> str:
+        """The part's name in frames."""
+        return f"{self.split} {self.name}".rstrip()
 
 
 def with_answers(report: Report) -> list[Line]:
@@ -40,39 +44,42 @@ def with_answers(report: Report) -> list[Line]:
     return [report.rows[label] for label in report.answers("answers")] if report.task else []
 
 
-def splits(report: Report) -> list[str]:
-    """Return the splits with answers, those with the shortest examples first."""
-    asked = [run.probes["answers"] for run in report.runs if "answers" in run.probes]
-    found = {split for answers in asked for split in answers}
-    return sorted(found, key=lambda split: _spans(report, split))
+def parts(report: Report) -> list[Part]:
+    """Return each split followed by its bins, those with the shortest examples first."""
+    if report.task is None:
+        return []
+    spans: dict[str, set[int]] = {}
+    for run in report.runs:
+        for split, answers in run.probes.get("answers", {}).items():
+            spans.setdefault(split, set()).update(answers["span"])
 
-
-def whole(report: Report, split: str) -> Bin:
-    """Return one bin with all examples of a split."""
-    spans = _spans(report, split)
-    return Bin(split, spans[0], spans[-1])
-
-
-def bins(report: Report, split: str) -> list[Bin]:
-    """Return the bins of a split that have examples."""
-    assert report.task is not None
-    spans = _spans(report, split)
     found = []
-    for first, following in pairwise([*report.task.bins, spans[-1] + 1]):
-        inside = [span for span in spans if first <= span < following]
-        if inside:
-            found.append(Bin(split, inside[0], inside[-1]))
+    for ordered, split in sorted((sorted(of_split), split) for split, of_split in spans.items()):
+        found.append(Part(split, "", ordered[0], ordered[-1]))
+        for start, following in pairwise([*report.task.bins, ordered[-1] + 1]):
+            inside = [span for span in ordered if start <= span < following]
+            if inside:
+                ends = dict.fromkeys([inside[0], inside[-1]])
+                found.append(Part(split, " to ".join(map(str, ends)), inside[0], inside[-1]))
     return found
 
 
-def shares(row: Row, part: Bin) -> dict[int, float]:
-    """Return the share of a bin's examples answered without a wrong token, by seed."""
-    found = {}
-    for run in row.runs:
-        share = share_right(run, part.split, part.first, part.last)
-        if share is not None:
-            found[run.config.seed] = share
-    return found
+def shares(report: Report) -> pd.DataFrame:
+    """Return the share of a part's examples that a run answered without a wrong token.
+
+    A line for each row, part and seed. Columns are label, split, part (its name), key, first, last,
+    seed, count (of examples) and share.
+    """
+    columns = ["label", "split", "part", "key", "first", "last", "seed", "count", "share"]
+    found = []
+    for row in with_answers(report):
+        for part in parts(report):
+            told = (row.label, part.split, part.name, part.key, part.first, part.last)
+            for run in row.runs:
+                count, right = count_matches(run, part.split, part.first, part.last)
+                if count:
+                    found.append((*told, run.config.seed, count, right / count))
+    return pd.DataFrame(found, columns=columns)
 
 
 def match_relations(report: Report) -> dict[str, list[Relation]]:
@@ -80,24 +87,20 @@ def match_relations(report: Report) -> dict[str, list[Relation]]:
 
     The test uses the share of wrong answers instead of the loss; the margin is 1 point.
     """
+    claim = None if report.published else report.source
+    signs = {(a, b): sign for a, sign, b in claim.relations} if claim else {}
+    every = shares(report)
     found = {}
-    for split in splits(report):
-        part = whole(report, split)
-        wrong: dict[str, Losses] = {}
-        for row in with_answers(report):
-            wrong[row.label] = {seed: 1 - share for seed, share in shares(row, part).items()}
-
-        claim = None if report.published else report.source
-        signs = {(a, b): sign for a, sign, b in claim.relations} if claim else {}
-        judged = judge(wrong, list(signs), noise_of(wrong, report.runs))
+    for split, of_split in every[every["part"] == ""].groupby("split", sort=False):
+        wrong = 1 - of_split.pivot_table("share", "seed", "label", sort=False)
         relations = []
-        for pair in judged:
+        for pair in judge(wrong, list(signs), noise_of(wrong, report.runs)):
             sign = signs[pair.a, pair.b]
-            of_both = [*wrong[pair.a].values(), *wrong[pair.b].values()]
-            has_room = max(of_both) > ROOM and min(of_both) < 1 - ROOM
+            of_both = wrong[[pair.a, pair.b]].to_numpy()
+            has_room = np.nanmax(of_both) > ROOM and np.nanmin(of_both) < 1 - ROOM
             outcome = pair.outcome(sign) if has_room else "open; floor or ceiling effect"
             relations.append(Relation(sign, pair, outcome))
-        found[split] = relations
+        found[str(split)] = relations
     return found
 
 
@@ -130,52 +133,39 @@ def task_tables(report: Report) -> list[str]:
 
 def answers_csv(report: Report) -> str | None:
     """Return answers.csv: exact matches by row, split and bin; None if there are none."""
-    lines: list[dict[str, Any]] = []
-    for row in with_answers(report):
-        for split in splits(report):
-            for part in [whole(report, split), *bins(report, split)]:
-                found = shares(row, part)
-                values = list(found.values())
-                if not values:
-                    continue
-                counts = [count_matches(run, split, part.first, part.last)[0] for run in row.runs]
-                deviation = f"{statistics.stdev(values):.6f}" if len(values) > 1 else ""
-                lines.append(
-                    {
-                        "pe": row.label,
-                        "split": split,
-                        "span_first": part.first,
-                        "span_last": part.last,
-                        "num_seeds": len(values),
-                        "num_examples": sum(counts),
-                        "right_mean": f"{statistics.mean(values):.6f}",
-                        "right_sd": deviation,
-                    }
-                )
-    return pd.DataFrame(lines).to_csv(index=False) if lines else None
+    found = shares(report)
+    if found.empty:
+        return None
+    by = {"label": "pe", "split": "split", "first": "span_first", "last": "span_last"}
+    over_seeds = found.groupby([*by, "part"], sort=False).agg(
+        num_seeds=("share", "count"),
+        num_examples=("count", "sum"),
+        right_mean=("share", "mean"),
+        right_sd=("share", "std"),
+    )
+    table = over_seeds.reset_index().drop(columns="part").rename(columns=by)
+    return table.to_csv(index=False, float_format="%.6f")
 
 
 def matches(report: Report) -> tuple[list[Column], pd.DataFrame]:
     """Return exact matches in %: a line for each row, a column for each split and bin."""
-    parts = {split: bins(report, split) for split in splits(report)} if report.task else {}
     columns = [Column("variant", "name"), Column("seeds", "num_seeds", "d")]
-    for split, found in parts.items():
-        columns.append(Column(split, split, ".1f", partial(_with_spread, split)))
-        columns += [Column(part.name, f"{split} {part.name}", ".1f") for part in found]
+    for part in parts(report):
+        if part.name:
+            columns.append(Column(part.name, part.key, ".1f"))
+        else:
+            columns.append(Column(part.split, part.key, ".1f", partial(_with_spread, part.key)))
 
+    found = shares(report)
+    percents = (100 * found["share"]).groupby([found["label"], found["key"]])
     lines = []
     for row in with_answers(report):
         seeds = {run.config.seed for run in row.runs if "answers" in run.probes}
-        line: dict[str, Any] = {"label": row.label, "name": row.name, "num_seeds": len(seeds)}
-        for split, found in parts.items():
-            of_split = pd.Series(shares(row, whole(report, split)), dtype=float) * 100
-            line[split] = of_split.mean()
-            line[f"{split} sd"] = of_split.std()
-            for part in found:
-                of_part = pd.Series(shares(row, part), dtype=float) * 100
-                line[f"{split} {part.name}"] = of_part.mean()
-        lines.append(line)
-    return columns, pd.DataFrame(lines)
+        lines.append({"label": row.label, "name": row.name, "num_seeds": len(seeds)})
+    table = pd.DataFrame(lines, columns=["label", "name", "num_seeds"])
+    for numbers in (percents.mean().unstack(), percents.std().unstack().add_suffix(" sd")):
+        table = table.join(numbers, on="label")
+    return columns, table
 
 
 def _with_spread(split: str, line: Mapping[str, Any]) -> str:
@@ -217,7 +207,7 @@ def _relations(
                     "published": f"{a} {relation.published} {b}",
                     "ours": f"{a} {pair.sign} {b}",
                     "delta": 100 * pair.delta,
-                    "interval": f"{100 * pair.low:+.1f} to {100 * pair.high:+.1f}",
+                    "interval": interval(100 * pair.low, 100 * pair.high, "+.1f"),
                     "p": spell_p(pair.p_adjusted),
                     "num_seeds": pair.num_seeds,
                     "outcome": relation.outcome,
@@ -234,14 +224,3 @@ def _relations(
         Column("outcome", "outcome"),
     ]
     return columns, pd.DataFrame(lines)
-
-
-# -- probes ----------------------------------------------------------------------------------------
-
-
-def _spans(report: Report, split: str) -> list[int]:
-    """Return every span with answers from some run, ascending."""
-    found: set[int] = set()
-    for run in report.runs:
-        found |= set(run.probes.get("answers", {}).get(split, {}).get("span", ()))
-    return sorted(found)

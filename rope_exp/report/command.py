@@ -3,7 +3,7 @@
 The same runs give the same bytes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -20,7 +20,7 @@ from rope_exp.report.gather import all_seeds, beside, of_report
 from rope_exp.report.page import page
 from rope_exp.report.pairs import pairs_table
 from rope_exp.report.probed import extension_csv, probes_csv
-from rope_exp.report.sentences import code_notes, left_out_notes, reference_notes, summary
+from rope_exp.report.sentences import left_out_notes, reference_notes, summary
 from rope_exp.report.tables import csv_table, markdown, markdown_of_seeds, plain_table, tex_table
 from rope_exp.system.console import log
 from rope_exp.system.errors import RecordError
@@ -77,7 +77,6 @@ def write(
         plain_table(report),
         summary(report),
         *reference_notes(report),
-        *code_notes(report),
         *left_out_notes(report),
     ]
     return [*said, "", *(str(out / name) for name in files)]
@@ -109,7 +108,7 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
         name: the campaign's name; None: every campaign with records, and the files about all of
             them (the page, and the studies of several campaigns).
     Returns:
-        The lines to print. The last ones name files of an earlier report, which are not removed.
+        The lines to print.
     Raises:
         RecordError: a record does not verify, or there is none; nothing is written.
         OSError: writing failed.
@@ -147,7 +146,7 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
     if name is None:
         made[PAGE] = page(tables, [run for runs in read.values() for run in runs])
     _write_all(out, made)
-    return [str(out / file) for file in made] + _left_over(out, made)
+    return [str(out / file) for file in made]
 
 
 def _studies() -> list[ModuleType]:
@@ -221,21 +220,6 @@ def _table_files(report: Report) -> dict[str, bytes]:
 
 def _below(folder: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
     return {f"{folder}/{name}": content for name, content in files.items()}
-
-
-def _left_over(out: Path, made: Iterable[str]) -> list[str]:
-    """Name the files of an earlier report that these records no longer produce.
-
-    They are recognized by folders and file names that this report also uses; others are ignored.
-    """
-    folders = {Path(file).parts[0] for file in made if len(Path(file).parts) > 1}
-    ours = {Path(file).name for file in made}
-    return [
-        f"{path} is left over from an earlier report: these records do not produce it"
-        for folder in sorted(folders)
-        for path in sorted((out / folder).rglob("*"))
-        if path.name in ours and str(path.relative_to(out)) not in made
-    ]
 
 
 def _write_all(out: Path, files: Mapping[str, bytes]) -> None:

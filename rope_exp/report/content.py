@@ -7,6 +7,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+import pandas as pd
+
 from rope_exp.config.kinds import SoftmaxConfig
 from rope_exp.config.tasks import TaskFacts
 from rope_exp.evidence import published
@@ -202,7 +204,7 @@ def _label(reference: str, rows: Mapping[str, Row]) -> str:
     return named[0]
 
 
-def noise_of(losses: Mapping[str, Losses], runs: Sequence[Run]) -> Noise | None:
+def noise_of(losses: Mapping[str, Losses] | pd.DataFrame, runs: Sequence[Run]) -> Noise | None:
     """Return the noise of these rows, with the method of the runs' campaign; see `measure`."""
     noise = measure(losses)
     if noise is not None and by_own_deviation(runs):

@@ -5,7 +5,7 @@ does not distinguish them.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -15,7 +15,7 @@ from rope_exp.report.answers import fits, matches
 from rope_exp.report.content import Report
 from rope_exp.report.looks import parts
 from rope_exp.report.sentences import spell_p
-from rope_exp.report.spelling import NOTHING, Column, setting_name, sides
+from rope_exp.report.spelling import Column, cells, interval, setting_name, sides
 from rope_exp.report.tables import WORDS
 
 # A verdict on (reference, row) as a phrase about the row.
@@ -27,25 +27,16 @@ _PHRASES: Mapping[Verdict, str] = {
 }
 
 
-class Cell(NamedTuple):
-    """A cell: its text, and a link."""
-
-    text: str
-    link: str = ""
-
-
 class Table(NamedTuple):
-    """A table: headings, the alignment of columns as in `spelling.sides`, and lines of cells."""
+    """A table: its lines of cells, the first of which has the headings, and `spelling.sides`."""
 
-    headings: list[str]
+    lines: list[list[str]]
     sides: str
-    lines: list[list[Cell]]
 
 
 def page_table(columns: Sequence[Column], frame: pd.DataFrame) -> Table:
     """Return columns of a frame as a table of the page."""
-    lines = [[Cell(column.spell(line)) for column in columns] for line in frame.to_dict("records")]
-    return Table([column.heading for column in columns], sides(columns), lines)
+    return Table(cells(columns, frame), sides(columns))
 
 
 class Setting(NamedTuple):
@@ -103,9 +94,9 @@ def answer(report: Report) -> str:
     for label, judged in report.decided.items():
         return (
             f"{report.rows[label].name} {_PHRASES[judged.verdict]} {reference}: its loss minus "
-            f"{reference}’s is {judged.delta:+.4f} {report.unit} (95 % interval {judged.low:+.4f} "
-            f"to {judged.high:+.4f}; p {spell_p(judged.p_adjusted, sign=True)}, adjusted by Holm; "
-            f"{judged.num_seeds} seeds)."
+            f"{reference}’s is {judged.delta:+.4f} {report.unit} (95 % interval "
+            f"{interval(judged.low, judged.high)}; p {spell_p(judged.p_adjusted, sign=True)}, "
+            f"adjusted by Holm; {judged.num_seeds} seeds)."
         )
     return f"No difference from {reference} has been tested yet."
 
@@ -125,23 +116,33 @@ def _outcomes(report: Report) -> str:
 # -- all settings ----------------------------------------------------------------------------------
 
 
-def at_a_glance(settings: Sequence[Setting]) -> Table:
-    """Return the difference of each subset from QK-RoPE in every setting, with its verdict."""
-    lines = []
-    for setting in settings:
-        report = setting.report
-        if report.reference.label != REFERENCE or not report.reference.losses:
-            continue
-        line = {"setting": Cell(setting.name, link=f"#{setting.place}")}
-        for label, row in report.rows.items():
-            delta = row.ours.delta
-            if delta is not None and label != REFERENCE and parts(label):
-                judged = report.decided.get(label)
-                word = WORDS[judged.verdict] if judged else ""
-                line[row.name] = Cell(f"{delta:+.4f} {word}".rstrip())
-        lines.append(line)
+def at_a_glance(settings: Sequence[Setting]) -> dict[str, Any]:
+    """Return the difference of each subset from QK-RoPE in every setting, with its verdict.
 
-    headings = list(dict.fromkeys(heading for line in lines for heading in line))
-    missing = Cell(NOTHING)
-    cells = [[line.get(heading, missing) for heading in headings] for line in lines]
-    return Table(headings, "<" + ">" * (len(headings) - 1), cells)
+    Returns:
+        The table, and the settings' places, to which its lines link.
+    """
+    shown = [
+        setting
+        for setting in settings
+        if setting.report.reference.label == REFERENCE and setting.report.reference.losses
+    ]
+    lines = [{"setting": setting.name, **_differences(setting.report)} for setting in shown]
+    names = dict.fromkeys(name for line in lines for name in line)
+    columns = [Column(name, name, "" if name == "setting" else "s") for name in names]
+    return {
+        "table": page_table(columns, pd.DataFrame(lines)),
+        "places": [setting.place for setting in shown],
+    }
+
+
+def _differences(report: Report) -> dict[str, str]:
+    """Return the difference of each subset from the reference, and its verdict, by its name."""
+    found = {}
+    for label, row in report.rows.items():
+        delta = row.ours.delta
+        if delta is not None and label != REFERENCE and parts(label):
+            judged = report.decided.get(label)
+            word = WORDS[judged.verdict] if judged else ""
+            found[row.name] = f"{delta:+.4f} {word}".rstrip()
+    return found

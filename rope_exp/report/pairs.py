@@ -1,14 +1,36 @@
 """Judged pairs of rows, as frames: all pairs for pairs.csv, and the published relations."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
 
-from rope_exp.evidence.significance import MOST_SEEDS, SIGNS
+from rope_exp.evidence.significance import MOST_SEEDS, SIGNS, Judged
 from rope_exp.report.content import Relation, Report
-from rope_exp.report.sentences import OWN, interval_of, p_of
-from rope_exp.report.spelling import Column, csv_of, span
+from rope_exp.report.sentences import OWN, interval_alone, p_of, told_interval
+from rope_exp.report.spelling import Column, csv_of, interval, span
+
+_COLUMNS = [
+    "a",
+    "sign",
+    "b",
+    "num_seeds",
+    "delta",
+    "delta_ci_low",
+    "delta_ci_high",
+    "delta_wide_low",
+    "delta_wide_high",
+    "p",
+    "p_adjusted",
+    "p_equivalent",
+    "seeds_needed_low",
+    "seeds_needed_high",
+    "sign_alone",
+    "delta_ci_low_alone",
+    "delta_ci_high_alone",
+    "p_adjusted_alone",
+]
 
 
 def pairs_table(report: Report) -> str:
@@ -16,33 +38,19 @@ def pairs_table(report: Report) -> str:
 
     The last columns are from the paired t test.
     """
-    lines = []
-    for pair in report.pairs.values():
-        own = report.alone.pairs[pair.a, pair.b]
-        lines.append(
-            {
-                "a": pair.a,
-                "sign": pair.sign,
-                "b": pair.b,
-                "num_seeds": pair.num_seeds,
-                "delta": pair.delta,
-                "delta_ci_low": pair.low,
-                "delta_ci_high": pair.high,
-                "delta_wide_low": pair.wide_low,
-                "delta_wide_high": pair.wide_high,
-                "p": pair.p,
-                "p_adjusted": pair.p_adjusted,
-                "p_equivalent": pair.p_equivalent,
-                "seeds_needed_low": pair.seeds_needed_low,
-                "seeds_needed_high": pair.seeds_needed_high,
-                "sign_alone": own.sign,
-                "delta_ci_low_alone": own.low,
-                "delta_ci_high_alone": own.high,
-                "p_adjusted_alone": own.p_adjusted,
-            }
-        )
+    table = _judged(report.pairs.values())
+    alone = _judged(report.alone.pairs.values())
+    table = table.merge(alone, on=["a", "b"], suffixes=("", "_alone"))
     counts = dict.fromkeys(["seeds_needed_low", "seeds_needed_high"], "Int64")
-    return csv_of(pd.DataFrame(lines).astype(counts))
+    return csv_of(table[_COLUMNS].astype(counts))
+
+
+def _judged(pairs: Iterable[Judged]) -> pd.DataFrame:
+    """Return pairs as a frame, with intervals named as in table.csv."""
+    table = pd.DataFrame([{**asdict(pair), "sign": pair.sign} for pair in pairs])
+    intervals = {"low": "delta_ci_low", "high": "delta_ci_high"}
+    wide = {"wide_low": "delta_wide_low", "wide_high": "delta_wide_high"}
+    return table.rename(columns=intervals | wide)
 
 
 def relations_frame(report: Report) -> pd.DataFrame:
@@ -76,13 +84,13 @@ def relations_frame(report: Report) -> pd.DataFrame:
 def relations_columns(report: Report) -> list[Column]:
     """Return the columns of `relations_frame` for readers."""
     size = report.num_relations
-    own = [Column(OWN, "delta_ci_low_alone", "s", interval_of("_alone"))]
+    own = [Column(OWN, "delta_ci_low_alone", "s", interval_alone)]
     family = [Column(f"for all {size} (Bonferroni)", "wide_low", "s", _wide)]
     return [
         Column("published", "published"),
         Column("ours", "ours"),
         Column("Δ", "delta", "+.4f"),
-        Column("95 % interval", "delta_ci_low", "s", interval_of()),
+        Column("95 % interval", "delta_ci_low", "s", told_interval),
         *(own if report.is_pooled else []),
         *(family if size > 1 else []),
         Column("p (Holm)", "p", "s"),
@@ -92,7 +100,7 @@ def relations_columns(report: Report) -> list[Column]:
 
 
 def _wide(line: Mapping[str, Any]) -> str:
-    return f"{line['wide_low']:+.4f} to {line['wide_high']:+.4f}"
+    return interval(line["wide_low"], line["wide_high"])
 
 
 def _settling(relation: Relation) -> str:

@@ -1,16 +1,17 @@
 """Tables and notes of probes: results by place, longer contexts, copying, learned numbers."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from rope_exp.evidence.contrasts import Array
 from rope_exp.evidence.places import BY_PLACE, by_place
 from rope_exp.evidence.runs import Run
 from rope_exp.report.content import Report
-from rope_exp.report.spelling import markdown_table
+from rope_exp.report.spelling import NOTHING, markdown_table
 
 PAIR_NAMES = {"qk": "q and k", "vo": "v and o", "qkvo": "q, k, v and o"}
 METHOD_NAMES = {
@@ -53,67 +54,61 @@ def _places(of_run: Mapping[str, Mapping[Any, float]]) -> dict[str, list[Any]]:
     return {name: list(numbers) for name, numbers in of_run.items()}
 
 
-def _over_runs(numbers: NDArray[np.float64], prefix: str = "") -> dict[str, float]:
+def _over_runs(numbers: Array) -> dict[str, float]:
     """Return the number of runs, their mean, and their standard deviation (NaN for one run)."""
     deviation = numbers.std(ddof=1) if len(numbers) > 1 else np.nan
-    return {"num_seeds": len(numbers), f"{prefix}mean": numbers.mean(), f"{prefix}sd": deviation}
+    return {"num_seeds": len(numbers), "mean": numbers.mean(), "sd": deviation}
 
 
 # -- longer contexts -------------------------------------------------------------------------------
 
 
-def extended_losses(
-    answers: Sequence[Answer],
-) -> dict[tuple[str, str], NDArray[np.float64]]:
-    """Return a row's losses [runs, lengths] by method and sites; "as_trained" has sites "".
+def extended_losses(report: Report) -> pd.DataFrame:
+    """Return the answers to the probe `extension`, a line for each run, method, sites and length.
 
-    Args:
-        answers: its runs' answers to the probe `extension`.
+    Columns are row, method, sites ("" as trained), seeds (of the row), length, factor (the length
+    in training lengths) and loss.
     """
-    found = {}
-    for method in METHOD_NAMES:
-        of_sites = [answer[method] for answer in answers]
-        if method == "as_trained":
-            of_sites = [{"": losses} for losses in of_sites]
-        for sites in ("", *PAIR_NAMES):
-            if sites in of_sites[0]:
-                losses = [of_run[sites] for of_run in of_sites]
-                found[method, sites] = np.array(losses, dtype=float)
-    return found
+    columns = ["row", "method", "sites", "seeds", "length", "factor", "loss"]
+    lines = []
+    for label, answers in report.answers("extension").items():
+        for method, sites in itertools.product(METHOD_NAMES, ("", *PAIR_NAMES)):
+            for answer in answers:
+                of_sites = {"": answer[method]} if method == "as_trained" else answer[method]
+                lengths = answer["lengths"]
+                for length, loss in zip(lengths, of_sites.get(sites, ()), strict=False):
+                    factor = length // lengths[0]
+                    lines.append((label, method, sites, len(answers), length, factor, loss))
+    return pd.DataFrame(lines, columns=columns)
 
 
 def extension_csv(report: Report) -> str | None:
     """Return extension.csv, in nats with six decimals; None if no run was probed."""
-    lines = []
-    for label, answers in report.answers("extension").items():
-        for (method, sites), losses in extended_losses(answers).items():
-            for length, of_runs in zip(answers[0]["lengths"], losses.T, strict=True):
-                told = {"row": label, "method": method, "sites": sites, "length": length}
-                lines.append({**told, **_over_runs(of_runs, "loss_")})
-    return pd.DataFrame(lines).to_csv(index=False, float_format="%.6f") if lines else None
+    found = extended_losses(report)
+    if found.empty:
+        return None
+    groups = found.groupby(["row", "method", "sites", "length"], sort=False)["loss"]
+    over_runs = groups.agg(num_seeds="count", loss_mean="mean", loss_sd="std")
+    return over_runs.reset_index().to_csv(index=False, float_format="%.6f")
 
 
 def extension_part(report: Report) -> list[str]:
     """Return a sentence and a table of means by method and length; empty if no run was probed."""
-    lines = []
-    for label, answers in report.answers("extension").items():
-        lengths = answers[0]["lengths"]
-        for (method, sites), losses in extended_losses(answers).items():
-            line = {
-                "row": report.rows[label].name,
-                "frequencies": METHOD_NAMES[method],
-                "sites": PAIR_NAMES.get(sites),
-                "seeds": len(answers),
-            }
-            for length, mean in zip(lengths, losses.mean(axis=0), strict=True):
-                line[f"{length // lengths[0]}×"] = mean
-            lines.append(line)
-    if not lines:
+    found = extended_losses(report)
+    if found.empty:
         return []
+    told = found.assign(
+        row=found["row"].map({label: row.name for label, row in report.rows.items()}),
+        frequencies=found["method"].map(METHOD_NAMES),
+        sites=found["sites"].map(PAIR_NAMES).fillna(NOTHING),
+        times=found["factor"].map("{}×".format),
+    )
+    by = ["row", "frequencies", "sites", "seeds"]
+    table = told.pivot_table("loss", index=by, columns="times", sort=False).reset_index()
     return [
         "Loss by window length, in training lengths; the listed sites rotate at frequencies "
         "adapted to that length (mean over seeds):",
-        markdown_table(pd.DataFrame(lines), ".4f"),
+        markdown_table(table, ".4f"),
     ]
 
 

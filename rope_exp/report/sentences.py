@@ -5,12 +5,9 @@ docs/protocol.md finds it.
 """
 
 import itertools
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-import pandas as pd
-from scipy import stats
 
 from rope_exp.evidence.comparable import differing_surroundings, mixed_blocks
 from rope_exp.evidence.contrasts import kendall_tau
@@ -19,8 +16,7 @@ from rope_exp.evidence.runs import Run
 from rope_exp.evidence.significance import MARGIN, Judged
 from rope_exp.report.content import Line, Report, by_own_deviation
 from rope_exp.report.probed import drift_notes, shift_notes
-from rope_exp.report.spelling import span
-from rope_exp.run import provenance
+from rope_exp.report.spelling import interval, span
 from rope_exp.system.errors import show
 
 # Title of the interval of the paired t test, beside the pooled one.
@@ -90,17 +86,13 @@ def _order(report: Report, ranked: Sequence[Line]) -> str:
 def _tau(report: Report, published: Published) -> str:
     """Report the agreement of our order with the published one; empty below three rows."""
     ranks = {row.label: row.ours.rank for row in report.rows.values() if row.ours.rank}
-    tau, count = kendall_tau(ranks, published.losses)
+    tau, p, count = kendall_tau(ranks, published.losses)
     if count < 3:
         return ""
-    if tau is None:
+    if math.isnan(tau):
         return f" Kendall's tau-b against the published losses is undefined (n = {count})."
-    both = [label for label in ranks if label in published.losses]
-    test = stats.kendalltau(
-        [ranks[each] for each in both], [published.losses[each] for each in both]
-    )
-    p = spell_p(test.pvalue, sign=True)
-    return f" Kendall's tau-b against the published losses is {tau:.3f} (n = {count}, p {p})."
+    told = f"{tau:.3f} (n = {count}, p {spell_p(p, sign=True)})"
+    return f" Kendall's tau-b against the published losses is {told}."
 
 
 def notes(report: Report) -> list[str]:
@@ -152,27 +144,6 @@ def reference_notes(report: Report) -> list[str]:
 def left_out_notes(report: Report) -> list[str]:
     """Name the folders that were left out."""
     return [f"{folder} was left out: {reason}." for folder, reason in report.left_out.items()]
-
-
-def code_notes(report: Report) -> list[str]:
-    """Name the rows that were trained with other code than most runs."""
-    codes = {}
-    for row in report.rows.values():
-        found = [run.env["git"] for run in row.runs if run.env.get("git")]
-        codes[row.name] = [provenance.spelled(git) for git in found]
-    counts = Counter(code for of_row in codes.values() for code in of_row)
-    if len(counts) < 2:
-        return []
-
-    [(common, _)] = counts.most_common(1)
-    said = []
-    for name, of_row in codes.items():
-        others = sorted({code for code in of_row if code != common})
-        if others:
-            said.append(f"{name}: trained at commit {', '.join(others)}; most runs at {common}.")
-    if any(code.endswith("+") for code in counts):
-        said.append("+: the code had uncommitted changes.")
-    return said
 
 
 # -- one run ---------------------------------------------------------------------------------------
@@ -264,22 +235,21 @@ def _alone(report: Report) -> list[str]:
     return [said, f"†: {word} in the paired t test (Holm)."]
 
 
-def interval_of(suffix: str = "") -> Callable[[Mapping[str, Any]], str]:
-    """Return a function that spells a contrast's 95 % interval, given a line of a frame.
+def told_interval(line: Mapping[str, Any]) -> str:
+    """Return a contrast's 95 % interval as text, given a line of a frame.
 
     If it excludes 0 but the verdict is open, the interval for the whole family follows.
     """
+    low, high = line["delta_ci_low"], line["delta_ci_high"]
+    said = interval(low, high)
+    if said and low * high > 0 and line.get("word") == "open":
+        said += f" (adjusted: {interval(line['wide_low'], line['wide_high'])})"
+    return said
 
-    def text(line: Mapping[str, Any]) -> str:
-        low, high = line[f"delta_ci_low{suffix}"], line[f"delta_ci_high{suffix}"]
-        if pd.isna(low):
-            return ""
-        said = f"{low:+.4f} to {high:+.4f}"
-        if suffix == "" and low * high > 0 and line.get("word") == "open":
-            said += f" (adjusted: {line['wide_low']:+.4f} to {line['wide_high']:+.4f})"
-        return said
 
-    return text
+def interval_alone(line: Mapping[str, Any]) -> str:
+    """Return the interval of the paired t test as text, given a line of a frame."""
+    return interval(line["delta_ci_low_alone"], line["delta_ci_high_alone"])
 
 
 def p_of(judged: Judged) -> str:

@@ -38,6 +38,11 @@ def number(value: Any, form: str = "") -> str:
     return format(value, form if value else form.removeprefix("+"))
 
 
+def interval(low: float, high: float, form: str = "+.4f") -> str:
+    """Return an interval as text; empty if it is missing."""
+    return "" if pd.isna(low) else f"{low:{form}} to {high:{form}}"
+
+
 def csv_of(frame: pd.DataFrame, *, signed: bool = False) -> str:
     """Return a frame as CSV, with six decimals and empty cells for missing values.
 

@@ -25,10 +25,11 @@ from rope_exp.report.sentences import (
     OWN,
     caption,
     has_other_seeds,
-    interval_of,
+    interval_alone,
     notes,
     p_of,
     summary,
+    told_interval,
 )
 from rope_exp.report.spelling import NOTHING, Column, cells, csv_of, markdown_of, number, sides
 
@@ -179,9 +180,9 @@ def columns(report: Report) -> list[Column]:
         found.append(Column("bits per byte", LAST_OF_CSV, ".4f"))
     found += [Column("sd over seeds", "loss_sd", ".4f"), Column(delta, "delta", "+.4f")]
     if report.noise:
-        found.append(Column("95 % interval", "delta_ci_low", text=interval_of()))
+        found.append(Column("95 % interval", "delta_ci_low", text=told_interval))
         if report.is_pooled:
-            found.append(Column(OWN, "delta_ci_low_alone", text=interval_of("_alone")))
+            found.append(Column(OWN, "delta_ci_low_alone", text=interval_alone))
         found.append(Column("p (Holm)", "p"))
         found.append(Column("verdict", "verdict", text=_verdict))
     if report.published:

@@ -32,7 +32,7 @@ from rope_exp.evidence.contrasts import adjusted_means
 from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.plan.campaign_file import SEEDS
 from rope_exp.report.charts.labels import end_names
-from rope_exp.report.charts.rows import COLOR, DASH, looks_of, markers, with_looks
+from rope_exp.report.charts.rows import COLOR, looks_of, markers, row_lines, with_looks
 from rope_exp.report.charts.style import explanation
 from rope_exp.report.charts.svg import INK, svg_of
 from rope_exp.report.content import Report, build
@@ -363,9 +363,6 @@ def figure(tried: Tried) -> alt.LayerChart:
     y = y.scale(domain=list(domain), nice=False)
 
     base = with_looks(drawn).encode(x=x, y=y)
-    lines = base.mark_line(strokeWidth=1.5).encode(
-        color=COLOR, strokeDash=DASH, detail=alt.Detail("label:N")
-    )
     dots = with_looks(table[~table["is_line"]]).mark_circle(size=12, opacity=0.5)
     ring = alt.Chart(drawn[drawn["is_best"]]).mark_point(size=190, stroke=INK, strokeWidth=1)
     common = alt.Chart().encode(x=alt.XDatum(tried.common, type="quantitative"))
@@ -375,7 +372,7 @@ def figure(tried: Tried) -> alt.LayerChart:
         common.mark_rule(style="quiet", strokeDash=[4, 3]),
         said.encode(y=alt.YValue(-8)),
         dots.encode(x=x, y=y, color=COLOR),
-        lines,
+        row_lines(base, 1.5),
         *markers(base, size=50),
         ring.encode(x=x, y=y),
         *end_names(ends.rename(columns={"loss": "end"}), domain, _WIDTH, _HEIGHT),

@@ -183,7 +183,7 @@ def test_a_pair_is_held_against_the_rest_by_an_exact_f() -> None:
         noise = measure(pd.DataFrame(table))
         assert noise is not None
         own = np.array((table[:, 1] - table[:, 0]).var(ddof=1))
-        p.append(float(deviating(own, 4, np.array(noise.deviation**2), noise.df)))
+        p.append(deviating(own, 4, noise.deviation**2, noise.df))
     assert stats.kstest(p, "uniform").pvalue > 0.001
 
 

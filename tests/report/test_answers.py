@@ -14,7 +14,7 @@ from support.reports import sha256_of
 
 from rope_exp.evidence.records import read_records
 from rope_exp.report import gather
-from rope_exp.report.answers import answers_csv, bins, match_relations, shares, task_tables
+from rope_exp.report.answers import answers_csv, match_relations, parts, shares, task_tables
 from rope_exp.report.assumptions import assumptions
 from rope_exp.report.charts.answers import answers as figure_of
 from rope_exp.report.charts.answers import points
@@ -87,15 +87,14 @@ def with_levels(report: Report, level: Level) -> Report:
 
 def test_a_share_is_of_the_examples_of_its_bin(tmp_path: Path) -> None:
     report = make_report(tmp_path, "copy", rows=["qk_rope"], seeds=[0, 1])
-    parts = bins(report, "test")
-    assert [(part.first, part.last) for part in parts] == [
-        (1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32),
+    assert [(part.first, part.last) for part in parts(report) if part.split == "test"] == [
+        (1, 32), (1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32),
     ]  # fmt: skip
-    assert [part.name for part in bins(report, "longer")] == ["33 to 48", "49 to 64"]
+    longer = [part.name for part in parts(report) if part.split == "longer"]
+    assert longer == ["", "33 to 48", "49 to 64"]
 
-    row = report.rows["qk_rope"]
-    found = shares(row, parts[3])
-    assert set(found) == {0, 1}
+    found = shares(report).set_index(["key", "seed"])["share"]["test 5 to 8"]
+    assert set(found.index) == {0, 1}
     for seed, share in found.items():
         right = [round(COUNT * level_of("qk_rope", seed, span)) for span in range(5, 9)]
         assert share == pytest.approx(sum(right) / (4 * COUNT))
@@ -103,8 +102,8 @@ def test_a_share_is_of_the_examples_of_its_bin(tmp_path: Path) -> None:
 
 def test_bins_of_distance_are_octaves(tmp_path: Path) -> None:
     report = make_report(tmp_path, "retrieval", rows=["qk_rope"], seeds=[0])
-    names = [part.name for part in bins(report, "test")]
-    assert names == ["4 to 7", "8 to 15", "16 to 31", "32 to 63", "64 to 127"]
+    names = [part.name for part in parts(report) if part.split == "test"]
+    assert names[1:] == ["4 to 7", "8 to 15", "16 to 31", "32 to 63", "64 to 127"]
 
 
 # -- tables and published relations ----------------------------------------------------------------
@@ -286,19 +285,20 @@ def test_r2_has_a_table(spikes: Report) -> None:
 def test_the_page_has_a_table_of_answers(report: Report) -> None:
     """Cells hold the means of answers.csv in %, with a column per bin."""
     table = answers(report)
-    assert table.headings[:4] == ["variant", "seeds", "test", "1"]
-    assert table.headings[8:10] == ["6", "longer"]
+    headings, *lines = table.lines
+    assert headings[:4] == ["variant", "seeds", "test", "1"]
+    assert headings[8:10] == ["6", "longer"]
 
     of_csv = list(csv.DictReader(io.StringIO(answers_csv(report) or "")))
-    for name, _, *cells in table.lines:
-        [label] = [label for label, row in report.rows.items() if row.name == name.text]
+    for name, _, *cells in lines:
+        [label] = [label for label, row in report.rows.items() if row.name == name]
         found = [100 * float(line["right_mean"]) for line in of_csv if line["pe"] == label]
-        shown = [cell.text.partition(" ± ")[0] for cell in cells]
+        shown = [cell.partition(" ± ")[0] for cell in cells]
         assert shown == [f"{share:.1f}" for share in found]
 
 
 def test_the_page_has_a_table_of_r2(spikes: Report) -> None:
-    lines = {name.text: [cell.text for cell in cells] for name, *cells in answers(spikes).lines}
+    lines = {name: cells for name, *cells in answers(spikes).lines}
     assert lines["QKVO-RoPE base40000-fraction0.5"] == ["3", "0.8190", "0.8180", "0.8200"]
 
 

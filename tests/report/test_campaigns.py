@@ -66,25 +66,6 @@ def test_each_level_of_a_factor_has_a_table(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_files_of_an_earlier_report_are_named(tmp_path: Path) -> None:
-    """Files that these records no longer produce are named; all others are ignored."""
-    make_records(tmp_path / "records", "english", rows=("qk_rope",), seeds=(0,))
-    old = tmp_path / "english" / "train.num_steps=500" / "table.md"
-    old.parent.mkdir(parents=True)
-    for path in (old, old.with_name("table.md.orig"), tmp_path / "table.md"):
-        path.write_text("earlier")
-
-    for name in (None, "english"):
-        *_, last = write_campaigns(tmp_path / "records", name, tmp_path)
-        left_over = "is left over from an earlier report: these records do not produce it"
-        assert last == f"{old} {left_over}"
-    old.unlink()
-    assert not any(
-        "from an earlier" in line for line in write_campaigns(tmp_path / "records", None, tmp_path)
-    )
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_unequal_seeds_are_told(tmp_path: Path) -> None:
     make_records(tmp_path / "records", "english")
     make_records(tmp_path / "records", "english", rows=("qk_rope", "qkvo_rope"), seeds=(5, 6, 7))

@@ -166,20 +166,6 @@ def test_another_groups_table_is_not_replaced(
     assert table_rows(Path("results"))["qk_rope"]["group"] == "large"
 
 
-def test_a_row_of_other_code_is_named(tmp_path: Path) -> None:
-    """The terminal names the row's commit, and explains the plus sign."""
-    for pe, commit, dirty in (
-        ("qk_rope", "0", False),
-        ("nope", "0", False),
-        ("vo_rope", "1", True),
-    ):
-        git = {"commit": commit * 40, "dirty": dirty}
-        make_run(tmp_path / "runs", pe=pe, env={"git": git})
-    said = write(tmp_path / "runs", None, tmp_path / "out")
-    assert "VO-RoPE: trained at commit 1111111111+; most runs at 0000000000." in said
-    assert "+: the code had uncommitted changes." in said
-
-
 @pytest.mark.torture
 def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
     """Neither the runs' order, nor their location, nor writing twice changes a byte."""

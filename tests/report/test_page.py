@@ -21,7 +21,7 @@ from rope_exp.report.charts.forest import forest
 from rope_exp.report.charts.grid import grid
 from rope_exp.report.command import write_campaigns
 from rope_exp.report.content import Report, build
-from rope_exp.report.page import PARTS, page, policy
+from rope_exp.report.page import PARTS, page
 from rope_exp.report.page_settings import answer, at_a_glance, named
 from rope_exp.report.pairs import relations_columns, relations_frame
 from rope_exp.report.spelling import cells
@@ -74,19 +74,14 @@ def shown(markup: str, number: int) -> list[list[str]]:
 
 
 def test_the_policy_lets_nothing_out(text: str) -> None:
-    """The policy allows nothing except a style, given by its hash, and images within the page."""
+    """The policy allows nothing except the style and the images within the page."""
     found = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text)
     assert len(found) == 1
     rules = dict(rule.split(" ", 1) for rule in found[0].split("; "))
     assert rules.pop("default-src") == "'none'"
     assert rules.pop("img-src") == "data:"
-    assert re.fullmatch(r"'sha256-[\w+/=]{44}'", rules.pop("style-src"))
+    assert rules.pop("style-src") == "'unsafe-inline'"
     assert rules == {"base-uri": "'none'", "form-action": "'none'"}
-
-
-def test_the_policy_names_what_the_page_holds(text: str) -> None:
-    [found] = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
-    assert policy(found) in text
     assert "<script" not in text
 
 
@@ -173,21 +168,22 @@ def test_the_glance_has_each_tables_differences(tables: dict[str, Report]) -> No
     """Settings whose reference is another row, or has no loss, are left out."""
     without = build(make_runs("few", ("nope", "vo_rope")), ["pe"])
     glance = at_a_glance(named({**tables, "few": without}))
-    assert [line[0].link for line in glance.lines] == [
-        "#nine",
-        "#tokens/train.num_steps=1000",
-        "#tokens/train.num_steps=2000",
+    assert glance["places"] == [
+        "nine",
+        "tokens/train.num_steps=1000",
+        "tokens/train.num_steps=2000",
     ]
-    for line in glance.lines:
-        found = dict(zip(glance.headings[1:], line[1:], strict=True))
-        report = tables[line[0].link.removeprefix("#")]
+    headings, *lines = glance["table"].lines
+    for place, line in zip(glance["places"], lines, strict=True):
+        found = dict(zip(headings[1:], line[1:], strict=True))
+        report = tables[place]
         for row in report.rows.values():
             if row.label != "qk_rope":
                 verdict = row.label in report.against
-                number, _, word = found.pop(row.name).text.partition(" ")
+                number, _, word = found.pop(row.name).partition(" ")
                 assert number == f"{row.ours.delta:+.4f}"
                 assert bool(word) == verdict
-        assert {cell.text for cell in found.values()} <= {"—"}
+        assert set(found.values()) <= {"—"}
 
 
 def test_runs_link_to_their_records(text: str, tables: dict[str, Report]) -> None:

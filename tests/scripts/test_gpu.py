@@ -88,22 +88,6 @@ def test_a_machine_that_lacks_much_trains_from_a_pack(home: Path, tmp_path: Path
     assert "mine: done before, in " in again.stderr
 
 
-def test_tokens_arrive_unchanged_in_several_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_pack, "PIECE_BYTES", 1000)
-    source = tmp_path / "source"
-    source.mkdir()
-    contents = {"train.bin": os.urandom(12_345), "validation.bin": b"ab" * 1000, "meta.json": b"{}"}
-    for name, content in contents.items():
-        (source / name).write_bytes(content)
-
-    gpu_pack._compress(source, tmp_path / "packed")
-    assert len([*(tmp_path / "packed").glob("train.bin.*")]) == 13
-    gpu_pack._decompress(tmp_path / "packed", tmp_path / "target")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "target").iterdir()} == contents
-
-
 def test_a_pack_that_is_too_large_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_pack, "MOST_MIB", 1e-3)
     monkeypatch.setattr(gpu_pack, "_fetch_wheels", lambda folder, python: None)

@@ -1,7 +1,8 @@
 """Figure of cache size: differences to the reference against the bytes cached for a token."""
 
+import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -14,47 +15,39 @@ from rope_exp.report.content import Line, Report
 _PANEL = {"width": 245, "height": 260}
 # Bytes of a bf16 number, as the axis label says.
 _BYTES = 2
-
-
-class Point(NamedTuple):
-    """A row's cached bytes and its loss difference; less is better for both."""
-
-    label: str
-    num_bytes: float
-    delta: float
+# Of a point: less is better for both numbers. The last two are its interval, if it has one.
+_COLUMNS = ["label", "num_bytes", "delta", "low", "high"]
 
 
 def cached(report: Report) -> alt.HConcatChart | None:
     """Draw our results beside the published ones; None if all rows cache equally much."""
     drawn = [row for row in report.rows.values() if _bytes(row) and row.ours.delta is not None]
-    ours = [Point(row.label, _bytes(row), row.ours.delta or 0.0) for row in drawn]
-    if len({point.num_bytes for point in ours}) < 2:
+    ours = pd.DataFrame(_ours(report, drawn), columns=_COLUMNS)
+    if ours["num_bytes"].nunique() < 2:
         return None
 
     y_title = f"loss minus {report.reference.name}'s ({report.unit})"
-    panels = [_panel("ours", y_title, ours, report)]
-    theirs = _published_points(report, drawn)
-    if theirs:
+    panels = [_panel("ours", y_title, ours)]
+    theirs = pd.DataFrame(_published(report, drawn), columns=_COLUMNS)
+    if len(theirs):
         panels.append(_panel("published", None, theirs))
     return alt.hconcat(
         *panels,
         key_of(drawn),
         spacing=16,
         datasets=looks(report),
-        title=explanation(_sentences(report, drawn, bool(theirs))),
+        title=explanation(_sentences(report, drawn, len(theirs) > 0)),
     )
 
 
-def front(points: Sequence[Point]) -> list[Point]:
+def front(points: pd.DataFrame) -> pd.DataFrame:
     """Return the Pareto front: points for which no other caches as little and has less loss.
 
     Points are ordered by bytes; of equal points, only the first is returned.
     """
-    best: list[Point] = []
-    for point in sorted(points, key=lambda point: (point.num_bytes, point.delta)):
-        if not best or point.delta < best[-1].delta:
-            best.append(point)
-    return best
+    ordered = points.sort_values(["num_bytes", "delta"])
+    best_before = ordered["delta"].cummin().shift(fill_value=math.inf)
+    return ordered[ordered["delta"] < best_before]
 
 
 def _bytes(row: Line) -> int:
@@ -63,24 +56,31 @@ def _bytes(row: Line) -> int:
     return _BYTES * (kept(config.attn, config.model, config.pe)[0] or 0)
 
 
-def _published_points(report: Report, rows: Sequence[Line]) -> list[Point]:
-    """Return points for rows with published differences and cache sizes."""
-    if report.published is None:
-        return []
-    numbers = report.published.cached
-    return [
-        Point(row.label, _BYTES * numbers[row.label], row.theirs.delta)
-        for row in rows
-        if row.label in numbers and row.theirs.delta is not None
-    ]
+def _ours(report: Report, rows: Sequence[Line]) -> Iterator[dict[str, Any]]:
+    """Yield a point for each row, with its interval if it has one."""
+    for row in rows:
+        judged = report.against.get(row.label)
+        yield {
+            "label": row.label,
+            "num_bytes": _bytes(row),
+            "delta": row.ours.delta,
+            "low": judged and judged.low,
+            "high": judged and judged.high,
+        }
 
 
-def _panel(
-    title: str, y_title: str | None, points: Sequence[Point], report: Report | None = None
-) -> alt.LayerChart:
-    """Draw points, their intervals if they are ours, and the front."""
-    table = pd.DataFrame(points)
-    places = sorted(set(table["num_bytes"]))
+def _published(report: Report, rows: Sequence[Line]) -> Iterator[dict[str, Any]]:
+    """Yield a point for each row with a published difference and cache size."""
+    numbers = report.published.cached if report.published else {}
+    for row in rows:
+        if row.label in numbers and row.theirs.delta is not None:
+            num_bytes = _BYTES * numbers[row.label]
+            yield {"label": row.label, "num_bytes": num_bytes, "delta": row.theirs.delta}
+
+
+def _panel(title: str, y_title: str | None, points: pd.DataFrame) -> alt.LayerChart:
+    """Draw points, the intervals of those that have one, and the front."""
+    places = sorted(set(points["num_bytes"]))
     x = alt.X("num_bytes:Q", title="bytes cached per token and layer, in bf16")
     x = x.scale(type="log", padding=12, nice=False)
     x = x.axis(values=places, format=",", labelAngle=-90, labelOverlap=False)
@@ -90,22 +90,15 @@ def _panel(
         .axis(labelExpr=SIGNED, tickCount=5, grid=True)
     )
 
-    against = report.against if report else {}
-    judged = [
-        (label, num_bytes, against[label]) for label, num_bytes, _ in points if label in against
-    ]
-    bars = pd.DataFrame(
-        [(label, num_bytes, each.low, each.high) for label, num_bytes, each in judged],
-        columns=["label", "num_bytes", "low", "high"],
-    ).astype({"low": float, "high": float})
-    steps = alt.Chart(pd.DataFrame(front(points)))
+    # Without bars, Altair could not infer the types of the columns.
+    typed = points.astype({"low": float, "high": float})
+    bars = with_looks(typed.dropna(subset="low")).mark_rule(strokeWidth=1.5)
+    steps = alt.Chart(front(typed)).mark_line(style="quiet", interpolate="step-after")
     return alt.layer(
         zero_line(),
-        steps.mark_line(style="quiet", interpolate="step-after").encode(x=x, y=y),
-        with_looks(bars)
-        .mark_rule(strokeWidth=1.5)
-        .encode(x=x, y=alt.Y("low:Q"), y2=alt.Y2("high"), color=COLOR),
-        *markers(with_looks(table).encode(x=x, y=y), size=60),
+        steps.encode(x=x, y=y),
+        bars.encode(x=x, y=alt.Y("low:Q"), y2=alt.Y2("high"), color=COLOR),
+        *markers(with_looks(typed).encode(x=x, y=y), size=60),
         title=alt.Title(title),
         **_PANEL,
     )

@@ -9,7 +9,7 @@ import pandas as pd
 from rope_exp.evidence.comparable import Row
 from rope_exp.report.by_tokens import SHOWN_FROM, by_tokens, finished_or_all
 from rope_exp.report.charts.labels import end_names
-from rope_exp.report.charts.rows import COLOR, DASH, gathered, looks, markers, with_looks
+from rope_exp.report.charts.rows import COLOR, gathered, looks, markers, row_lines, with_looks
 from rope_exp.report.charts.style import SIGNED, explanation, limits, zero_line
 from rope_exp.report.content import Report
 
@@ -151,12 +151,9 @@ def _late(points: pd.DataFrame, report: Report) -> pd.DataFrame:
 
 
 def _lines(base: alt.Chart, width: float, size: int) -> Iterator[alt.Chart]:
-    """Draw each row's line, and markers whose tooltips show its numbers."""
-    line = base.mark_line(clip=True, strokeWidth=width)
-    yield line.encode(color=COLOR, strokeDash=DASH, detail=alt.Detail("label:N"))
-    fields = ("name:N", "tokens:Q", "mean:Q", "low:Q", "high:Q")
-    told = [alt.Tooltip(field) for field in fields]
-    yield from markers(base.transform_filter("datum.marked").encode(tooltip=told), size)
+    """Draw each row's line and markers."""
+    yield row_lines(base, width)
+    yield from markers(base.transform_filter("datum.marked"), size)
 
 
 def _sentences(report: Report, window: int) -> Iterator[str]:

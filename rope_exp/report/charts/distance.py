@@ -11,7 +11,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from rope_exp.report.charts.rows import COLOR, DASH, gathered, key_of, looks, markers, with_looks
+from rope_exp.report.charts.rows import gathered, key_of, looks, markers, row_lines, with_looks
 from rope_exp.report.charts.style import SHADES, explanation, zero_line
 from rope_exp.report.charts.svg import GREY
 from rope_exp.report.content import Report
@@ -40,12 +40,8 @@ def distance(report: Report) -> alt.HConcatChart | None:
     base = with_looks(table).encode(x=x, y=y)
     level = alt.Chart(levels(report)).encode(x=x, y=y)
     panel = alt.layer(
-        level.mark_line(strokeWidth=1.2).encode(
-            color=COLOR, strokeDash=DASH, detail=alt.Detail("line:N")
-        ),
-        base.mark_line(strokeWidth=1.2).encode(
-            color=COLOR, strokeDash=DASH, detail=alt.Detail("label:N")
-        ),
+        row_lines(level, 1.2, "line:N"),
+        row_lines(base, 1.2),
         *markers(base.transform_filter("datum.marked"), size=35),
         width=_WIDTH,
         height=_HEIGHT,

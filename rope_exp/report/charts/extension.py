@@ -4,11 +4,9 @@ The input is the answers to the probe `extension` (evaluation/extension.py).
 """
 
 import altair as alt
-import numpy as np
 import pandas as pd
 
 from rope_exp.config.tasks import TEXT_UNIT
-from rope_exp.report.charts.rows import gathered
 from rope_exp.report.charts.style import explanation
 from rope_exp.report.charts.svg import INK
 from rope_exp.report.content import Report
@@ -75,11 +73,9 @@ def extension(report: Report) -> alt.FacetChart | None:
 
 def points(report: Report) -> pd.DataFrame:
     """Return mean losses over runs: columns name, method, sites, factor (of the length), loss."""
-    found = []
-    for label, answers in report.answers("extension").items():
-        lengths = np.array(answers[0]["lengths"], dtype=float)
-        for (method, sites), of_runs in extended_losses(answers).items():
-            table = pd.DataFrame({"factor": lengths / lengths[0], "loss": of_runs.mean(axis=0)})
-            names = {"method": METHOD_NAMES[method], "sites": PAIR_NAMES.get(sites, "")}
-            found.append(table.assign(name=report.rows[label].name, **names))
-    return gathered(found, ["name", "method", "sites", "factor", "loss"])
+    found = extended_losses(report)
+    found["name"] = found["row"].map({label: row.name for label, row in report.rows.items()})
+    found["method"] = found["method"].map(METHOD_NAMES)
+    found["sites"] = found["sites"].map(PAIR_NAMES).fillna("")
+    by = ["name", "method", "sites", "factor"]
+    return found.groupby(by, sort=False)["loss"].mean().reset_index()

@@ -8,7 +8,7 @@ import altair as alt
 import pandas as pd
 
 from rope_exp.evidence.significance import MARGIN
-from rope_exp.report.charts.rows import COLOR, TOLD, in_words, looks, markers, with_looks
+from rope_exp.report.charts.rows import COLOR, in_words, looks, markers, with_looks
 from rope_exp.report.charts.style import SIGNED, explanation, limits, zero_and_margin
 from rope_exp.report.content import Report
 
@@ -42,7 +42,7 @@ def forest(report: Report) -> alt.LayerChart | None:
     names = json.dumps({row.label: row.name for row in rows})
     y = y.axis(domain=False, ticks=False, labelPadding=8, labelExpr=f"{names}[datum.value]")
 
-    base = with_looks(table).encode(y=y, tooltip=TOLD)
+    base = with_looks(table).encode(y=y)
     is_cut = ((bars["low"] < domain[0]) | (bars["high"] > domain[1])).any()
     sentences = _sentences(report, bool(table["theirs"].notna().any()), bool(is_cut))
     return alt.layer(

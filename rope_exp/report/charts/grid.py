@@ -7,7 +7,7 @@ import altair as alt
 import pandas as pd
 
 from rope_exp.evidence.significance import MARGIN
-from rope_exp.report.charts.rows import TOLD, in_words
+from rope_exp.report.charts.rows import in_words
 from rope_exp.report.charts.style import SIGNED, explanation
 from rope_exp.report.charts.svg import INK
 from rope_exp.report.content import Report
@@ -35,7 +35,6 @@ def grid(report: Report) -> alt.LayerChart | None:
     base = alt.Chart(cells).encode(
         x=_sites(alt.X("values:N", title="rotation of V and O"), _VALUES),
         y=_sites(alt.Y("scores:N", title="rotation of Q and K"), _SCORES),
-        tooltip=TOLD,
     )
     text = base.encode(color=alt.condition(is_dark, alt.value("white"), alt.value(INK)))
     known = base.transform_filter("isValid(datum.delta)").mark_rect()

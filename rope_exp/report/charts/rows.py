@@ -13,11 +13,6 @@ from rope_exp.report.tables import WORDS
 LOOKS = "looks"
 COLOR = alt.Color("color:N", scale=None)
 DASH = alt.StrokeDash("dash:N", scale=None)
-# Channels are made as objects: Altair takes milliseconds to find the class of a string's.
-TOLD = [
-    alt.Tooltip(field)
-    for field in ("name:N", "difference:N", "verdict:N", "seeds:N", "published:N")
-]
 
 
 def in_words(report: Report, row: Line) -> dict[str, Any]:
@@ -70,6 +65,13 @@ def looks(report: Report) -> dict[str, list[dict[str, Any]]]:
 def looks_of(rows: Mapping[str, int]) -> dict[str, list[dict[str, Any]]]:
     """Return the same for rows given by label, with their places."""
     return {LOOKS: [{"label": label, **look(label, number)} for label, number in rows.items()]}
+
+
+def row_lines(base: alt.Chart, width: float, *details: str) -> alt.Chart:
+    """Draw a line for each row, or for each combination of these fields, clipped to the panel."""
+    detail = [alt.Detail(field) for field in details or ("label:N",)]
+    line = base.mark_line(clip=True, strokeWidth=width)
+    return line.encode(color=COLOR, strokeDash=DASH, detail=detail)
 
 
 def markers(base: alt.Chart, size: int) -> Iterator[alt.Chart]:

@@ -100,7 +100,7 @@ def campaign(words: list[str]) -> int:
     done on every machine.
     """
     started = time.monotonic()
-    from rope_exp.evidence.records import DEFAULT_RECORDS
+    from rope_exp.evidence.records import DEFAULT_RECORDS, pack, stored_records
     from rope_exp.launch.as_rank import is_rank
     from rope_exp.launch.campaign import run_campaign, submit_campaign
     from rope_exp.launch.cluster import FOLDER as CLUSTER
@@ -136,6 +136,11 @@ def campaign(words: list[str]) -> int:
     )
     parser.add_argument("--list", action="store_true", help="print its cells, and run none")
     parser.add_argument(
+        "--pack",
+        action="store_true",
+        help="put its records into one file, RECORDS/NAME.jsonl.gz, and run none",
+    )
+    parser.add_argument(
         "--records", type=Path, default=DEFAULT_RECORDS, help="where records lie (%(default)s)"
     )
     parser.add_argument("--config-dir", **CONFIG_DIR)
@@ -149,6 +154,11 @@ def campaign(words: list[str]) -> int:
         raise ConfigError(
             "campaign", asked.name, "starts its own ranks; start it without a launcher"
         )
+    if asked.pack:
+        if not stored_records(asked.records, asked.name):
+            raise ConfigError("--pack", ..., f"{asked.records} holds no records of {asked.name}")
+        print(pack(asked.records, asked.name))
+        return 0
     found = load_campaign(asked.name, asked.config_dir, DEFAULT_OUTPUT)
     if asked.on_gpus is not None:
         found = found.with_launch(device="cuda", max_parallel="auto", runs_per_gpu=asked.on_gpus)
@@ -330,7 +340,7 @@ def export(words: list[str]) -> int:
 
 def check_records(words: list[str]) -> int:
     """Check records, such as somebody else's: one sentence for each campaign and each fault."""
-    from rope_exp.evidence.records import read_record, recorded_campaigns
+    from rope_exp.evidence.records import read_record, recorded_campaigns, stored_records
     from rope_exp.report.command import tables_of
 
     parser = Parser("check-records", "Check records, such as somebody else's.")
@@ -338,19 +348,25 @@ def check_records(words: list[str]) -> int:
     folder = parser.parse_args(words).folder
     names = recorded_campaigns(folder)
     if not names:
-        raise ConfigError("FOLDER", str(folder), "holds no CAMPAIGN/CELL.json")
+        raise ConfigError(
+            "FOLDER", str(folder), "holds no CAMPAIGN/CELL.json and no CAMPAIGN.jsonl.gz"
+        )
 
     code = EXIT_DONE
     for name in names:
-        paths = sorted((folder / name).glob("*.json"))
         runs = []
         faults = []
-        for path in paths:
+        try:
+            stored = stored_records(folder, name)
+        except RecordError as error:
+            stored = {}
+            faults.append(str(error))
+        for path, content in stored.items():
             try:
-                runs.append(read_record(path))
+                runs.append(read_record(path, content))
             except RecordError as error:
                 faults.append(str(error))
-        said = f"{name}: {len(runs)} of {len(paths)} records are whole"
+        said = f"{name}: {len(runs)} of {len(stored)} records are whole"
         if runs:
             try:
                 tables_of(runs)

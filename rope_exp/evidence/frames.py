@@ -16,7 +16,7 @@ import pandas as pd
 
 from rope_exp.config.run import DEFAULT_OUTPUT
 from rope_exp.evidence.places import BY_PLACE, by_place
-from rope_exp.evidence.records import read_record
+from rope_exp.evidence.records import read_all_below
 from rope_exp.evidence.runs import ReportError, Run, folders_in, is_run, read_run
 from rope_exp.model.count import kept
 
@@ -149,7 +149,7 @@ def _runs(folder: Path) -> Iterator[Run]:
     folders = [folder, *_below(folder)]
     found = [read_run(path) for path in folders if is_run(path)]
     if not found:
-        found = [read_record(path) for path in sorted(folder.rglob("*.json"))]
+        found = read_all_below(folder)
     if not found:
         raise ReportError(f"{folder} holds neither runs nor records")
     yield from found

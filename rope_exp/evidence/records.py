@@ -1,13 +1,19 @@
-"""Records: one small file per finished run of a campaign, enough to rebuild every table.
+"""Records: what is kept of each finished run of a campaign, enough to rebuild every table.
 
-<records>/<campaign>/<cell>.json holds the run's config, environment, result, curve and probes, as
-canonical JSON (sorted keys, no spaces), and the SHA-256 of that without the digest itself. A record
-that does not verify, or contradicts itself, is refused by name.
+A record holds the run's config, environment, result, curve and probes, as canonical JSON (sorted
+keys, no spaces), and the SHA-256 of that without the digest itself. A record that does not verify,
+or contradicts itself, is refused by name.
+
+A campaign in progress has a file for each cell, <records>/<campaign>/<cell>.json, so that several
+machines can add to it. `pack` puts them into one, <records>/<campaign>.jsonl.gz: a record per line.
 """
 
+import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NotRequired
 
@@ -28,10 +34,18 @@ from rope_exp.plan.campaign import Cell, cell_name
 from rope_exp.plan.campaign_file import Test
 from rope_exp.run.folder import PROBES, Env, check_probes, check_result, checked
 from rope_exp.system.errors import ConfigError, show
-from rope_exp.system.files import make_folders, read_json, readable, write_atomically
+from rope_exp.system.files import (
+    check_regular,
+    make_folders,
+    parse_json,
+    read_json,
+    readable,
+    write_atomically,
+)
 
 DEFAULT_RECORDS = Path("results/records")
 FORMAT = 1
+PACKED = ".jsonl.gz"
 
 # Left out of a record: these keys only describe a run's place and trackers, not its numbers.
 _NOT_OF_CONFIG = ("run", "tracker")
@@ -102,14 +116,68 @@ def write_record(path: Path, campaign: str, cell: Cell, folder: Path) -> None:
     write_atomically(path, text, replace=False)
 
 
-def read_record(path: Path) -> Run:
+def pack(records: Path, campaign: str) -> Path:
+    """Put all records of a campaign into one file, and remove those that it had for each cell.
+
+    Returns:
+        The path of the one file.
+    Raises:
+        RecordError: a record cannot be read, or does not verify; nothing is changed.
+        OSError: the file cannot be written.
+    """
+    stored = stored_records(records, campaign)
+    for path, content in stored.items():
+        read_record(path, content)
+    packed = records / f"{campaign}{PACKED}"
+    # Without a time, the same records give the same bytes.
+    write_atomically(packed, gzip.compress(b"".join(stored.values()), mtime=0))
+    for path in (records / campaign).glob("*.json"):
+        path.unlink()
+    with suppress(OSError):
+        (records / campaign).rmdir()
+    return packed
+
+
+def stored_records(records: Path, campaign: str) -> dict[Path, bytes]:
+    """Return the content of every record of a campaign, by place, in the order of the cells.
+
+    The place of a record in a packed file is <records>/<campaign>.jsonl.gz/<cell>.json.
+
+    Raises:
+        RecordError: a file cannot be read, or two records are of one cell.
+    """
+    packed = records / f"{campaign}{PACKED}"
+    found: dict[str, tuple[Path, bytes]] = {}
+    if packed.exists():
+        with readable(packed, EOFError, zlib.error):
+            lines = gzip.decompress(packed.read_bytes()).splitlines(keepends=True)
+        for number, line in enumerate(lines, start=1):
+            name = f"{parse_json(f'{packed}, line {number},', line).get('cell')}.json"
+            if name in found:
+                raise ReportError(f"{packed} has two records of {name.removesuffix('.json')}")
+            found[name] = packed / name, line
+
+    for path in (records / campaign).glob("*.json"):
+        check_regular(path)
+        with readable(path):
+            content = path.read_bytes()
+        if path.name in found and found[path.name][1] != content:
+            raise ReportError(f"{path} differs from the record of this cell in {packed}")
+        found[path.name] = path, content
+    return dict(found[name] for name in sorted(found))
+
+
+def read_record(path: Path, content: bytes | None = None) -> Run:
     """Read and verify one record.
 
+    Args:
+        path: its place; see `stored_records`.
+        content: None: that of the file.
     Raises:
         ReportError: naming the file: it was changed since it was written, or contradicts itself.
         RecordError: it cannot be read.
     """
-    return _read(path, read_json(path))
+    return _read(path, read_json(path) if content is None else parse_json(path, content))
 
 
 def _read(path: Path, values: Mapping[str, Any]) -> Run:
@@ -147,7 +215,8 @@ def _verified(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     if values.get("format") != FORMAT:
         raise ReportError(f"{path} has format {values.get('format')}, but this code reads {FORMAT}")
     record = checked(path, values, _Record)
-    if record["cell"] != path.stem or record["campaign"] != path.parent.name:
+    campaign = path.parent.name.removesuffix(PACKED)
+    if record["cell"] != path.stem or record["campaign"] != campaign:
         raise ReportError(
             f"{path} is the record of {record['campaign']}/{record['cell']}: moved or renamed"
         )
@@ -178,12 +247,28 @@ def read_records(records: Path, campaign: str) -> list[Run]:
     Raises:
         RecordError: one of them cannot be read, or (as a ReportError) does not verify.
     """
-    return [read_record(path) for path in sorted((records / campaign).glob("*.json"))]
+    stored = stored_records(records, campaign)
+    return [read_record(path, content) for path, content in stored.items()]
 
 
 def recorded_campaigns(records: Path) -> list[str]:
     """Return the names of campaigns with records."""
-    return sorted({path.parent.name for path in records.glob("*/*.json")})
+    packed = {path.name.removesuffix(PACKED) for path in records.glob(f"*{PACKED}")}
+    return sorted(packed | {path.parent.name for path in records.glob("*/*.json")})
+
+
+def read_all_below(folder: Path) -> list[Run]:
+    """Read every record at or below a folder, which may be that of one campaign's records.
+
+    Raises:
+        RecordError: one of them cannot be read, or (as a ReportError) does not verify.
+    """
+    below = [folder, *(path for path in sorted(folder.rglob("*")) if path.is_dir())]
+    campaigns = [(place, name) for place in below for name in recorded_campaigns(place)]
+    # The folder may be of one campaign, packed or not.
+    if folder.name in recorded_campaigns(folder.parent):
+        campaigns.append((folder.parent, folder.name))
+    return [run for place, name in campaigns for run in read_records(place, name)]
 
 
 def canonical(values: Mapping[str, Any]) -> str:

@@ -20,7 +20,6 @@ from rope_exp.data.prepare import pin_revision
 from rope_exp.data.tokenizer import pin_tokenizer
 from rope_exp.launch.job import Job
 from rope_exp.launch.ranks import POLL_SECONDS
-from rope_exp.model.laws import certificate
 from rope_exp.plan.resolve import resolve
 from rope_exp.run.folder import CONFIG, LOCK, list_steps, read_config, read_result, write_config
 from rope_exp.run.metrics import METRICS, last_step
@@ -28,7 +27,6 @@ from rope_exp.run.tracker import check_trackers
 from rope_exp.system.console import log
 from rope_exp.system.errors import EXIT_CODES, ConfigError
 from rope_exp.system.files import is_full, make_folders, try_lock
-from rope_exp.training.beginning import with_origin
 
 # File with the SLURM id of the job that began a folder anew with run.fresh=true.
 FRESH = ".fresh"
@@ -63,12 +61,19 @@ def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
 def pinned_config(config: RunConfig) -> RunConfig:
     """Return a config with the commits of its data and tokenizer, and the hash of init_from."""
     data = pin_revision(config.data)
-    return with_origin(replace(config, data=data, tokenizer=pin_tokenizer(config.tokenizer)))
+    pinned = replace(config, data=data, tokenizer=pin_tokenizer(config.tokenizer))
+    if config.run.init_from is None:
+        return pinned
+    from rope_exp.training.beginning import with_origin
+
+    return with_origin(pinned)
 
 
 @functools.cache
 def _measure(model: ModelConfig, pe: PeConfig, attn: AttnConfig, *, causal: bool) -> None:
     """Measure the laws of a variant, once for all seeds of a sweep."""
+    from rope_exp.model.laws import certificate
+
     certificate(model, pe, attn, causal=causal)
 
 

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from rope_exp.config.run import RunConfig, differing_keys
-from rope_exp.evidence.records import read_record, record_path
+from rope_exp.evidence.records import (
+    read_record,
+    read_records,
+    record_path,
+    recorded_campaigns,
+    stored_records,
+)
 from rope_exp.evidence.runs import Run
 from rope_exp.plan.campaign import Campaign, Cell
 from rope_exp.plan.resolve import operations, runs_at_a_time
@@ -41,9 +47,12 @@ class Progress:
         # A few words about cells that were submitted to a cluster.
         self.submitted: Mapping[str, str] = {}
         self.done: dict[str, Run] = {}
+        stored = stored_records(records, campaign.name)
+        found = {path.stem: path for path in stored}
         for cell in campaign.cells:
-            if self.path(cell).exists():
-                self.read(cell)
+            if path := found.get(cell.name):
+                self._add(cell, read_record(path, stored[path]))
+        self.strangers = sorted(set(found) - {cell.name for cell in campaign.cells})
 
     @property
     def folder(self) -> Path:
@@ -60,7 +69,9 @@ class Progress:
         Raises:
             RecordError, ConfigError: see the class.
         """
-        run = read_record(self.path(cell))
+        self._add(cell, read_record(self.path(cell)))
+
+    def _add(self, cell: Cell, run: Run) -> None:
         if differing := differing_keys(_compared(run.config), _compared(cell.config)):
             raise ConfigError(
                 run.where,
@@ -78,13 +89,10 @@ class Progress:
 
     def notes(self) -> list[str]:
         """Return notes on records that belong to no cell, and on cells that diverged."""
-        names = {cell.name for cell in self.campaign.cells}
-        found = sorted(self.folder.glob("*.json"))
-        strangers = [path.name for path in found if path.stem not in names]
         diverged = [name for name, run in self.done.items() if run.status == "diverged"]
         notes = {
             f"{self.folder} holds what is of no cell of the campaign, and reports read it all the "
-            "same": strangers,
+            "same": self.strangers,
             f"{self.campaign.name}: diverged, and so done": diverged,
         }
         return [f"{note}: {', '.join(found)}" for note, found in notes.items() if found]
@@ -106,10 +114,10 @@ class Progress:
         speed = attrgetter(*SPEED)
         wanted = speed(self.campaign.cells[0].config)
         found: list[Run] = []
-        for path in self.records.glob("*/*.json"):
+        for name in recorded_campaigns(self.records):
             # A broken record of another campaign is for its own report, and must not stop this one.
             with suppress(RecordError):
-                found.append(read_record(path))
+                found += read_records(self.records, name)
         return [run for run in found if run.status == "finished" and speed(run.config) == wanted]
 
     def summary(self) -> str:

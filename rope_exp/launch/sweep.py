@@ -18,7 +18,6 @@ from rope_exp.launch.job import Job
 from rope_exp.launch.leases import lease_gpus
 from rope_exp.launch.ranks import POLL_SECONDS, SignalRelay
 from rope_exp.launch.view import SweepView
-from rope_exp.plan.costs import checkpoint_bytes
 from rope_exp.run.folder import LOG, describe_done
 from rope_exp.system.console import keep_log, log
 from rope_exp.system.errors import (
@@ -169,6 +168,8 @@ def _collect(job: Job) -> None:
 
     if job.log and job.status == "failed":
         if not job.reason:
+            from rope_exp.plan.costs import checkpoint_bytes
+
             needed = checkpoint_bytes(job.config, job.vocab_size)
             if free_bytes(job.folder) < needed:
                 job.reason = str(disk_full(job.folder, needed, "its checkpoint"))

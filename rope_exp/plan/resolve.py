@@ -8,7 +8,6 @@ from typing import Any
 
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import MIN_VOCAB_SIZE, LaunchConfig, TrainConfig
-from rope_exp.plan.costs import run_flops
 from rope_exp.system.errors import ConfigError
 from rope_exp.system.machine import cpu_has_bf16, gpus, gpus_have_bf16, has_compiler
 
@@ -24,6 +23,9 @@ def operations(config: RunConfig) -> int:
 
     A pretrained tokenizer's vocabulary is still unknown and is counted as the smallest.
     """
+    # Imported late: torch takes a second to import, which a mistake need not wait for.
+    from rope_exp.plan.costs import run_flops
+
     vocab_size = config.known_vocab_size or MIN_VOCAB_SIZE
     return run_flops(config, vocab_size)
 

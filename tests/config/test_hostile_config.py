@@ -61,7 +61,7 @@ def test_a_home_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert run_config(["run.dir='~/x'"]).folder == tmp_path / "x"
 
 
-# -- sizes ---------------------------------------------------------------------------------------
+# -- extremes -------------------------------------------------------------------------------------
 
 EXTREMES = [
     ("pe.start=16000000",),

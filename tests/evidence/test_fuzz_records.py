@@ -11,7 +11,7 @@ import pytest
 from support.configs import RECORDED
 
 from rope_exp.evidence.comparable import telling
-from rope_exp.evidence.records import digest, read_record
+from rope_exp.evidence.records import digest, read_record, stored_records
 from rope_exp.evidence.runs import Run
 from rope_exp.report import gather
 from rope_exp.report.answers import answers_csv
@@ -22,7 +22,7 @@ from rope_exp.report.probed import extension_csv, probes_csv
 from rope_exp.report.sentences import summary
 from rope_exp.report.tables import csv_table, markdown
 from rope_exp.system.errors import ConfigError, RecordError
-from rope_exp.system.files import json_sha256, read_json
+from rope_exp.system.files import json_sha256
 
 GONE = object()
 HARMS = (None, "x", [], -1, float("nan"), 1e308, 10**30, True, GONE)
@@ -97,11 +97,12 @@ def test_a_harmed_record_is_judged_or_refused(tmp_path: Path, campaign: str, eve
 
     Only the first campaign's records are harmed outside of their probes.
     """
-    first, *others = (RECORDED / f"{campaign}/{cell}.json" for cell in CELLS[campaign])
-    clean = [read_record(path) for path in others]
-    record = read_json(first)
+    stored = {path.stem: each for path, each in stored_records(RECORDED, campaign).items()}
+    first, *others = CELLS[campaign]
+    clean = [read_record(tmp_path / campaign / f"{cell}.json", stored[cell]) for cell in others]
+    record = json.loads(stored[first])
     del record["sha256"]
-    path = tmp_path / campaign / first.name
+    path = tmp_path / campaign / f"{first}.json"
     path.parent.mkdir()
 
     found = list(places(record))

@@ -1,11 +1,13 @@
 """Tests of records: they are written from a real run, read back equal, and refused if changed."""
 
 import functools
+import gzip
 import json
 import math
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from support.records import ENV
 from support.refused import refused
 from support.reports import ask, begun_from, make_run, sha256_of
 
+from rope_exp import load_runs
 from rope_exp.evidence.records import (
     canonical,
     digest,
+    pack,
     read_record,
     read_records,
     recorded_campaigns,
@@ -119,6 +123,56 @@ def test_every_record_of_a_campaign_is_found(recorded: Path, tmp_path: Path) -> 
     assert recorded_campaigns(records) == ["mine"]
     assert [run.row for run in read_records(records, "mine")] == ["qk", "vo"]
     assert recorded_campaigns(tmp_path) == read_records(tmp_path, "mine") == []
+
+
+def test_packed_records_are_the_same_in_one_file(recorded: Path, tmp_path: Path) -> None:
+    """A cell that is done later has a file beside the packed ones, until all are packed again."""
+    shutil.copytree(recorded / "results/records", records := tmp_path / "records")
+    before = read_records(records, "mine")
+    first, second = sorted((records / "mine").glob("*.json"))
+    later = second.read_bytes()
+    second.unlink()
+    packed = pack(records, "mine")
+    second.parent.mkdir()
+    second.write_bytes(later)
+
+    for _ in range(2):
+        found = read_records(records, "mine")
+        assert [replace(run, folder=Path()) for run in found] == [
+            replace(run, folder=Path()) for run in before
+        ]
+        assert recorded_campaigns(records) == ["mine"]
+        assert load_runs(records).index.to_list() == [run.where for run in before]
+        assert len(load_runs(records / "mine")) == 2
+        pack(records, "mine")
+    assert [*records.iterdir()] == [packed]
+    assert gzip.decompress(packed.read_bytes()).splitlines(keepends=True)[1] == later
+    assert f"{packed}/{first.stem}.json" == str(read_records(records, "mine")[0].folder)
+
+
+@pytest.mark.parametrize("harm", ["cut", "changed", "doubled", "another"])
+def test_harmed_packed_records_are_refused(recorded: Path, tmp_path: Path, harm: str) -> None:
+    shutil.copytree(recorded / "results/records", records := tmp_path / "records")
+    first, _ = sorted((records / "mine").glob("*.json"))
+    content = first.read_text()
+    packed = pack(records, "mine")
+    lines = gzip.decompress(packed.read_bytes()).splitlines(keepends=True)
+    wrong = content.replace('"status":"finished"', '"status":"diverged"')
+    said = "was changed since it was written"
+    if harm == "cut":
+        packed.write_bytes(packed.read_bytes()[:-9])
+        said = "cannot be read"
+    elif harm == "changed":
+        packed.write_bytes(gzip.compress(wrong.encode()))
+    elif harm == "doubled":
+        packed.write_bytes(gzip.compress(b"".join([*lines, lines[0]])))
+        said = f"has two records of {first.stem}"
+    else:
+        first.parent.mkdir()
+        first.write_text(wrong)
+        said = "differs from the record of this cell in"
+    with refused(packed, said):
+        read_records(records, "mine")
 
 
 def test_a_record_holds_no_path_of_a_cache(recorded: Path, tmp_path: Path) -> None:

@@ -1,18 +1,18 @@
 """Results of code that was deleted after v0.2.0."""
 
-# Patterns of fnmatch, from the top of the repository: * matches / as well.
+# Patterns of fnmatch below results/: * matches / as well.
 FROM_DELETED_CODE = (
-    "results/*/changes.csv",
-    "results/*/changes.md",
-    "results/bench/laws.md",
-    "results/cost.md",
-    "results/ngrams.md",
-    "results/nine_26m/questions.md",
-    "results/nine_26m/simulated_*.csv",
-    "results/noise/*.csv",
-    "results/noise/noise.md",
-    "results/outside/*.csv",
-    "results/outside/*.md",
-    "results/replicates.md",
-    "results/scaling/scaling.md",
+    "*/changes.csv",
+    "*/changes.md",
+    "bench/laws.md",
+    "cost.md",
+    "ngrams.md",
+    "nine_26m/questions.md",
+    "nine_26m/simulated_*.csv",
+    "noise/*.csv",
+    "noise/noise.md",
+    "outside/*.csv",
+    "outside/*.md",
+    "replicates.md",
+    "scaling/scaling.md",
 )

@@ -25,7 +25,13 @@ from support.refused import refused
 
 from rope_exp import commands
 from rope_exp.commands import campaign as command
-from rope_exp.evidence.records import canonical, digest, read_record, recorded_campaigns
+from rope_exp.evidence.records import (
+    canonical,
+    digest,
+    read_record,
+    recorded_campaigns,
+    stored_records,
+)
 from rope_exp.launch import campaign as campaigns
 from rope_exp.launch import sweep
 from rope_exp.launch.admit import admit
@@ -190,7 +196,7 @@ def test_records_of_no_cell_are_named(clone: Path, capsys: Capture) -> None:
     words = "holds what is of no cell of the campaign, and reports read it all the same: old-s3"
     assert words in "\n".join(progress(clone).lines())
     assert run_campaign(progress(clone)) == 0
-    assert f"{words}.json, older-s3.json\n" in capsys.readouterr().err
+    assert f"{words}, older-s3\n" in capsys.readouterr().err
     assert other.exists()
 
 
@@ -353,7 +359,7 @@ def test_a_record_of_other_threads_or_probes(clone: Path, word: str, said: str) 
 def test_the_projects_records_are_of_their_cells(name: str) -> None:
     """Each record verifies, belongs to a cell, and has the config that the campaign gives it."""
     found = Progress(load_campaign(name, None, RUNS), RECORDED)
-    assert len(found.done) == len(list((RECORDED / name).glob("*.json")))
+    assert len(found.done) == len(stored_records(RECORDED, name))
     assert not found.notes()
 
 

@@ -1,14 +1,19 @@
 """Committed records for tests of reports: read once, changed in memory, or copied and edited."""
 
 import json
-import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rope_exp.evidence.records import canonical, digest, read_records
+from rope_exp.evidence.records import (
+    canonical,
+    digest,
+    read_records,
+    record_path,
+    stored_records,
+)
 from rope_exp.evidence.runs import Run
 from rope_exp.report.content import Report, build
 from support.configs import RECORDED
@@ -53,10 +58,13 @@ def unfinished(run: Run) -> Run:
 
 
 def copy_records(records: Path, campaign: str, *cells: str) -> list[Path]:
-    """Copy records of a campaign to another folder of campaigns, and return their paths."""
+    """Copy records of a campaign to files of another folder of campaigns, and return their paths."""
     (records / campaign).mkdir(parents=True, exist_ok=True)
-    found = [Path(campaign, f"{cell}.json") for cell in cells]
-    return [Path(shutil.copy(RECORDED / path, records / path)) for path in found]
+    stored = {path.stem: content for path, content in stored_records(RECORDED, campaign).items()}
+    paths = [record_path(records, campaign, cell) for cell in cells]
+    for path in paths:
+        path.write_bytes(stored[path.stem])
+    return paths
 
 
 def edit_record(path: Path, edit: Callable[[dict[str, Any]], Any]) -> None:

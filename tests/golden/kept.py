@@ -7,6 +7,7 @@ FROM_DELETED_CODE = (
     "bench/laws.md",
     "cost.md",
     "ngrams.md",
+    "lead_26m/simulated.csv",
     "nine_26m/questions.md",
     "nine_26m/simulated_*.csv",
     "noise/*.csv",

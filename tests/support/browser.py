@@ -4,7 +4,6 @@ It opens no port and needs no package: the browser's file descriptors 3 and 4 ca
 each followed by a zero byte.
 """
 
-import base64
 import json
 import os
 import select
@@ -179,18 +178,3 @@ class Browser:
             deviceScaleFactor=1,
             mobile=False,
         )
-
-    def screenshot(self, path: Path, *, height: int | None = None) -> None:
-        """Write the whole page, or its top `height` pixels, as PNG."""
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "scale": 1, "width": size["width"]}
-        clip["height"] = min(height or size["height"], size["height"])
-        shot = self.call(
-            "Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip
-        )
-        path.write_bytes(base64.b64decode(shot["data"]))
-
-    def pdf(self, path: Path) -> None:
-        """Write the printed page as PDF."""
-        printed = self.call("Page.printToPDF", printBackground=True, preferCSSPageSize=True)
-        path.write_bytes(base64.b64decode(printed["data"]))

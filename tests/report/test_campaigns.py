@@ -54,7 +54,9 @@ def test_a_block_that_was_computed_in_two_ways_is_refused(
 
 def test_rates_that_differ_within_a_row_are_refused(tmp_path: Path) -> None:
     """Rows of a campaign may have learning rates of their own, but only one each."""
-    copy_records(tmp_path / "records", "lr", "qk_rope-optim.lr=0.003-s0", "qk_rope-optim.lr=0.006-s1")
+    copy_records(
+        tmp_path / "records", "lr", "qk_rope-optim.lr=0.003-s0", "qk_rope-optim.lr=0.006-s1"
+    )
     for path in (tmp_path / "records/lr").iterdir():
         seed = path.stem[-1]
 

@@ -91,7 +91,9 @@ def test_what_cannot_be_ordered_is_not() -> None:
     assert summary(begun) == "Nothing to compare. Rows with a loss: none."
 
 
-@pytest.mark.parametrize(("others", "is_told"), [(("vo_rope",), False), (("vo_rope", "nope"), True)])
+@pytest.mark.parametrize(
+    ("others", "is_told"), [(("vo_rope",), False), (("vo_rope", "nope"), True)]
+)
 def test_tau_is_of_three_published_variants(others: tuple[str, ...], is_told: bool) -> None:
     """With two variants, tau is only a sign."""
     report = report_on("english", "qk_rope", *others, seeds=(0,))
@@ -100,7 +102,12 @@ def test_tau_is_of_three_published_variants(others: tuple[str, ...], is_told: bo
 
 def test_a_verdict_that_hangs_on_pooling_is_marked() -> None:
     """QK's losses are 0.05 apart, so QKVO's lead of 0.1 is open unless noise is pooled."""
-    levels = {"qk_rope": (3.5, 1), "qkvo_rope": (3.4, 0), "vo_rope": (3.8, 0.5), "k_rope": (3.9, -0.5)}
+    levels = {
+        "qk_rope": (3.5, 1),
+        "qkvo_rope": (3.4, 0),
+        "vo_rope": (3.8, 0.5),
+        "k_rope": (3.9, -0.5),
+    }
     runs = []
     for run in seeds_of(*levels):
         level, share = levels[run.row]

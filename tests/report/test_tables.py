@@ -54,9 +54,7 @@ def test_the_pairs_own_interval_stands_beside() -> None:
     half = stats.t.ppf(0.975, 12) * np.sqrt((residual_VS**2).sum() / 12 * 2 / 5)
 
     text = markdown(report)
-    for label, test, p_holm, of_seeds in zip(
-        ROWS[1:], tests, adjusted, losses_VS[1:], strict=True
-    ):
+    for label, test, p_holm, of_seeds in zip(ROWS[1:], tests, adjusted, losses_VS[1:], strict=True):
         row = rows[label]
         own = test.confidence_interval()
         delta = (of_seeds - losses_VS[0]).mean()
@@ -102,7 +100,9 @@ def test_losses_are_perplexity_and_bits_a_byte_too() -> None:
     runs = runs_of("english", "qk_rope", seeds=(0, 1))
     corpus = runs[0].env["corpus"]
     share = corpus["tokens"]["validation"] / corpus["text_bytes"]["validation"]
-    report = build([ended_at(run, math.log(8) + 0.2 * run.config.seed - 0.1) for run in runs], ["pe"])
+    report = build(
+        [ended_at(run, math.log(8) + 0.2 * run.config.seed - 0.1) for run in runs], ["pe"]
+    )
     row = lines_of(csv_table(report))["qk_rope"]
     assert float(row["perplexity"]) == pytest.approx(8)
     assert float(row["bits_per_byte"]) == pytest.approx(3 * share, abs=1e-6)

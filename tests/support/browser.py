@@ -161,10 +161,6 @@ class Browser:
             assert not self.complaints, self.complaints
             time.sleep(0.05)
 
-    def count(self, selector: str) -> int:
-        """Return the number of elements that a selector finds."""
-        return int(self.evaluate(f"document.querySelectorAll({json.dumps(selector)}).length"))
-
     def text(self, selector: str) -> str:
         """Return the text of the first element that a selector finds."""
         return str(self.evaluate(f"document.querySelector({json.dumps(selector)}).textContent"))

@@ -58,7 +58,7 @@ def unfinished(run: Run) -> Run:
 
 
 def copy_records(records: Path, campaign: str, *cells: str) -> list[Path]:
-    """Copy records of a campaign to files of another folder of campaigns, and return their paths."""
+    """Copy records of a campaign to files below another folder, and return their paths."""
     (records / campaign).mkdir(parents=True, exist_ok=True)
     stored = {path.stem: content for path, content in stored_records(RECORDED, campaign).items()}
     paths = [record_path(records, campaign, cell) for cell in cells]

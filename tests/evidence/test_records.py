@@ -170,7 +170,7 @@ def test_harmed_packed_records_are_refused(recorded: Path, tmp_path: Path, harm:
         first.parent.mkdir()
         first.write_text(wrong)
         said = "differs from the record of this cell in"
-    with refused(packed, said):
+    with refused(str(packed), said):
         read_records(records, "mine")
 
 

@@ -30,7 +30,8 @@ def others() -> list[Run]:
 def losses(campaign: str, pe: str) -> Mapping[int, float]:
     """Return losses at 26M tokens by seed, read without the package."""
     found = {}
-    for line in gzip.open(RECORDED / f"{campaign}.jsonl.gz"):
+    packed = (RECORDED / f"{campaign}.jsonl.gz").read_bytes()
+    for line in gzip.decompress(packed).splitlines():
         record = json.loads(line)
         if record["row"] == pe and record["config"]["train"]["num_steps"] == 6400:
             found[record["result"]["seed"]] = record["result"]["val/loss"]

@@ -8,6 +8,7 @@ FROM_DELETED_CODE = (
     "cost.md",
     "lead_26m/simulated.csv",
     "ngrams.md",
+    "lead_26m/simulated.csv",
     "nine_26m/questions.md",
     "nine_26m/simulated_*.csv",
     "noise/*.csv",

@@ -2,17 +2,15 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.browser import Browser, find_chromium
-from support.pages import HOSTILE, make_hostile, make_runs, make_tables
+from support.pages import HOSTILE, make_hostile, make_tables
 
-from rope_exp.report.content import build
 from rope_exp.report.page import page
 
-FIRST = "#nine"
+FIRST = "#english"
 SHORT = "tokens/train.num_steps=1000"
 WIDTHS = (390, 1360)
 
@@ -48,7 +46,7 @@ def images(browser: Browser, selector: str) -> list[bool]:
 
 def test_it_loads_alone_and_shows_the_first_setting(browser: Browser, path: Path) -> None:
     browser.open(path)
-    assert shown(browser) == ["nine"]
+    assert shown(browser) == ["english"]
     assert images(browser, FIRST) == [True] * 3
     assert browser.complaints == []
     assert [each for each in browser.requests if not each.startswith("data:")] == [path.as_uri()]
@@ -59,7 +57,7 @@ def test_the_glance_opens_a_setting(browser: Browser, path: Path) -> None:
     browser.evaluate(f"document.querySelector('#glance a[href=\"#{SHORT}\"]').click()")
     top = f"document.getElementById('{SHORT}').getBoundingClientRect().top"
     browser.wait(f"Math.abs({top}) < 200")
-    assert shown(browser) == ["nine", SHORT]
+    assert shown(browser) == ["english", SHORT]
 
 
 def test_names_are_text_wherever_they_stand(browser: Browser, tmp_path: Path) -> None:
@@ -96,18 +94,3 @@ def test_the_page_fits_its_window(browser: Browser, path: Path, width: int) -> N
         assert browser.complaints == []
     finally:
         browser.look(1360)
-
-
-def test_what_diverged_or_is_unfinished_is_said(browser: Browser, tmp_path: Path) -> None:
-    """The figures mark diverged runs too, and a row without a loss breaks none of them."""
-    runs = make_runs("nine", ("qk_rope", "qkvo_rope", "nope", "v_rope"), (0, 1, 2))
-    lost = {"status": "diverged", "val/loss": None}
-    runs[5] = replace(runs[5], result={**runs[5].result, **lost})
-    runs[9:] = [replace(run, result={}, metrics=[]) for run in runs[9:]]
-    path = tmp_path / "lost.html"
-    path.write_bytes(page({"nine": build(runs, ["pe"])}, runs))
-    browser.open(path)
-    assert "(1 diverged)" in browser.text(f"{FIRST} table")
-    assert "unfinished" in browser.text(f"{FIRST} table")
-    assert images(browser, FIRST) == [True] * 3
-    assert browser.complaints == []

@@ -1,12 +1,13 @@
 """Tests that the published relations decide, and that further seeds are joined, on real records."""
 
+import gzip
 import json
 from collections.abc import Mapping
 
 import numpy as np
 import pytest
 from scipy import stats
-from support.configs import REPOSITORY
+from support.configs import RECORDED
 
 from rope_exp.evidence.records import read_records
 from rope_exp.evidence.runs import Run
@@ -14,26 +15,25 @@ from rope_exp.report.content import Report, build
 from rope_exp.report.gather import all_seeds
 from rope_exp.report.tables import frame, markdown_of_seeds
 
-RECORDS = REPOSITORY / "results" / "records"
-
 
 @pytest.fixture(scope="module")
 def nine() -> Report:
-    return build(read_records(RECORDS, "nine_26m"), ["pe"])
+    return build(read_records(RECORDED, "nine_26m"), ["pe"])
 
 
 @pytest.fixture(scope="module")
 def others() -> list[Run]:
     names = ("tokens", "rates_26m", "qk_rate_26m", "shift_26m")
-    return [run for name in names for run in read_records(RECORDS, name)]
+    return [run for name in names for run in read_records(RECORDED, name)]
 
 
 def losses(campaign: str, pe: str) -> Mapping[int, float]:
     """Return losses at 26M tokens by seed, read without the package."""
     found = {}
-    for path in (RECORDS / campaign).glob(f"{pe}-*.json"):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if record["config"]["train"]["num_steps"] == 6400:
+    packed = (RECORDED / f"{campaign}.jsonl.gz").read_bytes()
+    for line in gzip.decompress(packed).splitlines():
+        record = json.loads(line)
+        if record["row"] == pe and record["config"]["train"]["num_steps"] == 6400:
             found[record["result"]["seed"]] = record["result"]["val/loss"]
     return found
 
@@ -52,7 +52,7 @@ def test_a_published_relation_decides_a_row(nine: Report) -> None:
 
 def test_a_relation_decides_in_both_directions() -> None:
     """NoPE > V is published from NoPE's side, QKV > NoPE from the other."""
-    report = build(read_records(RECORDS, "nine_26m"), ["pe"], reference="nope")
+    report = build(read_records(RECORDED, "nine_26m"), ["pe"], reference="nope")
     primary = {(each.judged.a, each.judged.b): each.judged for each in report.relations}
     assert report.decided["v_rope"] == primary["nope", "v_rope"]
     turned = report.decided["qkv_rope"]

@@ -4,7 +4,6 @@ It opens no port and needs no package: the browser's file descriptors 3 and 4 ca
 each followed by a zero byte.
 """
 
-import base64
 import json
 import os
 import select
@@ -162,10 +161,6 @@ class Browser:
             assert not self.complaints, self.complaints
             time.sleep(0.05)
 
-    def count(self, selector: str) -> int:
-        """Return the number of elements that a selector finds."""
-        return int(self.evaluate(f"document.querySelectorAll({json.dumps(selector)}).length"))
-
     def text(self, selector: str) -> str:
         """Return the text of the first element that a selector finds."""
         return str(self.evaluate(f"document.querySelector({json.dumps(selector)}).textContent"))
@@ -179,18 +174,3 @@ class Browser:
             deviceScaleFactor=1,
             mobile=False,
         )
-
-    def screenshot(self, path: Path, *, height: int | None = None) -> None:
-        """Write the whole page, or its top `height` pixels, as PNG."""
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "scale": 1, "width": size["width"]}
-        clip["height"] = min(height or size["height"], size["height"])
-        shot = self.call(
-            "Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip
-        )
-        path.write_bytes(base64.b64decode(shot["data"]))
-
-    def pdf(self, path: Path) -> None:
-        """Write the printed page as PDF."""
-        printed = self.call("Page.printToPDF", printBackground=True, preferCSSPageSize=True)
-        path.write_bytes(base64.b64decode(printed["data"]))

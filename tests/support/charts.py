@@ -1,7 +1,6 @@
 """Readers of a chart's content, from its Vega-Lite specification and its SVG file."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from types import SimpleNamespace
+from collections.abc import Iterator
 from typing import Any
 from xml.etree import ElementTree
 
@@ -10,16 +9,6 @@ from rope_exp.report.charts.svg import svg_of
 # Up to this width, text of 11 pixels has at least 7 points when printed at 6.75 inches.
 WIDEST = 11 / 7 * 72 * 6.75
 _TEXT = "{http://www.w3.org/2000/svg}text"
-
-
-def asked(answers: Mapping[str, Sequence[Any]], names: Mapping[str, str] | None = None) -> Any:
-    """Return a stand-in for a report, with the rows and answers that a probe's figure reads."""
-    rows = {
-        label: SimpleNamespace(label=label, name=(names or {}).get(label, label), number=number)
-        for number, label in enumerate(answers)
-    }
-    given = {label: found for label, found in answers.items() if found}
-    return SimpleNamespace(rows=rows, answers=lambda probe: given)
 
 
 def records(chart: Any, key: str) -> list[dict[str, Any]]:

@@ -11,9 +11,7 @@ import numpy as np
 
 from rope_exp.config.run import RunConfig
 from rope_exp.evidence.comparable import Row, comparable
-from rope_exp.evidence.published import TABLE
 from rope_exp.evidence.runs import Run, find_groups, read_runs
-from rope_exp.report.content import Report, build
 from rope_exp.run.folder import probes_sha256, write_config
 from rope_exp.run.metrics import MetricsWriter
 from rope_exp.system.files import read_json, write_json
@@ -137,21 +135,9 @@ def _write_curve(
     return writer.last
 
 
-def make_nine(runs: Path, *, seeds: Iterable[int] = (0,)) -> None:
-    """Write runs of the nine variants: the published losses plus 1, and 0.001 per seed."""
-    for pe, loss in TABLE.losses.items():
-        for seed in seeds:
-            make_run(runs, pe=pe, seed=seed, loss=loss + 1.0 + 0.001 * seed)
-
-
 def compared(runs: Path, *, keys: tuple[str, ...] = ("pe",)) -> dict[str, Row]:
     """Return the comparison of all runs in a folder."""
     return comparable(all_runs(runs), keys)
-
-
-def report_of(runs: Path, *, keys: tuple[str, ...] = ("pe",), **kwargs: Any) -> Report:
-    """Return the report on all runs in a folder."""
-    return build(all_runs(runs), keys, **kwargs)
 
 
 def all_runs(runs: Path) -> list[Run]:

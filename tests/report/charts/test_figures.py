@@ -1,0 +1,250 @@
+"""Tests that figures of real records show numbers computed from these records by hand."""
+
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from scipy import stats
+from support.charts import WIDEST, domain, explanation, records, width, words
+from support.records import diverged, report_on, runs_of
+
+from rope_exp.report.charts.answers import points as shares
+from rope_exp.report.charts.curves import curves
+from rope_exp.report.charts.distance import distance, heads, kappa, levels, weights
+from rope_exp.report.charts.drift import drift, drifts
+from rope_exp.report.charts.drift import points as moved
+from rope_exp.report.charts.extension import extension
+from rope_exp.report.charts.extension import points as extended
+from rope_exp.report.charts.forest import forest
+from rope_exp.report.charts.grid import grid
+from rope_exp.report.charts.probes import points as probed
+from rope_exp.report.charts.probes import probes
+from rope_exp.report.charts.style import limits
+from rope_exp.report.charts.svg import svg_of
+from rope_exp.report.content import Report, build
+from rope_exp.report.gather import of_report
+
+
+@pytest.fixture(scope="module")
+def nine() -> Report:
+    """Return the nine variants at eight seeds, whose test pools nothing."""
+    return report_on("nine_26m")
+
+
+def losses(campaign: str, row: str) -> np.ndarray:
+    """Return a row's final losses, by seed."""
+    found = {run.config.seed: run.loss for run in runs_of(campaign, row)}
+    return np.array([found[seed] for seed in sorted(found)], dtype=float)
+
+
+def minus(text: str) -> str:
+    return text.replace("-", "−")
+
+
+# -- differences -----------------------------------------------------------------------------------
+
+
+def test_the_forest_draws_intervals_of_scipys_paired_t(nine: Report) -> None:
+    chart = forest(nine)
+    bars = {(bar["label"], bar["kind"]): bar for bar in records(chart, "kind")}
+    lines = {line["label"]: line for line in records(chart, "difference")}
+    assert domain(chart, "label") == [label for label in nine.rows if label != "qk_rope"]
+    for label in ("vo_rope", "nope", "v_rope"):
+        test = stats.ttest_rel(losses("nine_26m", label), losses("nine_26m", "qk_rope"))
+        for kind, level in (("alone", 0.95), ("family", 1 - 0.05 / 8)):
+            interval = test.confidence_interval(level)
+            bar = bars[label, kind]
+            assert [bar["low"], bar["high"]] == pytest.approx([*interval], abs=1e-9)
+        assert lines[label]["seeds"] == "8"
+    assert "Thick: 95 % interval of the paired t test" in explanation(chart)
+
+
+def test_a_bar_is_as_long_as_its_interval(nine: Report) -> None:
+    """A projecting line cap would extend past the interval, and might cross 0."""
+    svg = svg_of(forest(nine).to_dict()).decode()
+    assert 'linecap="square"' not in svg
+    assert 'linecap="round"' not in svg
+
+
+def test_a_cell_of_the_grid_stands_where_its_sites_say(nine: Report) -> None:
+    """Colours diverge at 0: equal differences of opposite sign are equally far from the middle."""
+    chart = grid(nine)
+    cells = {cell["label"]: cell for cell in records(chart, "scores")}
+    places = {"vo_rope": ("none", "VO"), "k_rope": ("K", "none"), "qkv_rope": ("QK", "V")}
+    base = losses("nine_26m", "qk_rope")
+    for label, place in places.items():
+        cell = cells[label]
+        assert (cell["scores"], cell["values"]) == place
+        assert cell["number"] == minus(f"{(losses('nine_26m', label) - base).mean():+.4f}")
+    low, high = domain(chart, "delta")
+    assert low == -high
+    assert high == max(abs(cell["delta"] or 0) for cell in cells.values())
+
+
+def test_curves_end_at_the_differences(nine: Report) -> None:
+    """A band is one standard deviation of the differences over seeds."""
+    spec = curves(nine).to_dict()
+    layers = [layer for panel in spec["hconcat"] for layer in panel.get("layer", [])]
+    [line] = [
+        layer
+        for layer in layers
+        if layer.get("mark", {}).get("type") == "line"
+        and "minus" in str(layer["encoding"]["y"]["title"])
+    ]
+    points = spec["datasets"][line["data"]["name"]]
+    base = losses("nine_26m", "qk_rope")
+    for label in ("vo_rope", "nope"):
+        end = [point for point in points if point["label"] == label][-1]
+        delta_S = losses("nine_26m", label) - base
+        assert end["tokens"] == 6400 * 4096
+        assert end["mean"] == pytest.approx(delta_S.mean(), abs=1e-6)
+        assert end["high"] - end["mean"] == pytest.approx(delta_S.std(ddof=1), abs=1e-5)
+
+
+def test_lost_runs_are_told_in_words() -> None:
+    """A diverged run counts beside its row's seeds, hides no curve, and ends with a cross."""
+    runs = runs_of("english", "qk_rope", "vo_rope", "nope", "v_rope", seeds=(0, 1, 2))
+    lost = {("qk_rope", 2), ("vo_rope", 1), ("vo_rope", 2), ("nope", 0)}
+    lost |= {("v_rope", seed) for seed in range(3)}
+    report = build(
+        [diverged(run) if (run.row, run.config.seed) in lost else run for run in runs], ["pe"]
+    )
+    lines = {line["label"]: line for line in records(forest(report), "difference")}
+    assert lines["vo_rope"]["seeds"] == "1 (2 diverged)"
+    assert lines["vo_rope"]["verdict"] == "untested (2 diverged)"
+    assert lines["v_rope"]["verdict"] == "diverged"
+    assert "The reference: QK-RoPE (1 diverged)." in explanation(forest(report))
+
+    below = {cell["label"]: cell["below"] for cell in records(grid(report), "scores")}
+    assert below["qk_rope"] == "reference\n(1 diverged)"
+    assert below["vo_rope"] == "untested\n(2 diverged)"
+    assert "V-RoPE (diverged)" in words(curves(report))
+
+
+def test_without_the_reference_there_are_only_losses() -> None:
+    report = report_on("english", "vo_rope", "nope", seeds=(0,))
+    assert forest(report) is None
+    assert grid(report) is None
+    assert "No differences: qk_rope has no runs here." in explanation(curves(report))
+
+
+# -- answers to probes -----------------------------------------------------------------------------
+
+
+def test_probes_are_differences_within_a_seed(nine: Report) -> None:
+    """By position, a row is compared with the reference's run of the same seed."""
+    found = probed(nine, "position")
+    drawn = found[found["label"] == "vo_rope"]["value"]
+    by_seed = {
+        row: {run.config.seed: run.probes["positions"]["loss"] for run in runs_of("nine_26m", row)}
+        for row in ("vo_rope", "qk_rope")
+    }
+    deltas = [
+        np.subtract(by_seed["vo_rope"][seed], by_seed["qk_rope"][seed])
+        for seed in by_seed["qk_rope"]
+    ]
+    np.testing.assert_allclose(sorted(drawn), sorted(np.mean(deltas, axis=0)), atol=1e-9)
+
+    found = probed(nine, "ablation")
+    [cost] = found[(found["label"] == "vo_rope") & (found["place"] == "v")]["value"]
+    answers = [run.probes["ablation"] for run in runs_of("nine_26m", "vo_rope")]
+    costs = [each["loss"][each["without"].index("v")] - each["loss"][0] for each in answers]
+    assert cost == pytest.approx(np.mean(costs))
+
+
+def test_attention_by_distance_is_a_mean_over_layers() -> None:
+    """The bound keeps its shape, at the level of uniform attention."""
+    report = report_on("distance")
+    [answer] = [run.probes["distance"] for run in runs_of("distance", "qk_rope")]
+    found = weights(report)
+    drawn = found[found["label"] == "qk_rope"]
+    assert list(drawn["distance"]) == [m + 1 for m in answer["m"]]
+    np.testing.assert_allclose(drawn["weight"], np.mean([*answer["attention"].values()], axis=0))
+
+    lines = levels(report)
+    bound = lines[lines["line"].str.endswith(" bound")]["weight"].to_numpy()[: len(answer["m"])]
+    np.testing.assert_allclose(bound / bound[0], np.divide(answer["bound"], answer["bound"][0]))
+    assert bound.mean() == pytest.approx(np.mean(answer["uniform"]))
+
+    scores = heads(report, 0)
+    second = scores[(scores["label"] == "qk_rope") & (scores["head"] == 1)]["score"]
+    np.testing.assert_allclose(second, answer["kappa"]["0"][1])
+    assert "vo_rope" not in set(scores["label"])
+
+
+def test_drift_is_the_logarithm_of_a_ratio() -> None:
+    """The sign of a frequency has no effect."""
+    found = moved(report_on("frequencies", "qk_raw", seeds=(0,)))
+    [run] = runs_of("frequencies", "qk_raw", seeds=(0,))
+    site = run.probes["drift"]["sites"]["qk"]
+    expected_LF = np.log(np.abs(site["theta"]) / np.array(site["theta0"]))
+    np.testing.assert_allclose(sorted(found["moved"]), sorted(expected_LF.ravel()), atol=1e-9)
+    assert drifts({"theta0": [0.5], "theta": [[-1.0]]}) == pytest.approx(np.log([[2.0]]))
+
+
+def test_longer_windows_have_their_losses() -> None:
+    found = extended(report_on("distance"))
+    [run] = runs_of("distance", "qkvo_rope")
+    for method, sites, loss_L in (
+        ("YaRN", "v and o", run.probes["extension"]["yarn"]["vo"]),
+        ("as trained", "", run.probes["extension"]["as_trained"]),
+    ):
+        line = found[
+            (found["name"] == "QKVO-RoPE") & (found["method"] == method) & (found["sites"] == sites)
+        ]
+        assert list(line["factor"]) == [1, 2, 4, 8]
+        np.testing.assert_allclose(line["loss"], loss_L)
+
+
+def test_right_answers_are_shares_of_a_bin() -> None:
+    found = shares(report_on("copy"))
+    drawn = found[(found["label"] == "nope") & (found["split"] == "test")]
+    answers = [run.probes["answers"]["test"] for run in runs_of("copy", "nope")]
+    whole = [100 * each["right"][0] / each["count"][0] for each in answers]
+    first = drawn[drawn["place"].round() == drawn["place"].round().min()]["percent"]
+    assert sorted(first) == pytest.approx(sorted(whole))
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def kappa_of_first(report: Report) -> Any:
+    return kappa(report, 0)
+
+
+@pytest.mark.parametrize(
+    ("campaign", "draws"),
+    [
+        ("english", (forest, grid, curves, probes)),
+        ("distance", (distance, kappa_of_first, extension)),
+        ("frequencies", (drift,)),
+    ],
+)
+def test_files_fit_a_page_and_hold_each_id_once(campaign: str, draws: Any) -> None:
+    report = report_on(campaign)
+    for draw in draws:
+        chart = draw(report)
+        assert width(chart) <= WIDEST
+        svg = ElementTree.fromstring(svg_of(chart.to_dict()))
+        defined = [each.attrib["id"] for each in svg.iter() if "id" in each.attrib]
+        named = [text for each in svg.iter() for text in each.attrib.values() if "url(#" in text]
+        assert len(defined) == len(set(defined))
+        assert {text.partition("#")[2].rstrip(")") for text in named} <= set(defined)
+
+
+def test_runs_in_any_order_give_the_same_bytes() -> None:
+    runs = runs_of("english", "qk_rope", "vo_rope", "nope", seeds=(0, 1))
+    files = of_report(build(runs, ["pe"]))
+    assert set(files) == {f"figures/{name}.svg" for name in ("forest", "curves", "probes", "grid")}
+    assert files == of_report(build(runs[::-1], ["pe"]))
+
+
+def test_limits_leave_the_means_readable_beside_a_wide_interval() -> None:
+    """Means take at least half of the axis; a narrow interval is shown whole."""
+    low, high = limits([0.1, 0.4], [-9.0, 9.0])
+    assert (0.4 - 0.0) / (high - low) > 0.45
+    low, high = limits([0.1, 0.4], [0.38, 0.42])
+    assert low < 0 < 0.42 < high < 0.45
+    low, high = limits([])
+    assert low < -0.001 < 0.001 < high

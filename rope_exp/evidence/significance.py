@@ -139,9 +139,9 @@ def judge(
     # If differences are equal to the last digit in every seed, the standard error is 0.
     tiny = np.maximum(error_P, np.finfo(float).tiny)
     half, wide = (stats.t.ppf(1 - ALPHA / 2 / n, df_P) * error_P for n in (1, len(found)))
-    p = 2 * stats.t.sf(np.abs(delta) / tiny, df_P)
+    p = np.asarray(2 * stats.t.sf(np.abs(delta) / tiny, df_P))
     # Of a difference of at least the margin: the larger of both one-sided p-values.
-    past_margin = stats.t.sf((MARGIN - np.abs(delta)) / tiny, df_P)
+    past_margin = np.asarray(stats.t.sf((MARGIN - np.abs(delta)) / tiny, df_P))
     adjusted, equivalent = holm(p), holm(past_margin)
     # A real difference below the margin does not matter.
     cases = [equivalent < ALPHA, ~(adjusted < ALPHA), delta > 0]

@@ -182,7 +182,7 @@ def test_a_pair_is_held_against_the_rest_by_an_exact_f() -> None:
         table = np.random.default_rng(seed).normal(size=(5, 3))
         noise = measure(pd.DataFrame(table))
         assert noise is not None
-        own = np.array((table[:, 1] - table[:, 0]).var(ddof=1))
+        own = float((table[:, 1] - table[:, 0]).var(ddof=1))
         p.append(deviating(own, 4, noise.deviation**2, noise.df))
     assert stats.kstest(p, "uniform").pvalue > 0.001
 

@@ -152,7 +152,7 @@ def _late(points: pd.DataFrame, report: Report) -> pd.DataFrame:
 
 def _lines(base: alt.Chart, width: float, size: int) -> Iterator[alt.Chart]:
     """Draw each row's line and markers."""
-    yield row_lines(base, width)
+    yield row_lines(base, width, clip=True)
     yield from markers(base.transform_filter("datum.marked"), size)
 
 

@@ -67,10 +67,10 @@ def looks_of(rows: Mapping[str, int]) -> dict[str, list[dict[str, Any]]]:
     return {LOOKS: [{"label": label, **look(label, number)} for label, number in rows.items()]}
 
 
-def row_lines(base: alt.Chart, width: float, *details: str) -> alt.Chart:
-    """Draw a line for each row, or for each combination of these fields, clipped to the panel."""
+def row_lines(base: alt.Chart, width: float, *details: str, clip: bool = False) -> alt.Chart:
+    """Draw a line for each row, or for each combination of these fields."""
     detail = [alt.Detail(field) for field in details or ("label:N",)]
-    line = base.mark_line(clip=True, strokeWidth=width)
+    line = base.mark_line(clip=clip, strokeWidth=width)
     return line.encode(color=COLOR, strokeDash=DASH, detail=detail)
 
 

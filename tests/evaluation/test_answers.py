@@ -166,28 +166,6 @@ def test_the_loss_is_of_answers_alone(kind: str) -> None:
     assert found["answers"]["test"]["loss"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_gradient_is_of_answers_alone() -> None:
-    """Finite differences of the answers' loss give the gradient, so other targets add nothing."""
-    config = config_of("addition")
-    decoder = decoder_of(config).double()
-    inputs = on_device(held_out_rows(config, data_of(config)).rows(slice(1)), CPU)
-    weight = decoder.lm_head.weight
-    inputs.nats(decoder).backward()
-    assert weight.grad is not None
-    place = tuple(int(each) for each in (weight.grad.abs() == weight.grad.abs().max()).nonzero()[0])
-    expected = float(weight.grad[place])
-
-    sums = []
-    for step in (-1e-4, 2e-4):
-        with torch.no_grad():
-            weight[place] += step
-            logits_TV = decoder(inputs.ids_BT)[0].log_softmax(-1)
-        target_T = inputs.target_BP[0]
-        told = target_T >= 0
-        sums.append(-float(logits_TV[told, target_T[told]].sum()))
-    assert (sums[1] - sums[0]) / 2e-4 == pytest.approx(expected, rel=1e-5)
-
-
 def test_r2_is_that_of_a_plain_loop() -> None:
     config = config_of("spikes")
     decoder = decoder_of(config)

@@ -6,18 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.kinds import KINDS, allowed
 from support.models import VOCAB, opinionated
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from rope_exp.config.kinds import AttnConfig
 from rope_exp.config.sections import TrainConfig
 from rope_exp.config.state_kinds import RetentionConfig
 from rope_exp.data.batches import validation_ids
 from rope_exp.evaluation.contexts import attentions
-from rope_exp.evaluation.extension import METHODS, extended
+from rope_exp.evaluation.extension import extended
 from rope_exp.evaluation.probes import Questions
 from rope_exp.model.decoder import Decoder
 
@@ -28,7 +26,6 @@ HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=8 * LENGTH * 3 + 1)
 LONG = validation_ids(HELD_OUT, 1, 8 * LENGTH)
 FACTORS = (1, 2, 4, 8)
 BASE = 100.0
-FULLY_ROTATING = [attn for attn in KINDS if attn.keeps_keys and allowed(attn, "qkvo")]
 
 
 def ask(decoder: Decoder, held_out: np.ndarray = HELD_OUT) -> dict[str, Any]:
@@ -77,15 +74,6 @@ def test_interpolation_divides_positions(sites: str) -> None:
         assert at_length == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize(("pairs", "key"), [("qk", "base"), ("vo", "base_vo")])
-def test_ntk_aware_is_another_base_of_one_pair(pairs: str, key: str) -> None:
-    """The base becomes base s^(n/(n-2)) with n = 8 features; the other pair keeps its base."""
-    found = of_sites("qkvo")["ntk_aware"][pairs]
-    for factor, at_length in zip(FACTORS, found, strict=True):
-        bases = {"base": BASE, "base_vo": BASE, key: BASE * factor ** (8 / 6)}
-        assert at_length == pytest.approx(loss(opinionated(*"qkvo", **bases), factor), abs=1e-5)
-
-
 @pytest.mark.parametrize("pairs", ["qk", "vo", "qkvo"])
 def test_yarn_is_transformers_and_sharper_scores(pairs: str) -> None:
     """Frequencies are those of transformers. q and k are multiplied by its factor if they are
@@ -126,33 +114,6 @@ def test_as_trained_is_the_decoder_itself() -> None:
     assert len(several) == 9
     assert {losses[0] for losses in several.values()} == {found["as_trained"][0]}
     assert len({losses[-1] for losses in [*several.values(), found["as_trained"]]}) == 10
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("attn", FULLY_ROTATING, ids=str)
-def test_extended_pairs_stay_relative(attn: AttnConfig, method: str) -> None:
-    """Both sites of a pair rotate by the same frequencies, so outputs do not depend on the first
-    position, if either pair is extended or both. Keys and values may have shared a row before.
-    """
-    decoder = opinionated(*"qkvo", attn=attn).double()
-    ids = torch.from_numpy(LONG[:, :40])
-    for pairs in (["qk"], ["vo"], ["qk", "vo"]):
-        with torch.no_grad(), extended(decoder, method, pairs, 4, LENGTH):
-            here = decoder(ids)
-            there = decoder(ids, positions_BT=13 + torch.arange(40)[None])
-        torch.testing.assert_close(here, there)
-
-
-def test_learned_frequencies_are_extended_as_they_are() -> None:
-    """At twice the length, each layer's own frequencies are halved."""
-    decoder = opinionated("q", "k", trainable="log", trainable_scope="layer")
-    moved = torch.tensor([[0.3], [-0.5]])
-    with torch.no_grad():
-        decoder.model.rotary_emb.inv_freq += moved
-    found = ask(decoder)["interpolation"]["qk"][1]
-    with torch.no_grad():
-        decoder.model.rotary_emb.inv_freq -= float(np.log(2))
-    assert found == pytest.approx(loss(decoder, 2), abs=1e-5)
 
 
 def test_a_kind_without_a_softmax_has_no_scale() -> None:

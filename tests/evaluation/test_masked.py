@@ -104,16 +104,6 @@ def test_only_absolute_variants_feel_a_shift() -> None:
         assert moved < 1e-4 if rotate in relative else moved > 1e-3
 
 
-def test_without_a_site_is_a_model_built_without() -> None:
-    decoder = make_decoder("q", "k", "v")
-    found = ask(decoder, "ablation")
-    for site, loss in zip(found["without"], found["loss"], strict=True):
-        other = make_decoder(*(each for each in "qkv" if each != site))
-        by_hand = nats_by_hand(other, rows_of(TRAIN.eval_sequences // 4, LENGTH))
-        assert loss == pytest.approx(mean(by_hand), abs=1e-5)
-    assert len(set(found["loss"])) == 4
-
-
 def test_attention_by_distance_is_asked_of_what_stands_before() -> None:
     """Queries attend to all T keys, so uniform weights are 1 / T."""
     found = ask(make_decoder("q", "k"), "distance")

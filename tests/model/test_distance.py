@@ -136,15 +136,6 @@ def test_kappa_is_the_score_of_the_means_at_any_place(seed: int, distance: int) 
     torch.testing.assert_close(found_HM[:, 0], mean_H, atol=1e-9, rtol=0)
 
 
-def test_kappa_is_the_mean_score_over_all_contents() -> None:
-    """The mean score over all pairs of a query and a key, put at one distance, equals kappa."""
-    q_TK, k_TK = normal(2, 11, 8, seed=2)
-    theta_F = theta_of(8)
-    mean = at(q_TK, 40, theta_F) @ at(k_TK, 33, theta_F).T / math.sqrt(8)
-    found = kappa(q_TK.mean(0)[None], k_TK.mean(0)[None], theta_F, torch.tensor([7]))
-    assert float(found) == pytest.approx(float(mean.mean()), rel=1e-9)
-
-
 def test_kappa_turns_the_key_clockwise() -> None:
     """The dense matrix R_{-m} gives kappa; R_m gives another number."""
     q_K, k_K = normal(2, 8, seed=3)

@@ -20,7 +20,7 @@ from rope_exp.report.gather import all_seeds, beside, of_report
 from rope_exp.report.page import page
 from rope_exp.report.pairs import pairs_table
 from rope_exp.report.probed import extension_csv, probes_csv
-from rope_exp.report.sentences import left_out_notes, reference_notes, summary
+from rope_exp.report.sentences import code_notes, left_out_notes, reference_notes, summary
 from rope_exp.report.tables import csv_table, markdown, markdown_of_seeds, plain_table, tex_table
 from rope_exp.system.console import log
 from rope_exp.system.errors import RecordError
@@ -77,6 +77,7 @@ def write(
         plain_table(report),
         summary(report),
         *reference_notes(report),
+        *code_notes(report),
         *left_out_notes(report),
     ]
     return [*said, "", *(str(out / name) for name in files)]

@@ -6,6 +6,7 @@ docs/protocol.md finds it.
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from rope_exp.evidence.significance import MARGIN, Judged
 from rope_exp.report.content import Line, Report, by_own_deviation
 from rope_exp.report.probed import drift_notes, shift_notes
 from rope_exp.report.spelling import interval, span
+from rope_exp.run import provenance
 from rope_exp.system.errors import show
 
 # Title of the interval of the paired t test, beside the pooled one.
@@ -144,6 +146,27 @@ def reference_notes(report: Report) -> list[str]:
 def left_out_notes(report: Report) -> list[str]:
     """Name the folders that were left out."""
     return [f"{folder} was left out: {reason}." for folder, reason in report.left_out.items()]
+
+
+def code_notes(report: Report) -> list[str]:
+    """Name the rows that were trained with other code than most runs."""
+    codes = {}
+    for row in report.rows.values():
+        found = [run.env["git"] for run in row.runs if run.env.get("git")]
+        codes[row.name] = [provenance.spelled(git) for git in found]
+    counts = Counter(code for of_row in codes.values() for code in of_row)
+    if len(counts) < 2:
+        return []
+
+    [(common, _)] = counts.most_common(1)
+    said = []
+    for name, of_row in codes.items():
+        others = sorted({code for code in of_row if code != common})
+        if others:
+            said.append(f"{name}: trained at commit {', '.join(others)}; most runs at {common}.")
+    if any(code.endswith("+") for code in counts):
+        said.append("+: the code had uncommitted changes.")
+    return said
 
 
 # -- one run ---------------------------------------------------------------------------------------

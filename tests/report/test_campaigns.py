@@ -19,20 +19,6 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "of_report", lambda *_: {})
 
 
-def test_files_of_an_earlier_report_are_named(tmp_path: Path) -> None:
-    """Files that these records no longer produce are named; all others are ignored."""
-    copy_records(tmp_path / "records", "english", "qk_rope-s0")
-    old = tmp_path / "english" / "train.num_steps=500" / "table.md"
-    old.parent.mkdir(parents=True)
-    for path in (old, old.with_name("table.md.orig"), tmp_path / "table.md"):
-        path.write_text("earlier")
-    *_, last = write_campaigns(tmp_path / "records", "english", tmp_path)
-    assert last == f"{old} is left over from an earlier report: these records do not produce it"
-    old.unlink()
-    *_, last = write_campaigns(tmp_path / "records", "english", tmp_path)
-    assert "from an earlier" not in last
-
-
 @pytest.mark.parametrize(("key", "other"), [("torch", "9.0"), ("num_threads", 64)])
 def test_a_block_that_was_computed_in_two_ways_is_refused(
     tmp_path: Path, key: str, other: Any

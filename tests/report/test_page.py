@@ -17,7 +17,7 @@ from rope_exp.report.charts.curves import curves
 from rope_exp.report.charts.forest import forest
 from rope_exp.report.charts.grid import grid
 from rope_exp.report.content import Report, build
-from rope_exp.report.page import PARTS, page, policy
+from rope_exp.report.page import PARTS, page
 from rope_exp.report.page_settings import answer, at_a_glance, named
 from rope_exp.report.pairs import relations_columns, relations_frame
 from rope_exp.report.spelling import cells
@@ -57,15 +57,13 @@ def shown(markup: str, number: int) -> list[list[str]]:
 
 
 def test_the_policy_lets_nothing_out(text: str) -> None:
-    """The policy allows nothing except a style, given by its hash, and images within the page."""
+    """The policy allows nothing except the page's own style and images within it."""
     [found] = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text)
     rules = dict(rule.split(" ", 1) for rule in found.split("; "))
     assert rules.pop("default-src") == "'none'"
     assert rules.pop("img-src") == "data:"
-    assert re.fullmatch(r"'sha256-[\w+/=]{44}'", rules.pop("style-src"))
+    assert rules.pop("style-src") == "'unsafe-inline'"
     assert rules == {"base-uri": "'none'", "form-action": "'none'"}
-    [held] = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
-    assert policy(held) == found
     assert "<script" not in text
 
 
@@ -139,16 +137,17 @@ def test_the_glance_has_each_tables_differences(tables: dict[str, Report]) -> No
     """Settings whose reference is another row, or has no loss, are left out."""
     without = report_on("english", "nope", "vo_rope")
     glance = at_a_glance(named({**tables, "few": without}))
-    assert len(glance.lines) == 3
-    for line in glance.lines:
-        found = dict(zip(glance.headings[1:], line[1:], strict=True))
-        report = tables[line[0].link.removeprefix("#")]
+    headings, *lines = glance["table"].lines
+    assert len(glance["places"]) == 3
+    for place, line in zip(glance["places"], lines, strict=True):
+        found = dict(zip(headings[1:], line[1:], strict=True))
+        report = tables[place]
         for row in report.rows.values():
             if row.label != "qk_rope":
-                number, _, word = found.pop(row.name).text.partition(" ")
+                number, _, word = found.pop(row.name).partition(" ")
                 assert number == f"{row.ours.delta:+.4f}"
                 assert bool(word) == (row.label in report.against)
-        assert {cell.text for cell in found.values()} <= {"—"}
+        assert {*found.values()} <= {"—"}
 
 
 def test_runs_are_named(text: str, tables: dict[str, Report]) -> None:

@@ -333,7 +333,7 @@ SIZES = {
     "rope_exp/system": (4_173, 833),
     "rope_exp/training": (11_059, 1_908),
     "scripts": (7_039, 1_028),
-    "tests": (209_565, 27_871),
+    "tests": (209_508, 27_863),
 }
 
 

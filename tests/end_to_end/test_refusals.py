@@ -47,15 +47,6 @@ def test_a_mistake_answers_at_once_and_writes_nothing(
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_no_space_is_said_before_the_start(tmp_path: Path, tiny_overrides: list[str]) -> None:
-    # So many checkpoints would take some hundred TB.
-    done = train(*tiny_overrides, "train.keep_checkpoints=1000000000", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "no space left in" in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_run_in_a_folder_that_is_being_run_is_refused(
     tmp_path: Path, tiny_overrides: list[str]
 ) -> None:

@@ -89,9 +89,9 @@ rope_exp.{module}.campaign.{name} = wait
 @pytest.mark.parametrize(
     ("module", "name", "number"),
     [
-        ("config", "load_campaign", signal.SIGTERM),
+        ("plan", "load_campaign", signal.SIGTERM),
         ("launch", "admit", signal.SIGINT),
-        pytest.param("config", "load_campaign", signal.SIGINT, marks=pytest.mark.torture),
+        pytest.param("plan", "load_campaign", signal.SIGINT, marks=pytest.mark.torture),
         pytest.param("launch", "admit", signal.SIGTERM, marks=pytest.mark.torture),
     ],
 )

@@ -20,7 +20,7 @@ from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import SOFTMAX
 from rope_exp.config.run import RunConfig
 from rope_exp.config.variants import PeConfig
-from rope_exp.model.count import kept
+from rope_exp.model.count import kept, with_matched
 from rope_exp.model.decoder import Decoder
 from rope_exp.model.laws import certificate
 from rope_exp.model.own import explained_by
@@ -284,8 +284,9 @@ def test_a_config_that_is_read_runs_no_code() -> None:
     pe = own("raise SystemExit('executed')\n\nclass Own(Position):\n    pass")
     values = RunConfig(pe=pe).to_dict()
     values["model"]["match_params"] = 30000
+    config = RunConfig.from_dict(values)
     with refused("model.match_params=30000", "cannot be met with pe.code", by=ConfigError):
-        RunConfig.from_dict(values)
+        with_matched(config)
     assert kept(SOFTMAX, make_sizes(), pe) == (None, None)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rope_exp.model.attention.recurrence import Scores, chunked, parallel
-from rope_exp.plan.costs import CHUNK
+from rope_exp.model.limits import CHUNK
 
 HEADS = 3
 LOG_GAMMAS = [torch.zeros(HEADS), torch.tensor([-1e-7, -0.03, -2.0])]

@@ -3,7 +3,6 @@
 import ast
 import csv
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -93,33 +92,6 @@ def test_few_modules_know_a_variant_by_name() -> None:
         "rope_exp/evidence/published.py",
         "rope_exp/report/looks.py",
     }
-
-
-def test_the_core_knows_no_study_and_no_campaign() -> None:
-    """FLOORS already forbids imports of studies; a campaign's name would appear as a string."""
-    campaigns = {path.stem for path in (REPOSITORY / "configs/campaign").glob("*.yaml")}
-    # These names are also words of configs, models and tables.
-    words = {"addition", "copy", "distance", "documents", "frequencies", "layers", "length", "lr"}
-    words |= {"mlm", "precision", "retrieval", "sequel_mini", "sites", "size", "spikes", "table"}
-    words |= {"tokens", "warmup"}
-    for path in PACKAGE.rglob("*.py"):
-        if "studies" not in path.parts:
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    assert node.value not in campaigns - words, f"{path} names {node.value}"
-
-
-def test_the_makefile_has_at_most_14_targets() -> None:
-    done = subprocess.run(
-        ["make", "--no-print-directory", "help"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    targets = done.stdout.splitlines()
-    assert 6 <= len(targets) <= 14
-    assert all(len(line.split(maxsplit=1)) == 2 for line in targets)
 
 
 # The results of the campaign whose table the README shows.
@@ -283,37 +255,6 @@ def anchors(page: Path) -> list[str]:
     """Return the anchors of a page's headings, as links spell them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return [re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings]
-
-
-def test_names_of_tests_are_short() -> None:
-    """The argument of a test belongs in its docstring."""
-    for path in (REPOSITORY / "tests").rglob("*.py"):
-        for name in defined_tests(path):
-            assert len(name) <= 60, f"{path}: {name}"
-
-
-def defined_tests(path: Path) -> list[str]:
-    """Return the names of a file's test functions."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    functions = [node.name for node in nodes if isinstance(node, ast.FunctionDef)]
-    return [name for name in functions if name.startswith("test_")]
-
-
-def test_the_reliability_page_names_tests_that_are_there() -> None:
-    """The page cites `file: name…`, or a name alone for a test of the file cited before."""
-    tests: dict[str, list[str]] = {}
-    for path in (REPOSITORY / "tests").rglob("test_*.py"):
-        tests.setdefault(path.stem, []).extend(defined_tests(path))
-    page = (REPOSITORY / "docs" / "reliability.md").read_text(encoding="utf-8")
-
-    cited = re.findall(r"`(?:\w+/)?(test_\w+)(?:: (test_\w+))?…?`", page)
-    assert len(cited) > 40
-    every = [name for names in tests.values() for name in names]
-    for first, second in cited:
-        if second:
-            assert any(name.startswith(second) for name in tests[first]), (first, second)
-        else:
-            assert first in tests or any(name.startswith(first) for name in every), first
 
 
 # The most syntax nodes and lines of each part. Whoever makes one smaller lowers its numbers.

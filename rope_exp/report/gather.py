@@ -1,19 +1,14 @@
 """Collection of all figures of a report, and its table beside another campaign's rows."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 from rope_exp.evidence.comparable import OWN_RATE, alike, check_blocks
 from rope_exp.evidence.published import REFERENCE
 from rope_exp.evidence.runs import ReportError, Run
-from rope_exp.report.charts.answers import answers
 from rope_exp.report.charts.cached import cached
 from rope_exp.report.charts.curves import curves
-from rope_exp.report.charts.distance import distance, kappa
-from rope_exp.report.charts.drift import drift
-from rope_exp.report.charts.extension import extension
+from rope_exp.report.charts.distance import distance
 from rope_exp.report.charts.forest import forest
 from rope_exp.report.charts.grid import grid
 from rope_exp.report.charts.probes import probes
@@ -23,28 +18,11 @@ from rope_exp.report.content import Report, build, by_own_deviation
 
 def of_report(report: Report) -> dict[str, bytes]:
     """Return the files of all figures that a report's runs allow."""
-    draws: dict[str, Draw] = {
-        draw.__name__: draw
-        for draw in (forest, curves, grid, probes, answers, distance, extension, drift)
-    }
-    for layer in _shown_layers(report.answers("distance")):
-        draws[f"kappa-{layer}"] = partial(kappa, layer=layer)
+    draws: list[Draw] = [forest, curves, grid, probes, distance]
     if report.of_rows:
-        draws["cached"] = cached
-    found = {name: drawn(draw, report) for name, draw in draws.items()}
+        draws.append(cached)
+    found = {draw.__name__: drawn(draw, report) for draw in draws}
     return {f"figures/{name}.svg": svg for name, svg in found.items() if svg is not None}
-
-
-def _shown_layers(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[int]:
-    """Return the first, middle and last of the layers with kappa in some row."""
-    found = {
-        int(layer)
-        for of_row in answers.values()
-        for answer in of_row
-        for layer in answer.get("kappa", {})
-    }
-    layers = sorted(found)
-    return sorted({layers[0], layers[len(layers) // 2], layers[-1]}) if layers else []
 
 
 def beside(runs: Sequence[Run], others: Iterable[Run]) -> Report | None:

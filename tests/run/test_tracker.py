@@ -1,6 +1,6 @@
 """Tests of the rows, config, name and final status that a tracker receives from a run.
 
-wandb is the real package, offline or against a fake of its servers. trackio is a stub with the
+wandb is the real package, offline. trackio is a stub with the
 signatures of its version 0.43.
 """
 
@@ -127,6 +127,14 @@ def test_a_run_is_sent_with_its_config_and_its_end(
         "is_preempting": False,
         "nulls": [],
     }
+
+
+def test_a_resumed_run_is_sent_the_rows_that_it_lacks() -> None:
+    sent: list[Any] = []
+    online = SimpleNamespace(starting_step=3, log=lambda values, step: sent.append((step, values)))
+    tracker._send(online, map(row, range(1, 5)))
+    assert [step for step, _ in sent] == [3, 4]
+    assert sent[0][1] == {"tokens": 192, "train/loss": 2.0, "val/loss": 4.5}
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,10 @@ from support.refused import refused
 from support.reports import make_run, sha256_of
 from support.trainers import Make, build_trainer, losses, same, snapshot, stop_in_step
 
-from rope_exp.commands import plan
 from rope_exp.config.run import RunConfig
 from rope_exp.data.prepare import prepare
 from rope_exp.model.decoder import weights, weights_sha256
 from rope_exp.plan.compose import run_config
-from rope_exp.plan.resolve import resolve
 from rope_exp.run import checkpoint
 from rope_exp.run.folder import (
     MANIFEST,
@@ -161,14 +159,6 @@ def test_learned_frequencies_stay_with_their_sites(
             expected = first.decoder.model.rotary_emb.get_parameter(taken[name])
             assert bool((expected != 0).any())
         assert torch.equal(parameter, expected)
-
-
-def test_a_context_is_extended(source: Callable[..., Trainer], go_on: GoOn) -> None:
-    """No weight's shape depends on seq_len, so a run may begin with weights of shorter rows."""
-    first = source("pe=qk_rope")
-    ours = go_on("ours", "train.seq_len=64", "pe.base=500000", "model.window=40")
-    assert same(snapshot(ours), snapshot(first))
-    assert ours.train() == "finished"
 
 
 # -- refused weights -------------------------------------------------------------------------------
@@ -384,11 +374,3 @@ def test_a_run_that_has_begun_needs_its_origin_no_more(
         with refused("there is no run in this folder"):
             going_on(tmp_path / "another", place)
         moved.rename(source)
-
-
-def test_a_plan_names_the_group_that_the_run_will_have(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = finished(tmp_path)
-    assert plan([f"run.init_from={folder}"]) == 0
-    assert f"group {resolve(going_on(folder)).group}" in capsys.readouterr().out

@@ -1,8 +1,7 @@
-"""Figures of distance: attention by distance with the bound of scores, and kappa of heads.
+"""Figure of attention by distance, with the bound of scores.
 
 The input is the answers to the probe `distance` (evaluation/distance.py). A(m) is the mean weight
-on the key m tokens before a query, f(m) the long-range decay of Su 2021, and kappa(m) the score of
-a head's mean query and mean key at distance m. Only layers that rotate both q and k have kappa.
+on the key m tokens before a query, f(m) the long-range decay of Su 2021.
 """
 
 from collections.abc import Iterator
@@ -11,8 +10,8 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from rope_exp.report.charts.rows import gathered, key_of, looks, markers, row_lines, with_looks
-from rope_exp.report.charts.style import SHADES, explanation, zero_line
+from rope_exp.report.charts.rows import key_of, looks, markers, row_lines, with_looks
+from rope_exp.report.charts.style import explanation
 from rope_exp.report.charts.svg import GREY
 from rope_exp.report.content import Report
 from rope_exp.report.looks import look
@@ -20,7 +19,6 @@ from rope_exp.report.spelling import seeds
 
 _WIDTH = 560
 _HEIGHT = 330
-_PANEL = {"width": 200, "height": 150}
 _DASHES = {"uniform": [5, 4], "bound": [1, 2]}
 
 
@@ -49,39 +47,6 @@ def distance(report: Report) -> alt.HConcatChart | None:
     rows = [report.rows[label] for label in report.answers("distance")]
     return alt.hconcat(
         panel, key_of(rows), datasets=looks(report), title=explanation(_sentences(report))
-    )
-
-
-def kappa(report: Report, layer: int) -> alt.FacetChart | None:
-    """Draw kappa(m) of each head of a layer, in a panel for each row that has it, of its first run.
-
-    Layers count from 0. None if no row rotates both q and k in this one.
-    """
-    table = heads(report, layer)
-    if table.empty:
-        return None
-
-    line = (
-        alt.Chart()
-        .mark_line(strokeWidth=1.2)
-        .encode(
-            x=_distances(),
-            y=alt.Y("score:Q", title="κ(m) (logits)").axis(tickCount=4, grid=True),
-            color=alt.Color("head:O", scale=SHADES, legend=alt.Legend(orient="top", columns=8)),
-        )
-    )
-    # Drawn once, not once for each score.
-    zero = zero_line().transform_aggregate(count="count()")
-    names = [report.rows[label].name for label in table["label"].unique()]
-    sentences = [
-        f"Layer {layer}, counting from 0; one run per row. κ(m) is the score of a head's mean "
-        "query with its mean key m tokens earlier. It shows the effect of distance alone, "
-        "independent of content. The query's token is at 1."
-    ]
-    return alt.layer(zero, line, data=table, **_PANEL).facet(
-        facet=alt.Facet("name:N", title=None, sort=names),
-        columns=3,
-        title=explanation(sentences),
     )
 
 
@@ -131,19 +96,6 @@ def levels(report: Report) -> pd.DataFrame:
             table["dash"] = [dash] * len(table)
             found.append(table)
     return _on_log_axis(pd.concat(found))
-
-
-def heads(report: Report, layer: int) -> pd.DataFrame:
-    """Return the scores of a layer's heads by distance: columns label, name, distance, head, score.
-
-    Only of a row's first run: heads of different runs do not correspond.
-    """
-    found = []
-    for label, answers in report.answers("distance").items():
-        for head, scores in enumerate(answers[0].get("kappa", {}).get(str(layer), [])):
-            table = pd.DataFrame({"distance": np.array(answers[0]["m"]) + 1, "score": scores})
-            found.append(table.assign(label=label, name=report.rows[label].name, head=head))
-    return gathered(found, ["label", "name", "distance", "head", "score"])
 
 
 def _on_log_axis(table: pd.DataFrame) -> pd.DataFrame:

@@ -18,8 +18,6 @@ Draw = Callable[[Report], alt.TopLevelMixin | None]
 
 # An expression for the labels of an axis of differences.
 SIGNED = "datum.value ? format(datum.value, '+~g') : '0'"
-# Colours of ordered lines, from pale to dark, in grey too. The palest end is invisible on white.
-SHADES = alt.Scale(scheme=alt.SchemeParams(name="viridis", extent=[0, 0.85]), reverse=True)
 
 
 @functools.cache

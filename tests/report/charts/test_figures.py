@@ -9,13 +9,8 @@ from scipy import stats
 from support.charts import WIDEST, domain, explanation, records, width, words
 from support.records import diverged, report_on, runs_of
 
-from rope_exp.report.charts.answers import points as shares
 from rope_exp.report.charts.curves import curves
-from rope_exp.report.charts.distance import distance, heads, kappa, levels, weights
-from rope_exp.report.charts.drift import drift, drifts
-from rope_exp.report.charts.drift import points as moved
-from rope_exp.report.charts.extension import extension
-from rope_exp.report.charts.extension import points as extended
+from rope_exp.report.charts.distance import distance, levels, weights
 from rope_exp.report.charts.forest import forest
 from rope_exp.report.charts.grid import grid
 from rope_exp.report.charts.probes import points as probed
@@ -167,58 +162,15 @@ def test_attention_by_distance_is_a_mean_over_layers() -> None:
     np.testing.assert_allclose(bound / bound[0], np.divide(answer["bound"], answer["bound"][0]))
     assert bound.mean() == pytest.approx(np.mean(answer["uniform"]))
 
-    scores = heads(report, 0)
-    second = scores[(scores["label"] == "qk_rope") & (scores["head"] == 1)]["score"]
-    np.testing.assert_allclose(second, answer["kappa"]["0"][1])
-    assert "vo_rope" not in set(scores["label"])
-
-
-def test_drift_is_the_logarithm_of_a_ratio() -> None:
-    """The sign of a frequency has no effect."""
-    found = moved(report_on("frequencies", "qk_raw", seeds=(0,)))
-    [run] = runs_of("frequencies", "qk_raw", seeds=(0,))
-    site = run.probes["drift"]["sites"]["qk"]
-    expected_LF = np.log(np.abs(site["theta"]) / np.array(site["theta0"]))
-    np.testing.assert_allclose(sorted(found["moved"]), sorted(expected_LF.ravel()), atol=1e-9)
-    assert drifts({"theta0": [0.5], "theta": [[-1.0]]}) == pytest.approx(np.log([[2.0]]))
-
-
-def test_longer_windows_have_their_losses() -> None:
-    found = extended(report_on("distance"))
-    [run] = runs_of("distance", "qkvo_rope")
-    for method, sites, loss_L in (
-        ("YaRN", "v and o", run.probes["extension"]["yarn"]["vo"]),
-        ("as trained", "", run.probes["extension"]["as_trained"]),
-    ):
-        line = found[
-            (found["name"] == "QKVO-RoPE") & (found["method"] == method) & (found["sites"] == sites)
-        ]
-        assert list(line["factor"]) == [1, 2, 4, 8]
-        np.testing.assert_allclose(line["loss"], loss_L)
-
-
-def test_right_answers_are_shares_of_a_bin() -> None:
-    found = shares(report_on("copy"))
-    drawn = found[(found["label"] == "nope") & (found["split"] == "test")]
-    answers = [run.probes["answers"]["test"] for run in runs_of("copy", "nope")]
-    whole = [100 * each["right"][0] / each["count"][0] for each in answers]
-    first = drawn[drawn["place"].round() == drawn["place"].round().min()]["percent"]
-    assert sorted(first) == pytest.approx(sorted(whole))
-
 
 # -- files -----------------------------------------------------------------------------------------
-
-
-def kappa_of_first(report: Report) -> Any:
-    return kappa(report, 0)
 
 
 @pytest.mark.parametrize(
     ("campaign", "draws"),
     [
         ("english", (forest, grid, curves, probes)),
-        ("distance", (distance, kappa_of_first, extension)),
-        ("frequencies", (drift,)),
+        ("distance", (distance,)),
     ],
 )
 def test_files_fit_a_page_and_hold_each_id_once(campaign: str, draws: Any) -> None:

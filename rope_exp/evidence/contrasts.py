@@ -31,7 +31,6 @@ class Contrast:
     loss_mean: float | None
     loss_sd: float | None
     delta: float | None
-    delta_sd: float | None
     rank: int | None
 
 
@@ -86,7 +85,6 @@ def compare(losses: Mapping[str, Losses], reference: str) -> dict[str, Contrast]
             "loss_mean": table.mean(),
             "loss_sd": table.std(),
             "delta": differences.mean(),
-            "delta_sd": differences.std(),
             "rank": adjusted_means(table).rank(method="min").astype("Int64"),
         },
         index=table.columns,

@@ -151,7 +151,17 @@ def test_rows_that_are_more_than_variants_are_named(tmp_path: Path) -> None:
     assert {cell.config.config_sha256 for cell in plain} < hashes
 
 
-@pytest.mark.parametrize("name", campaign_files())
+# Campaigns of the third protocol, and some of each kind of row and factor.
+TRIED = ("nine_10m", "open_26m", "place_26m", "heads", "cores", "roper", "documents")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in TRIED else pytest.mark.torture)
+        for name in campaign_files()
+    ],
+)
 def test_the_projects_campaigns_load(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every entry of our campaigns composes with no key left open; one cell of each is tried."""
     whole = Entry.cells

@@ -57,7 +57,7 @@ def test_prepared_data_needs_no_network_at_all(hub: Hub, run: Run, tmp_path: Pat
 # -- the commit ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("revision", ["null", "main"])
+@pytest.mark.parametrize("revision", ["null", pytest.param("main", marks=pytest.mark.torture)])
 def test_a_revision_that_is_no_commit_becomes_one(
     revision: str, hub: Hub, run: Run, tmp_path: Path, local: Local
 ) -> None:
@@ -118,7 +118,9 @@ def test_a_tokenizers_revision_becomes_a_commit(
 # -- faults ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [429, 503, "half"])
+@pytest.mark.parametrize(
+    "kind", ["half", *(pytest.param(each, marks=pytest.mark.torture) for each in (429, 503))]
+)
 def test_a_fault_that_passes_changes_no_token(kind: int, hub: Hub, run: Run, local: Local) -> None:
     hub.faults = [Fault(kind, place, times=1) for place in (FIRST, SECOND)]
     done = run(*HUB_DATA, "tokenizer=bytes")

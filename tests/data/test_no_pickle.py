@@ -4,9 +4,6 @@ A user's own position encoding is code, and only one module runs it.
 """
 
 import ast
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from support.configs import REPOSITORY
@@ -40,37 +37,3 @@ def check_call(node: ast.Call, path: Path) -> None:
     for word in node.keywords:
         if word.arg in ("allow_pickle", "trust_remote_code"):
             assert ast.unparse(word.value) == "False", path
-
-
-AUDIT = """
-import os, sys
-def hear(event, arguments):
-    if event == "pickle.find_class":
-        with open(os.environ["HEARD"], "a") as file:
-            file.write(f"{sys.argv[:2]} {arguments}\\n")
-    elif event == "import" and arguments[0] == "torch":
-        with open(os.environ["HEARD"] + ".torch", "a") as file:
-            file.write("torch\\n")
-sys.addaudithook(hear)
-"""
-
-
-def test_no_pickle_is_loaded_in_a_whole_run(tiny_overrides: list[str], tmp_path: Path) -> None:
-    """An audit hook records every unpickling, also in the process that trains."""
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(AUDIT)
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(REPOSITORY)]),
-        "HEARD": str(tmp_path / "heard"),
-    }
-    options = ["train.compile=false", "launch.device=cpu"]
-    command = [sys.executable, "train.py", *tiny_overrides, *options]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "heard.torch").exists()
-    assert not (tmp_path / "heard").exists()
-
-    # Check that the hook works.
-    code = "import pickle, fractions; pickle.loads(pickle.dumps(fractions.Fraction))"
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
-    assert "Fraction" in (tmp_path / "heard").read_text()

@@ -77,6 +77,7 @@ def test_generate_needs_to_know_how_documents_end(
         generate([str(folder), "text"])
 
 
+@pytest.mark.torture
 def test_a_run_in_progress_can_be_opened_at_any_moment(
     tmp_path: Path, tiny_overrides: list[str]
 ) -> None:

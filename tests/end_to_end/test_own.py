@@ -47,6 +47,7 @@ def test_it_is_in_one_table_with_ours_and_generates(
     assert "a text" in capsys.readouterr().out
 
 
+@pytest.mark.torture
 def test_it_resumes_bit_for_bit_and_a_changed_file_does_not(
     trained: Path, tmp_path: Path, corpus: Path, cache: Path
 ) -> None:

@@ -79,6 +79,7 @@ def test_killed_and_started_again_it_is_the_same_run(added: Path, tmp_path: Path
     assert read_json(added / "probes.json") == read_json(trial.folder / "probes.json")
 
 
+@pytest.mark.torture
 def test_two_processes_are_one_run_up_to_rounding(added: Path, tmp_path: Path) -> None:
     """Ranks have different numbers of answer tokens, but the loss is the mean over all of them."""
     words = [*ADDITION, f"run.dir={tmp_path / 'run'}", "launch.num_processes=2"]

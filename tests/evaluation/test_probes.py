@@ -16,7 +16,7 @@ from rope_exp.config.sections import TrainConfig
 from rope_exp.config.state_kinds import LinearConfig
 from rope_exp.data.batches import Batch, next_tokens, validation_ids
 from rope_exp.data.places import placed
-from rope_exp.evaluation.contexts import attentions, switched_off
+from rope_exp.evaluation.contexts import attentions
 from rope_exp.evaluation.held_out import held_out_loss
 from rope_exp.evaluation.inputs import on_device
 from rope_exp.evaluation.probes import Questions, bin_edges, token_nats
@@ -304,14 +304,6 @@ def test_it_asks_before_every_micro_batch(name: str) -> None:
 
     ask(opinionated("q", "v"), name, should_stop=should_stop)
     assert asked == NUM_BATCHES[name]
-
-
-def test_a_site_that_is_off_is_on_again() -> None:
-    decoder = opinionated("q", "k")
-    with switched_off(decoder, "q"):
-        assert {attention.sites for attention in attentions(decoder)} == {frozenset("k")}
-    assert {attention.sites for attention in attentions(decoder)} == {frozenset("qk")}
-    assert all(parameter.grad is None for parameter in decoder.parameters())
 
 
 @pytest.mark.parametrize(

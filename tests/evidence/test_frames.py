@@ -95,7 +95,10 @@ def test_what_is_none_is_refused(tmp_path: Path) -> None:
         load_table(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["differences", "curves", "probes"])
+@pytest.mark.parametrize(
+    "name",
+    ["differences", *(pytest.param(n, marks=pytest.mark.torture) for n in ("curves", "probes"))],
+)
 def test_an_example_runs(name: str) -> None:
     script = REPOSITORY / "docs" / "notebooks" / f"{name}.py"
     command = [sys.executable, "-W", "error", str(script), "--records", str(RECORDED / "english")]

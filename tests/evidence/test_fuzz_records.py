@@ -93,7 +93,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("campaign", CELLS)
 @pytest.mark.usefixtures("undrawn")
 def test_a_harmed_record_is_judged_or_refused(tmp_path: Path, campaign: str, every: bool) -> None:
-    """Each place gets one of HARMS in turn; the torture test tries all of them at each place.
+    """A third of the places get one of HARMS; the torture test tries all of them at each place.
 
     Only the first campaign's records are harmed outside of their probes.
     """
@@ -108,9 +108,10 @@ def test_a_harmed_record_is_judged_or_refused(tmp_path: Path, campaign: str, eve
     found = list(places(record))
     if campaign != "english":
         found = [place for place in found if place[0] == "probes"]
-    chosen = zip(found, itertools.cycle(HARMS))
+    chosen = list(zip(found, itertools.cycle(HARMS)))[::3]
     num_refused = 0
-    for place, harm in itertools.product(found, HARMS) if every else chosen:
+    tried = [*itertools.product(found, HARMS)] if every else chosen
+    for place, harm in tried:
         path.write_text(harm_of(record, place, harm))
         try:
             judge([read_record(path), *clean])
@@ -119,4 +120,4 @@ def test_a_harmed_record_is_judged_or_refused(tmp_path: Path, campaign: str, eve
             num_refused += 1
         except Exception as error:
             raise AssertionError(f"{place} <- {harm!r}") from error
-    assert num_refused > len(found) / 2
+    assert num_refused > len(tried) / (2 if every else 4)

@@ -155,6 +155,7 @@ def test_one_bad_number_on_one_rank_stops_both(
     assert checkpoints == ["step_00000006", "step_00000008"]
 
 
+@pytest.mark.torture
 def test_three_ranks_go_on_bit_for_bit(trial: Trial) -> None:
     """A sum of three depends on its order, in which the first step could differ from later ones."""
     words = ("launch.num_processes=3", "train.global_batch_size=6", "train.num_steps=12")

@@ -56,7 +56,9 @@ def test_asked_to_stop_it_exits_75_and_goes_on(
     trial: Trial, moment: str, number: signal.Signals
 ) -> None:
     """It saves every recorded row, and the resumed run is the same bit for bit."""
-    process = trial.start("train.save_every=3")
+    # Busy for a while, so that no run ends before the signal.
+    busy = sabotage(step=25, vo_rope="busy") | {"BUSY_S": "3"}
+    process = trial.start("train.save_every=3", **busy)
     wait_for(lambda: is_at(moment, trial.folder), process)
     if moment == "start":
         time.sleep(1.0)
@@ -68,6 +70,7 @@ def test_asked_to_stop_it_exits_75_and_goes_on(
     trial.assert_goes_on("train.save_every=3")
 
 
+@pytest.mark.torture
 def test_asked_to_stop_while_it_compiles_it_exits_75(trial: Trial) -> None:
     process = trial.start("train.compile=true")
     wait_for((trial.folder / "metrics.jsonl").exists, process)
@@ -115,7 +118,8 @@ def test_killed_before_a_checkpoint_it_begins_anew(trial: Trial) -> None:
     assert_same_run(trial.undisturbed, trial.folder)
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.torture), 1])
+@pytest.mark.torture
+@pytest.mark.parametrize("rank", [0, 1])
 def test_one_rank_that_is_asked_makes_both_save(trial: Trial, tmp_path: Path, rank: int) -> None:
     """Both stop at the same step, and the run resumes bit for bit."""
     words = ["train.num_steps=40", "train.micro_batch_size=1", "launch.num_processes=2"]

@@ -122,6 +122,7 @@ def test_a_killed_dispatcher_takes_its_runs_along(
         assert [row["step"] for row in read_metrics(folder)] == list(range(1, 201))
 
 
+@pytest.mark.torture
 def test_a_sweep_that_is_stopped_ends_every_run(
     tmp_path: Path, group: Path, sweep: list[str]
 ) -> None:

@@ -32,6 +32,7 @@ def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, **outputs: str) -> N
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
 
+@pytest.mark.torture
 def test_a_campaign_is_rehearsed_on_this_machine(tmp_path: Path, corpus: Path, cache: Path) -> None:
     """The command does not wait and submits nothing twice; each cell leaves a record."""
     (tmp_path / "corpus").symlink_to(corpus)

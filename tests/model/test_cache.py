@@ -68,7 +68,11 @@ def test_token_by_token_at_far_positions_is_the_whole(attn: AttnConfig) -> None:
             assert float((ours - whole).abs().max()) < TOLERANCE, (sites, window, parts)
 
 
-@pytest.mark.parametrize("attn", KINDS, ids=str)
+@pytest.mark.parametrize(
+    "attn",
+    [KINDS[0], *(pytest.param(each, marks=pytest.mark.torture) for each in KINDS[1:])],
+    ids=str,
+)
 @torch.no_grad()
 def test_thousands_of_entries_are_the_whole(attn: AttnConfig) -> None:
     """A float32 cache is filled in two parts, and then token by token past position 4,096."""

@@ -37,9 +37,12 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "MAX_WRITTEN_OUT", 0)
 
 
-@pytest.mark.parametrize("pe", choices("pe"))
+# The other rotations of the nine are parts of QKVO's.
+PARTS = {f"{sites}_rope" for sites in ("q", "k", "v", "o", "qk", "vo", "qkv")}
+
+
+@pytest.mark.parametrize("pe", [each for each in choices("pe") if each not in PARTS])
 def test_every_position_is_one_graph(pe: str) -> None:
-    """The nine are among them."""
     assert breaks(f"pe={pe}") == []
 
 
@@ -52,3 +55,7 @@ def test_every_kind_of_attention_is_one_graph(attn: str) -> None:
 @pytest.mark.parametrize("scope", ["model", "layer", "head"])
 def test_learned_frequencies_are_one_graph(scope: str) -> None:
     assert breaks("pe=qkvo_rope", "pe.trainable=true", f"pe.trainable_scope={scope}") == []
+
+
+def test_token_shift_is_one_graph() -> None:
+    assert breaks("pe=qkvo_rope", "model.token_shift=true") == []

@@ -19,7 +19,6 @@ import pytest
 from support.campaigns import PYTHONPATH, SHORT, records_of, write_campaign
 from support.configs import REPOSITORY
 
-from rope_exp.plan.campaign_file import read_campaign
 from rope_exp.system.errors import EXIT_FAILED, EXIT_STOPPED, ConfigError
 from rope_exp.system.files import read_json
 
@@ -58,6 +57,7 @@ def bare_python(folder: Path) -> str:
     return str(folder / "bin/python")
 
 
+@pytest.mark.torture
 def test_a_machine_that_lacks_much_trains_from_a_pack(home: Path, tmp_path: Path) -> None:
     """The record there has the digest of the data here, though no text has travelled."""
     write_campaign(home, fixed=[*SHORT], rows={"vo": ["pe=vo_rope"]})
@@ -194,15 +194,3 @@ def is_gone(pid: int) -> bool:
 def test_a_part_that_is_killed_is_no_success(tmp_path: Path) -> None:
     words = ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
     assert gpu.run(gpu.Part("killed", words, 60.0), 60.0, tmp_path) == EXIT_FAILED
-
-
-@pytest.mark.parametrize("name", ["tests", "tune", "nine_10m"])
-def test_every_part_is_a_command_that_there_is(name: str) -> None:
-    """A part's command prints its help, or collects the tests; a campaign's file can be read."""
-    [part] = gpu.parts([name], [], Path())
-    if part.seconds is None:
-        assert read_campaign(name, None).cells
-    look = "--collect-only" if name == "tests" else "--help"
-    words = [sys.executable, *part.words, look]
-    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

@@ -250,25 +250,6 @@ def test_the_gradient_is_the_slope(attn: AttnConfig) -> None:
     )
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by torch's compiler
-@pytest.mark.parametrize("attn", KINDS, ids=str)
-def test_a_layer_is_one_graph_to_the_compiler(attn: AttnConfig) -> None:
-    """Forward and backward compile without a graph break, also across chunks."""
-    sites = tuple(site for site in "qkvo" if site in attn.sites())
-    layer = make_layer(attn, sites).double()
-    x_BTD = normal(1, 70, SIZES.hidden_size, seed=5).requires_grad_()
-    at = make_positions(70, layer.rotary_dim)
-    torch.compiler.reset()
-    traced = torch.compile(layer, backend="aot_eager_decomp_partition", fullgraph=True)
-
-    gradients = []
-    for forward in (layer, traced):
-        (gradient,) = torch.autograd.grad(forward(x_BTD, at).square().sum(), x_BTD)
-        gradients.append(gradient)
-    eager, compiled = gradients
-    assert float((compiled - eager).norm() / eager.norm()) < 1e-6
-
-
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 @torch.no_grad()
 def test_bfloat16_is_near_float32(attn: AttnConfig) -> None:

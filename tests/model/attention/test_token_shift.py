@@ -220,25 +220,6 @@ def test_the_gradient_is_the_slope(documents: list[list[int]] | None) -> None:
     assert torch.autograd.gradcheck(output, leaves, fast_mode=True)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by torch's compiler
-@pytest.mark.parametrize("documents", [None, [DOCUMENTS]], ids=["one", "many"])
-def test_a_layer_is_one_graph_to_the_compiler(documents: list[list[int]] | None) -> None:
-    layer = layer_of("qkvo")
-    x_BTD = normal(1, LENGTH, SIZES.hidden_size, seed=5).requires_grad_()
-    document_BT = None if documents is None else torch.tensor(documents)
-    at = make_positions(LENGTH, layer.rotary_dim)._replace(document_BT=document_BT)
-    torch.compiler.reset()
-    traced = torch.compile(layer, backend="aot_eager_decomp_partition", fullgraph=True)
-
-    leaves = (x_BTD, layer.get_parameter("token_shift"))
-    eager, compiled = (
-        torch.autograd.grad(forward(x_BTD, at).square().sum(), leaves)
-        for forward in (layer, traced)
-    )
-    for ours, theirs in zip(compiled, eager, strict=True):
-        assert float((ours - theirs).norm() / theirs.norm()) < 1e-6
-
-
 @torch.no_grad()
 def test_under_autocast_it_is_near_float32() -> None:
     """The mix and the cached input keep the input's own precision."""

@@ -288,7 +288,6 @@ def generate(words: list[str]) -> int:
         help="draw from the likeliest that together have this probability (%(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the draws (%(default)s)")
-    parser.add_argument("--stop", help="a text at which a completion ends")
     parser.add_argument("--step", type=int, help="of the checkpoint; the newest otherwise")
     asked = parser.parse_args(words)
 
@@ -297,7 +296,6 @@ def generate(words: list[str]) -> int:
         ("--temperature", asked.temperature, asked.temperature >= 0, "must be 0 or above"),
         ("--top-p", asked.top_p, 0 < asked.top_p <= 1, "must be above 0 and at most 1"),
         ("--seed", asked.seed, 0 <= asked.seed < 2**63, "must be from 0, and below 2^63"),
-        ("--stop", asked.stop, asked.stop != "", "must not be empty"),
     ):
         if not holds:
             raise ConfigError(flag, value, allowed)
@@ -307,7 +305,7 @@ def generate(words: list[str]) -> int:
     # Imported late, because torch takes a second to import.
     from rope_exp.evaluation.generate import Sampling, complete
 
-    sampling = Sampling(asked.tokens, asked.temperature, asked.top_p, asked.seed, asked.stop)
+    sampling = Sampling(asked.tokens, asked.temperature, asked.top_p, asked.seed)
     completions = complete(asked.folder, asked.texts, sampling, asked.step)
     for text, completion in zip(asked.texts, completions, strict=True):
         print(f"{text}{completion}", end="\n\n")

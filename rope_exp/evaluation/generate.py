@@ -28,14 +28,12 @@ class Sampling:
         temperature: divides the logits; 0: always take the likeliest token.
         top_p: sample among the likeliest tokens that together have this probability.
         seed: seed of the draws; each text has its own stream, whatever its neighbours.
-        stop: a text at which a completion ends; None: it ends only with a document.
     """
 
     num_tokens: int = 64
     temperature: float = 0.8
     top_p: float = 0.95
     seed: int = 0
-    stop: str | None = None
 
 
 def complete(
@@ -94,11 +92,11 @@ def generate(
         for row, token in enumerate(chosen):
             if not is_done[row] and token != end_id:
                 found[row].append(token)
-            is_done[row] |= token == end_id or _stops(tokenizer, found[row], sampling.stop)
+            is_done[row] |= token == end_id
         if all(is_done):
             break
         ids_BT = torch.tensor(chosen, device=device)[:, None]
-    return [_text(tokenizer, tokens, sampling.stop) for tokens in found]
+    return [tokenizer.decode(tokens) for tokens in found]
 
 
 def distribution(logits_BV: Tensor, sampling: Sampling) -> Tensor:
@@ -129,12 +127,3 @@ def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
         # The library raises a plain Exception if a small vocabulary has no token for a character.
         known = "".join(sorted(tokenizer.get_vocab()))
         raise ConfigError("TEXT", ..., f"must be of the run's tokens alone: {known}") from error
-
-
-def _stops(tokenizer: Tokenizer, tokens: list[int], stop: str | None) -> bool:
-    return stop is not None and stop in tokenizer.decode(tokens)
-
-
-def _text(tokenizer: Tokenizer, tokens: list[int], stop: str | None) -> str:
-    text: str = tokenizer.decode(tokens)
-    return text if stop is None else text.partition(stop)[0]

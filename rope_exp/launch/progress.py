@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from datetime import timedelta
 from operator import attrgetter
 from pathlib import Path
@@ -11,22 +10,18 @@ from typing import Any
 from rope_exp.config.run import RunConfig, differing_keys
 from rope_exp.evidence.records import (
     read_record,
-    read_records,
     record_path,
-    recorded_campaigns,
     stored_records,
 )
 from rope_exp.evidence.runs import Run
 from rope_exp.plan.campaign import Campaign, Cell
 from rope_exp.plan.resolve import operations, runs_at_a_time
 from rope_exp.run.metrics import last_step
-from rope_exp.system.errors import ConfigError, RecordError
+from rope_exp.system.errors import ConfigError
 
 # Keys that a record must share with its cell, in addition to those that can change a number:
 # rounding depends on the threads, and a record contains the probes' results.
 SHARED = ("launch.num_threads", "train.probes")
-# The keys on which the speed of a run of a given size depends most.
-SPEED = ("launch.device", "launch.num_threads", "train.precision", "train.compile")
 
 
 class Progress:
@@ -100,25 +95,13 @@ class Progress:
     def seconds(self) -> float | None:
         """Estimate the seconds that the cells without a record take, one after another.
 
-        The estimate uses the campaign's own records, or else similar runs of other campaigns;
-        None if there are none.
+        None if no record tells how long a run takes.
         """
         finished = [run for run in self.done.values() if run.status == "finished"]
-        rates = [run.result["wall_s"] / operations(run.config) for run in finished or self._alike()]
+        rates = [run.result["wall_s"] / operations(run.config) for run in finished]
         if not rates:
             return None
         return float(statistics.median(rates)) * sum(operations(cell.config) for cell in self.left)
-
-    def _alike(self) -> list[Run]:
-        """Return the finished runs of other campaigns with the same values of the `SPEED` keys."""
-        speed = attrgetter(*SPEED)
-        wanted = speed(self.campaign.cells[0].config)
-        found: list[Run] = []
-        for name in recorded_campaigns(self.records):
-            # A broken record of another campaign is for its own report, and must not stop this one.
-            with suppress(RecordError):
-                found += read_records(self.records, name)
-        return [run for run in found if run.status == "finished" and speed(run.config) == wanted]
 
     def summary(self) -> str:
         """Summarize the campaign's progress, and the time that is left."""

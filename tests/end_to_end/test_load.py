@@ -54,7 +54,6 @@ def test_generate_prints_what_a_run_says(
         (["--tokens", "0"], "--tokens=0", "at least 1"),
         (["--temperature", "-1"], "--temperature=-1", "0 or above"),
         (["--top-p", "0"], "--top-p=0", "above 0"),
-        (["--stop", ""], "--stop=", "not be empty"),
         (["--step", "3"], "holds no step 3", "it holds"),
     ],
 )

@@ -58,14 +58,6 @@ def test_a_seed_is_a_text(decoder: Decoder) -> None:
     assert one != other
 
 
-def test_text_ends_before_the_stop(decoder: Decoder) -> None:
-    [whole] = said(decoder, "x", num_tokens=40, temperature=1.0)
-    stop = next(c for c in whole if c.isascii())
-    assert said(decoder, "x", num_tokens=40, temperature=1.0, stop=stop) == [
-        whole.partition(stop)[0]
-    ]
-
-
 def test_the_nucleus_is_the_fewest_likeliest() -> None:
     logits_BV = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     for top_p, expected in (

@@ -3,7 +3,6 @@
 import platform
 import re
 import shutil
-import statistics
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +25,6 @@ from rope_exp.commands import campaign as command
 from rope_exp.evidence.records import (
     canonical,
     digest,
-    read_record,
     recorded_campaigns,
     stored_records,
 )
@@ -38,7 +36,7 @@ from rope_exp.launch.progress import Progress
 from rope_exp.plan import resolve
 from rope_exp.plan.campaign import load_campaign
 from rope_exp.system.errors import ConfigError, RecordError
-from rope_exp.system.files import read_json, write_atomically, write_json
+from rope_exp.system.files import read_json, write_json
 
 Capture = pytest.CaptureFixture[str]
 
@@ -216,20 +214,7 @@ def test_what_is_left_is_said_with_the_time_that_it_takes(clone: Path) -> None:
     assert "1 are left, about 0:01:30 with 1 at a time" in half.summary()
     assert done.status == "finished"
 
-    # Without records of its own, the estimate uses similar runs of other campaigns.
     half.done = {}
-    shutil.copytree(clone / RECORDS, clone / "others")
-    (clone / "others" / "mine").rename(clone / "others" / "alike")
-    for path in (clone / "others" / "alike").iterdir():
-        record = read_json(path) | {"campaign": "alike"}
-        path.write_text(canonical(record | {"sha256": digest(record)}), encoding="utf-8")
-    (clone / "others" / "broken").mkdir()
-    half.records = clone / "others"
-    wall_s = statistics.median(read_record(path).result["wall_s"] for path in records_of(clone))
-    assert half.seconds() == pytest.approx(2 * wall_s)
-    write_atomically(clone / "others" / "broken" / "qk-s0.json", "<<<<<<< HEAD")
-    assert half.seconds() == pytest.approx(2 * wall_s)
-    half.records = clone / "none"
     assert "no estimate yet of the 2 that are left" in half.summary()
 
 

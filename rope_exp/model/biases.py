@@ -50,7 +50,8 @@ class Sinusoids(Position):
         super().__init__(sizes)
         self.scale = scale
         # Made on the CPU, as those of rotations are, and moved to the device once.
-        theta_F = sinusoid_frequencies(sizes.hidden_size).to(torch.get_default_device())
+        theta_F = frequencies(sizes.hidden_size, SINUSOID_BASE, torch.float64)
+        theta_F = theta_F.to(torch.get_default_device())
         self.register_buffer("theta_F", theta_F, persistent=False)
 
     def embed(self, x_BTD: Tensor, position_T: Tensor) -> Tensor:
@@ -159,30 +160,9 @@ def t5_buckets(offset: Tensor, *, bidirectional: bool = False) -> Tensor:
     return side + torch.where(distance < exact, distance, shared)
 
 
-def sinusoids(position_T: Tensor, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return sin(p / 10000^(2f/D)), then the cosines of the same angles (Vaswani et al. 2017).
-
-    Each sine and its cosine satisfy sin^2 + cos^2 = 1. So the mean square over the D features is
-    1/2 at every position, and the root mean square sqrt(1/2), for any D.
-
-    Args:
-        position_T: any real numbers, of any shape.
-        dim: D, even.
-        dtype: dtype of the result. Angles are float64, so large positions keep their fractions.
-    Returns:
-        [..., D]: all sines, then all cosines.
-    Raises:
-        ValueError: `dim` is odd or below 2.
-    """
-    theta_F = sinusoid_frequencies(dim).to(position_T.device)
-    return sines_and_cosines(angles(theta_F, position_T), dtype)
-
-
-def sinusoid_frequencies(dim: int) -> Tensor:
-    """Return theta_F of the sinusoids in radians a position, in float64, on the CPU."""
-    return frequencies(dim, SINUSOID_BASE, torch.float64)
-
-
 def sines_and_cosines(angle_TF: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return [..., 2F]: the sines of all angles, then their cosines."""
+    """Return the sines of all angles, then their cosines: [..., 2F] (Vaswani et al. 2017).
+
+    As sin^2 + cos^2 = 1, their root mean square is sqrt(1/2) at every position.
+    """
     return torch.cat([angle_TF.sin(), angle_TF.cos()], dim=-1).to(dtype)

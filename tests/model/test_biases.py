@@ -13,7 +13,8 @@ from transformers.models.marian.modeling_marian import MarianSinusoidalPositiona
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from rope_exp.config.variants import T5_BUCKETS
-from rope_exp.model.biases import alibi_slopes, sinusoids, t5_buckets
+from rope_exp.model.biases import SINUSOID_BASE, alibi_slopes, sines_and_cosines, t5_buckets
+from rope_exp.model.rope import angles, frequencies
 
 HALVES = st.integers(1, 40)
 POSITIONS = st.floats(-1e6, 1e6)
@@ -68,6 +69,11 @@ def test_a_distance_between_counts_as_the_lower(offset: int, more: float) -> Non
 
 
 # -- sinusoids -------------------------------------------------------------------------------------
+
+
+def sinusoids(position_T: Tensor, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    theta_F = frequencies(dim, SINUSOID_BASE, torch.float64)
+    return sines_and_cosines(angles(theta_F, position_T), dtype)
 
 
 @pytest.mark.parametrize("dim", [2, 6, 64])

@@ -3,8 +3,7 @@
 In "acgt...ca>gtac..." the letters after ">" repeat a stretch that began anywhere earlier; marks do
 not count as letters. The stretch's first letter is given, and the others are predicted. A model
 that finds the stretch only needs to read on in it, but at first several fit: about L / 4^k, with L
-letters before and k read. So the least expected loss is known: the loss of a predictor that gives
-equal weight to all stretches that still fit (`least_nats`).
+letters before and k read.
 
 The format is the authors' (Harik and labml.ai, `copy_repeat` of their public code): four letters,
 16 of them at first, then in turn 1 to 11 random ones, a mark, and a stretch of 16. A row is cut off
@@ -14,10 +13,9 @@ when it is full.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rope_exp.data.tasks.draws import Draws
-from rope_exp.data.tasks.rows import NO_ANSWER, Row, Rows, Task, spell
+from rope_exp.data.tasks.rows import NO_ANSWER, Row, Task
 
 LETTERS = "acgt"
 MARK = ">"
@@ -61,32 +59,6 @@ class Repeats(Task):
 
         # Prediction t is for token t + 1.
         return Row(text[:width], answer_S[1:width], span_S[1:width])
-
-
-def least_nats(rows: Rows) -> NDArray[np.float64]:
-    """Return the loss of each predicted letter with equal weights on all stretches that still fit.
-
-    p(letter | read) = the share of starts at which this letter follows, among the starts that match
-    the letters read so far; the generator draws each start equally often.
-
-    Returns:
-        [A], in nats, in the order of the mask's tokens.
-    """
-    nats = []
-    for ids_S, answer_T in zip(rows.ids_NS, rows.answer_NT, strict=True):
-        text = spell(ids_S, VOCABULARY)
-        for number in range(answer_T.max() + 1):
-            # The predicted tokens are contiguous, and follow the one that is given.
-            places = 1 + np.flatnonzero(answer_T == number)
-            before = text[: places[0] - 1].replace(MARK, "")
-            repeat = text[places[0] - 1 : places[-1] + 1]
-
-            fitting = [s for s in range(len(before) - STRETCH) if before[s] == repeat[0]]
-            for k in range(1, len(repeat)):
-                num_fitting = len(fitting)
-                fitting = [s for s in fitting if before[s + k] == repeat[k]]
-                nats.append(np.log(num_fitting / len(fitting)))
-    return np.array(nats)
 
 
 def _random(draws: Draws, count: int) -> str:

@@ -7,11 +7,9 @@ single learning rate says nothing about them.
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import altair as alt
 import numpy as np
 import pandas as pd
 
@@ -31,10 +29,6 @@ from rope_exp.evidence.comparable import (
 from rope_exp.evidence.contrasts import adjusted_means
 from rope_exp.evidence.runs import ReportError, Run
 from rope_exp.plan.campaign_file import SEEDS
-from rope_exp.report.charts.labels import end_names
-from rope_exp.report.charts.rows import COLOR, looks_of, markers, row_lines, with_looks
-from rope_exp.report.charts.style import explanation
-from rope_exp.report.charts.svg import INK, svg_of
 from rope_exp.report.content import Report, build
 from rope_exp.report.spelling import markdown_table, span
 from rope_exp.system.console import log
@@ -43,14 +37,11 @@ from rope_exp.system.console import log
 # 0.16 (docs/protocol-2.md, section 6).
 FAR_GAIN = 0.18
 
-_WIDTH = 520
-_HEIGHT = 300
-
 
 def files(
     asked: Collection[str], records: Mapping[str, Sequence[Run]], tables: Mapping[str, Report]
 ) -> dict[str, bytes]:
-    """Return rates.md and its figure for each sweep of learning rates in the asked campaigns."""
+    """Return rates.md for each sweep of learning rates in the asked campaigns."""
     found: dict[str, bytes] = {}
     for name in asked:
         lending = [runs for each, runs in records.items() if each != name and not _is_tuned(runs)]
@@ -72,7 +63,7 @@ def _is_tuned(runs: Sequence[Run]) -> bool:
 
 
 def of_group(runs: Sequence[Run]) -> dict[str, bytes]:
-    """Return rates.md and its figure of runs with several learning rates; else nothing."""
+    """Return rates.md of runs with several learning rates; else nothing."""
     several = len({run.config.optim.lr for run in runs}) > 1
     return _files("--factors", "rates", runs) if several else {}
 
@@ -83,8 +74,7 @@ def _files(name: str, stem: str, runs: Sequence[Run]) -> dict[str, bytes]:
     except ReportError as error:
         log(f"{name}: {stem}.md is left out: {error}")
         return {}
-    svg = svg_of(figure(tried).to_dict())
-    return {f"{stem}.md": markdown(tried).encode(), f"figures/{stem}.svg": svg}
+    return {f"{stem}.md": markdown(tried).encode()}
 
 
 def find_sweeps(runs: Sequence[Run], others: Iterable[Run]) -> list[list[Run]]:
@@ -257,6 +247,8 @@ def markdown(tried: Tried) -> str:
             f"\\* includes a run whose loss falls by at least {FAR_GAIN} nats from positions 8 to "
             "32 to positions 128 to 256. Such runs end low, and probably copy."
         )
+    if lost := tried.num_diverged:
+        parts.append(f"{lost} diverged and {'is' if lost == 1 else 'are'} not shown.")
     differences = _differences(tried, report.reference.label)
     if len(differences):
         parts += [
@@ -344,68 +336,3 @@ def _relations(tried: Tried, relations: Sequence[tuple[str, str, str]]) -> pd.Da
 def _spell(differences: "pd.Series[float]") -> str | None:
     count = differences.count()
     return f"{differences.mean():+.4f} ({count})" if count else None
-
-
-# -- the figure ------------------------------------------------------------------------------------
-
-
-def figure(tried: Tried) -> alt.LayerChart:
-    """Draw losses against the learning rate, with each variant's best and the common one."""
-    table = points(tried)
-    drawn = table[table["is_line"]]
-    rates = sorted(set(table["rate"]))
-    x = alt.X("rate:Q", title="learning rate (peak)")
-    x = x.scale(type="log", padding=15, nice=False).axis(values=rates, format="~g")
-    low, high = table["loss"].min(), table["loss"].max()
-    domain = (low - 0.05 * (high - low), high + 0.05 * (high - low))
-    unit = tried.runs[0].config.data.unit
-    y = alt.Y("loss:Q", title=f"validation loss ({unit})").axis(tickCount=6, grid=True)
-    y = y.scale(domain=list(domain), nice=False)
-
-    base = with_looks(drawn).encode(x=x, y=y)
-    dots = with_looks(table[~table["is_line"]]).mark_circle(size=12, opacity=0.5)
-    ring = alt.Chart(drawn[drawn["is_best"]]).mark_point(size=190, stroke=INK, strokeWidth=1)
-    common = alt.Chart().encode(x=alt.XDatum(tried.common, type="quantitative"))
-    said = common.mark_text(text=f"common: {tried.common:g}", style="quiet")
-    ends = drawn.groupby("label", sort=False, as_index=False).last()
-    return alt.layer(
-        common.mark_rule(style="quiet", strokeDash=[4, 3]),
-        said.encode(y=alt.YValue(-8)),
-        dots.encode(x=x, y=y, color=COLOR),
-        row_lines(base, 1.5),
-        *markers(base, size=50),
-        ring.encode(x=x, y=y),
-        *end_names(ends.rename(columns={"loss": "end"}), domain, _WIDTH, _HEIGHT),
-        width=_WIDTH,
-        height=_HEIGHT,
-        datasets=looks_of({label: number for number, label in enumerate(tried.means)}),
-        title=explanation(_sentences(tried)),
-    )
-
-
-def points(tried: Tried) -> pd.DataFrame:
-    """Return all losses: label, name, rate, loss, seed, is_best and is_line.
-
-    `is_best` marks a variant's best learning rate, `is_line` the seed with most learning rates.
-    """
-    found: list[tuple[Any, ...]] = []
-    for label, table in tried.tables.items():
-        best = tried.best(label)
-        longest = table.count(axis="columns").idxmax()
-        for rate, losses in table.items():
-            for seed, loss in losses.dropna().items():
-                marks = (rate == best, seed == longest)
-                found.append((label, tried.names[label], rate, loss, seed, *marks))
-    columns = ["label", "name", "rate", "loss", "seed", "is_best", "is_line"]
-    return pd.DataFrame(found, columns=columns)
-
-
-def _sentences(tried: Tried) -> Iterator[str]:
-    drawn = [run for run in tried.runs if run.config.seed in tried.tables[_label(run)].index]
-    groups = sorted({run.group for run in drawn})
-    yield (
-        f"Group{'s' * (len(groups) > 1)} {', '.join(groups)}. Lines: each variant's seed with most "
-        "learning rates; pale dots: other seeds; ring: a variant's best learning rate, over all."
-    )
-    if lost := tried.num_diverged:
-        yield f"{lost} diverged and {'is' if lost == 1 else 'are'} not shown."

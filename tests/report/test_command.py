@@ -96,7 +96,7 @@ def test_a_sweep_of_learning_rates_end_to_end(tmp_path: Path, report: Command) -
     assert "Δ to optim.lr=0.01" in done.stdout
     assert "+0.1000" in done.stdout
     written = {str(path.relative_to(out)) for path in out.rglob("*.*")}
-    assert written == {*TABLES, *FIGURES, "report.html", "rates.md", "figures/rates.svg"}
+    assert written == {*TABLES, *FIGURES, "report.html", "rates.md"}
     assert "| QK-RoPE | 1 | 3.5000 | +0.1000 (1) | 0.01" in (out / "rates.md").read_text()
 
 

@@ -1,4 +1,4 @@
-"""Tests of rates.md and its figure: which runs are a sweep, and means of a table with holes."""
+"""Tests of rates.md: which runs are a sweep, and means of a table with holes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from support.charts import explanation
 from support.records import diverged, ended_at, runs_of
 from support.refused import refused
 from support.reports import all_runs, make_run
@@ -17,7 +16,7 @@ from support.reports import all_runs, make_run
 from rope_exp.evidence.contrasts import adjusted_means
 from rope_exp.evidence.runs import Run
 from rope_exp.studies import rates
-from rope_exp.studies.rates import Tried, figure, find_sweeps, markdown
+from rope_exp.studies.rates import Tried, find_sweeps, markdown
 
 # By variant and learning rate, one loss per seed.
 LOSSES = {
@@ -124,13 +123,12 @@ def test_runs_of_others_that_do_not_fit_end_no_report(
     alone = {"lr": records["lr"]}
     expected = rates.files(["lr"], alone, {}) if broken == "tuned" else {}
     assert rates.files(["lr"], alone | {"plain": lent}, {}) == expected
-    assert rates.files(["lr"], records, {}).keys() == {"lr/rates.md", "lr/figures/rates.svg"}
+    assert rates.files(["lr"], records, {}).keys() == {"lr/rates.md"}
 
 
 def test_a_run_that_diverged_is_counted(records: dict[str, list[Run]]) -> None:
     first, *others = records["lr"]
-    chart = figure(Tried.of([diverged(first), *others]))
-    assert "1 diverged and is not shown" in explanation(chart)
+    assert "1 diverged and is not shown" in markdown(Tried.of([diverged(first), *others]))
 
 
 @pytest.mark.parametrize(("near", "is_marked"), [(3.71, False), (3.73, True)])

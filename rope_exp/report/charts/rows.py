@@ -1,6 +1,6 @@
 """The rows of a report as data for charts: their words, and their looks."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import altair as alt
@@ -59,12 +59,8 @@ def with_looks(table: pd.DataFrame) -> alt.Chart:
 
 def looks(report: Report) -> dict[str, list[dict[str, Any]]]:
     """Return the data set of `with_looks`, for the whole chart: Altair copies that of a part."""
-    return looks_of({row.label: row.number for row in report.rows.values()})
-
-
-def looks_of(rows: Mapping[str, int]) -> dict[str, list[dict[str, Any]]]:
-    """Return the same for rows given by label, with their places."""
-    return {LOOKS: [{"label": label, **look(label, number)} for label, number in rows.items()]}
+    rows = report.rows.values()
+    return {LOOKS: [{"label": row.label, **look(row.label, row.number)} for row in rows]}
 
 
 def row_lines(base: alt.Chart, width: float, *details: str, clip: bool = False) -> alt.Chart:

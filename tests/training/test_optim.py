@@ -97,21 +97,6 @@ def test_a_flagged_step_changes_no_weight_and_no_moment() -> None:
     assert equal(state, optimizer_tensors(optimizer, model))
 
 
-def test_the_state_survives_a_round_trip_by_name() -> None:
-    model, twin = small_model(), small_model()
-    optimizer, other = (build_optimizer(m, OPTIM) for m in (model, twin))
-    for _ in range(3):
-        update(model, optimizer, torch.ones_like)
-    tensors = copies(optimizer_tensors(optimizer, model))
-    make_state(other, twin)
-    for name, moment in optimizer_tensors(other, twin).items():
-        moment.copy_(tensors[name])
-    twin.load_state_dict(model.state_dict())
-    for m, o in ((model, optimizer), (twin, other)):
-        update(m, o, torch.ones_like)
-    assert equal(dict(model.named_parameters()), dict(twin.named_parameters()))
-
-
 def test_a_state_is_made_without_an_update() -> None:
     """The state is zero, with the names, shapes and types of a state after an update."""
     model, twin = small_model(), small_model()

@@ -73,6 +73,22 @@ def stop_in_step(trainer: Trainer, step: int) -> None:
     trainer.decoder.lm_head.weight.register_hook(ask)
 
 
+def assert_goes_on(make: Make, *words: str) -> Trainer:
+    """Assert that a run stopped in step 4 and resumed equals a whole one, and return that one."""
+    whole = make("whole", *words)
+    assert whole.train() == "finished"
+
+    parted = make("parted", *words)
+    stop_in_step(parted, 4)
+    assert (parted.train(), parted.step) == ("stopped", 4)
+    again = make("parted", *words)
+    assert (again.step, again.train()) == (4, "finished")
+    assert losses(again) == losses(whole)
+    assert same(snapshot(again), snapshot(whole))
+    assert again.train_step.order_sha256 == whole.train_step.order_sha256
+    return whole
+
+
 def snapshot(trainer: Trainer) -> dict[str, torch.Tensor]:
     """Return a copy of the weights."""
     return {

@@ -1,12 +1,9 @@
 """Tests of training in stages and on masked tokens: resuming, counts, evaluation, loading."""
 
-from functools import partial
-
 import pytest
 import torch
 from support.refused import refused
-from support.trainers import Make, losses, same, snapshot
-from torch import Tensor
+from support.trainers import Make, assert_goes_on, same, snapshot
 
 from rope_exp import load_run
 from rope_exp.data.sources import training_batch
@@ -15,7 +12,6 @@ from rope_exp.evaluation.generate import Sampling, generate
 from rope_exp.plan.costs import checkpoint_bytes
 from rope_exp.run.metrics import read_metrics
 from rope_exp.system.files import read_json
-from rope_exp.training.trainer import Trainer
 
 MLM = "train.objective=mlm"
 # Steps have 64 tokens, except in the last stage: there, one sequence of 24.
@@ -23,26 +19,10 @@ STAGES = ("train.stages=[[16,2],[32,3],[8,2],[24,1,1]]", "train.num_steps=8")
 PROBES = "train.probes=[windows,positions,shift,ablation]"
 
 
-def stop_after_4(trainer: Trainer, gradient: Tensor) -> None:
-    """Ask a trainer to stop while the gradient of its fourth step is computed."""
-    trainer.stop.requested |= trainer.step == 3
-
-
 @pytest.mark.parametrize("objective", ["causal", "mlm"])
 def test_a_run_goes_on_inside_a_stage(make: Make, objective: str) -> None:
     """Weights, rows and order are exact after a stop within the second stage's three steps."""
-    words = (f"train.objective={objective}", *STAGES, "pe=qkv_rope")
-    whole = make("whole", *words)
-    assert whole.train() == "finished"
-
-    parted = make("parted", *words)
-    parted.decoder.lm_head.weight.register_hook(partial(stop_after_4, parted))
-    assert (parted.train(), parted.step) == ("stopped", 4)
-    again = make("parted", *words)
-    assert (again.step, again.train()) == (4, "finished")
-    assert losses(again) == losses(whole)
-    assert same(snapshot(again), snapshot(whole))
-    assert again.train_step.order_sha256 == whole.train_step.order_sha256
+    assert_goes_on(make, f"train.objective={objective}", *STAGES, "pe=qkv_rope")
 
 
 def test_tokens_are_those_of_each_stage(make: Make) -> None:

@@ -1,5 +1,6 @@
 """Trainers in the test's own process, and readers of their results."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,14 @@ def build_trainer(config: RunConfig, folder: Path, **changes: Any) -> Trainer:
     stop: Any = SimpleNamespace(requested=False)
     parallel = Parallel(config.launch.device, "fp32", 1)
     return Trainer(config, folder, replace(prepared, **changes), parallel, stop)
+
+
+def finish(trainer: Trainer) -> Trainer:
+    """Train to the end, and return the trainer, with its tokenizer in the run's folder."""
+    prepared = prepare(trainer.config.data, trainer.config.tokenizer)
+    shutil.copy(prepared.tokenizer_file, trainer.folder / "tokenizer.json")
+    assert trainer.train() == "finished"
+    return trainer
 
 
 class Uncaptured(StepGraphs):

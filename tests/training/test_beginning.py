@@ -9,10 +9,9 @@ import pytest
 import torch
 from support.refused import refused
 from support.reports import make_run, sha256_of
-from support.trainers import Make, build_trainer, losses, same, snapshot, stop_in_step
+from support.trainers import Make, build_trainer, finish, losses, same, snapshot, stop_in_step
 
 from rope_exp.config.run import RunConfig
-from rope_exp.data.prepare import prepare
 from rope_exp.model.decoder import weights, weights_sha256
 from rope_exp.plan.compose import run_config
 from rope_exp.run import checkpoint
@@ -26,7 +25,7 @@ from rope_exp.run.folder import (
     write_config,
 )
 from rope_exp.system.errors import ConfigError
-from rope_exp.system.files import read_json, write_atomically, write_json
+from rope_exp.system.files import read_json, write_json
 from rope_exp.training.beginning import find_origin, with_origin
 from rope_exp.training.record import environment
 from rope_exp.training.trainer import Trainer
@@ -58,16 +57,7 @@ def going_on(folder: Path, *overrides: str) -> RunConfig:
 @pytest.fixture
 def source(make: Make) -> Callable[..., Trainer]:
     """Return `source`: `source("pe=vo_rope")` is a finished run, including its tokenizer."""
-
-    def finish(*overrides: str) -> Trainer:
-        trainer = make("source", *overrides)
-        prepared = prepare(trainer.config.data, trainer.config.tokenizer)
-        tokenizer = prepared.tokenizer_file.read_text(encoding="utf-8")
-        write_atomically(trainer.folder / "tokenizer.json", tokenizer)
-        assert trainer.train() == "finished"
-        return trainer
-
-    return finish
+    return lambda *overrides: finish(make("source", *overrides))
 
 
 @pytest.fixture

@@ -39,16 +39,6 @@ def test_one_by_one_or_many_at_once_is_the_same(
     assert many.dtype == np.int64
 
 
-def test_seeds_streams_and_indices_have_numbers_of_their_own() -> None:
-    firsts = {
-        Draws(seed, stream, index).below(WORD)
-        for seed in (0, 1)
-        for stream in ("addition train", "addition test")
-        for index in (0, 1)
-    }
-    assert len(firsts) == 8
-
-
 @pytest.mark.parametrize("bound", [2, 3, 10, 26, 1000])
 def test_whole_numbers_are_uniform(bound: int) -> None:
     counts = np.bincount(Draws(0, "whole", 0).many_below(bound, 20_000), minlength=bound)

@@ -129,16 +129,32 @@ def test_a_fault_that_passes_changes_no_token(kind: int, hub: Hub, run: Run, loc
 
 
 @pytest.mark.torture
+@pytest.mark.parametrize(
+    ("words", "place", "sentence"),
+    [
+        (
+            ["tokenizer=bytes"],
+            SECOND,
+            r"data\.path=owner/corpus: the hub did not give it: .*tries again$",
+        ),
+        # transformers itself would skip the missing file, and build another tokenizer.
+        (
+            HUB_WORDS,
+            "words.*tokenizer_config",
+            r"tokenizer\.path=owner/words: the tokenizer could not be fetched: ",
+        ),
+    ],
+    ids=["corpus", "tokenizer"],
+)
 def test_a_fault_that_stays_is_one_sentence(
-    hub: Hub, run: Run, tmp_path: Path, local: Local
+    hub: Hub, run: Run, tmp_path: Path, local: Local, words: list[str], place: str, sentence: str
 ) -> None:
     """Nothing is left behind, and the same command succeeds once the fault is gone."""
-    hub.faults = [Fault(503, SECOND)]
-    done = run(*HUB_DATA, "tokenizer=bytes")
-    done.fails(1, r"data\.path=owner/corpus: the hub did not give it: .*tries again$")
+    hub.faults = [Fault(503, place)]
+    run(*HUB_DATA, *words).fails(1, sentence)
     assert left_in(tmp_path / "cache") == []
     hub.faults = []
-    assert run(*HUB_DATA, "tokenizer=bytes").sha256 == local[1]
+    assert run(*HUB_DATA, *words).sha256 == local[1]
 
 
 @pytest.mark.parametrize(
@@ -171,20 +187,6 @@ def test_the_library_s_cache_is_not_read_where_the_hub_refuses(
 
 
 # -- tokenizers ------------------------------------------------------------------------------------
-
-
-@pytest.mark.torture
-def test_a_tokenizer_that_does_not_come_is_one_sentence(
-    hub: Hub, run: Run, tmp_path: Path, local: Local
-) -> None:
-    """transformers itself would skip the missing file, and build another tokenizer."""
-    path, sha256 = local
-    hub.faults = [Fault(503, "words.*tokenizer_config")]
-    done = run("data=files", path, *HUB_WORDS)
-    done.fails(1, r"tokenizer\.path=owner/words: the tokenizer could not be fetched: ")
-    assert left_in(tmp_path / "cache") == []
-    hub.faults = []
-    assert run("data=files", path, *HUB_WORDS).sha256 == sha256
 
 
 def test_a_tokenizer_that_is_not_there_is_one_sentence(run: Run, local: Local) -> None:

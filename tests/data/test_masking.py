@@ -102,16 +102,6 @@ def test_the_masks_are_those_that_were_published() -> None:
     assert (read == MASK).tolist() == [GOLDEN_HIDDEN]
 
 
-def test_a_window_is_read_but_for_its_last_token() -> None:
-    """The last token begins the next window of the text, so each token is read once an epoch."""
-    plain = next_tokens(np.arange(21)[None])
-    found = masked(plain, (0, 1), 3, MASK)
-    assert found.place_BP is not None
-    original = found.ids_BT.copy()
-    np.put_along_axis(original, found.place_BP, found.target_BP, axis=1)
-    assert original.tolist() == [list(range(20))]
-
-
 def test_the_hash_of_the_order_covers_masks() -> None:
     """It covers the source's own columns, the tokens read, the places and the targets."""
     plain = plain_batch(1)

@@ -59,13 +59,6 @@ def test_a_stage_reads_what_a_run_of_its_length_would() -> None:
         assert np.array_equal(found[step - 1].hashed_BS, alone)
 
 
-def test_one_length_has_the_batches_that_it_always_had() -> None:
-    for step in (1, 9, 40):
-        found = training_batch(make_config(stages=None), prepared(), step)
-        usual = training_ids(TOKENS, 3, range(8 * step - 8, 8 * step), 16)
-        assert np.array_equal(found.hashed_BS, usual)
-
-
 @pytest.mark.parametrize("objective", ["causal", "mlm"])
 def test_all_variants_read_the_same(objective: str) -> None:
     """The order of tokens and their masks depend only on the data seed."""

@@ -5,7 +5,6 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 from support.refused import refused
 from support.runs import (
     num_rows,
@@ -17,20 +16,6 @@ from rope_exp import load_run
 from rope_exp.commands import generate
 from rope_exp.system.errors import MISTAKES
 from rope_exp.system.files import read_json, write_json
-
-
-def test_load_run_gives_the_newest_checkpoint(
-    whole: tuple[Path, list[str]],
-) -> None:
-    model, tokenizer = load_run(whole[0])
-    assert not model.training
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    ids = tokenizer.encode("Document 3. ").ids
-    assert tokenizer.decode(ids) == "Document 3. "
-    logits = model(torch.tensor([ids]))
-    assert logits.shape == (1, len(ids), 257)
-    older, _ = load_run(whole[0], step=50)
-    assert not torch.equal(older(torch.tensor([ids])), logits)
 
 
 def test_generate_prints_what_a_run_says(

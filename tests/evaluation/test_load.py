@@ -6,27 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 from support.refused import refused
-from support.trainers import build_trainer, same, snapshot
+from support.trainers import build_trainer, finish, same, snapshot
 
 from rope_exp import load_run
 from rope_exp.config.run import RunConfig
-from rope_exp.data.prepare import prepare
 from rope_exp.run import checkpoint
-from rope_exp.system.files import write_atomically
 from rope_exp.training.trainer import Trainer
 
 
 @pytest.fixture
 def run(tiny: Callable[..., RunConfig], tmp_path: Path) -> Trainer:
     """Return a run of six steps with checkpoints at 4 and 6, and its tokenizer."""
-    config = tiny("launch.device=cpu")
-    trainer = build_trainer(config, tmp_path / "run")
-    prepared = prepare(config.data, config.tokenizer)
-    write_atomically(
-        trainer.folder / "tokenizer.json", prepared.tokenizer_file.read_text(encoding="utf-8")
-    )
-    assert trainer.train() == "finished"
-    return trainer
+    return finish(build_trainer(tiny("launch.device=cpu"), tmp_path / "run"))
 
 
 def test_it_gives_the_newest_checkpoint_ready_to_use(run: Trainer) -> None:

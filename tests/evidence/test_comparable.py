@@ -1,7 +1,6 @@
 """Tests that runs equal except in named factors are compared, and others refused."""
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -176,33 +175,14 @@ def test_a_run_in_a_folder_named_after_another_is_refused(tmp_path: Path) -> Non
 # -- other factors ---------------------------------------------------------------------------------
 
 
-def make_rate(
-    runs: Path,
-    *,
-    lr: str,
-    pe: str = "qk_rope",
-    seed: int = 0,
-    result: Mapping[str, Any] | None = None,
-) -> Path:
-    overrides = [f"optim.lr={lr}"]
-    return make_run(runs, pe=pe, seed=seed, group=f"lr-{lr}", overrides=overrides, result=result)
+def make_rate(runs: Path, *, lr: str, **others: Any) -> Path:
+    return make_run(runs, group=f"lr-{lr}", overrides=[f"optim.lr={lr}"], **others)
 
 
-def make_size(
-    runs: Path, *, width: int, pe: str = "qk_rope", result: Mapping[str, Any] | None = None
-) -> Path:
+def make_size(runs: Path, *, width: int, **others: Any) -> Path:
     name = f"wide{width}"
     overrides = [f"model.name={name}", f"model.hidden_size={width}"]
-    return make_run(runs, pe=pe, group=name, overrides=overrides, result=result)
-
-
-def test_a_sweep_of_learning_rates_is_a_comparison(tmp_path: Path) -> None:
-    for lr in ("0.001", "0.01"):
-        for seed in (0, 1):
-            make_rate(tmp_path, lr=lr, seed=seed)
-    rows = compared(tmp_path, keys=LR)
-    assert list(rows) == ["optim.lr=0.001", "optim.lr=0.01"]
-    assert [run.config.seed for row in rows.values() for run in row.runs] == [0, 1, 0, 1]
+    return make_run(runs, group=name, overrides=overrides, **others)
 
 
 def test_what_a_learning_rate_leaves_equal_is_asked_for(tmp_path: Path) -> None:
@@ -249,17 +229,10 @@ def test_models_have_weights_of_their_own(tmp_path: Path) -> None:
 def test_numbers_stand_in_the_order_of_numbers(tmp_path: Path) -> None:
     """As text, 1e-05 would sort after 0.01; rows without a loss keep the numeric order."""
     for lr in ("0.01", "0.0001", "0.00001"):
-        make_run(tmp_path, group=f"lr-{lr}", loss=None, steps=20, overrides=[f"optim.lr={lr}"])
+        make_rate(tmp_path, lr=lr, loss=None, steps=20)
     labels = ["optim.lr=1e-05", "optim.lr=0.0001", "optim.lr=0.01"]
     assert list(compared(tmp_path, keys=LR)) == labels
     assert list(compare({label: {} for label in labels}, labels[0])) == labels
-
-
-def test_one_run_twice_is_refused_over_groups_too(tmp_path: Path) -> None:
-    make_run(tmp_path, group="a")
-    make_run(tmp_path, group="b")
-    with refused("are both optim.lr=0.003-s0", "a/qk_rope/seed0", "b/qk_rope/seed0"):
-        compared(tmp_path, keys=LR)
 
 
 @pytest.mark.parametrize(

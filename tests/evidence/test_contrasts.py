@@ -48,11 +48,6 @@ def test_delta_is_the_mean_of_differences_within_seeds() -> None:
     assert row.delta != pytest.approx(row.loss_mean - np.mean([3.0, 3.5, 9.0]))
 
 
-def test_no_shared_seed_or_no_reference_means_no_delta() -> None:
-    assert compare({"qk": {0: 3.0}, "vo": {1: 3.1}}, "qk")["vo"].delta is None
-    assert compare({"vo": {1: 3.1}}, "qk")["vo"].delta is None
-
-
 def test_a_row_without_a_finished_run_is_last() -> None:
     rows = compare({"a": {}, "qk": {0: 3.0}, "z": {0: 2.0}}, "qk")
     assert list(rows) == ["z", "qk", "a"]

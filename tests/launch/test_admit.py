@@ -98,30 +98,22 @@ def test_a_run_that_begins_while_its_folder_is_looked_at(
     assert job.exit_code is None
 
 
-def test_a_folder_is_acquired_by_one_after_another(on_cpu: OnCpu) -> None:
-    [first] = admit([on_cpu()])
-    [second] = admit([on_cpu()])
-    assert acquire(first)
-    assert not acquire(second)
-    assert second.status == "elsewhere"
-    first.unlock()
-    assert acquire(second)
-    second.unlock()
-
-
 def test_a_stage_longer_than_the_corpus_is_refused(on_cpu: OnCpu) -> None:
     config = on_cpu("train.stages=[[16,5],[9000000,1,1]]")
     with refused("train.stages=[[16, 5], ", "a window needs 9000001 tokens and the corpus has"):
         admit([config])
 
 
-def test_the_one_run_of_a_command_waits_for_no_other(
+def test_a_folder_is_acquired_by_one_after_another(
     monkeypatch: pytest.MonkeyPatch, on_cpu: OnCpu
 ) -> None:
+    """A run of a sweep is left to the other command; the one run of a command is refused."""
     monkeypatch.setattr(admit_module, "LOCK_SECONDS", 0.2)
     [first] = admit([on_cpu()])
     [second] = admit([on_cpu()])
     assert acquire(first)
+    assert not acquire(second)
+    assert second.status == "elsewhere"
     with refused("another process is running this run"):
         acquire_or_refuse(second)
     first.unlock()

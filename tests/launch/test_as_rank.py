@@ -38,30 +38,23 @@ def test_a_rank_that_no_launcher_sets_is_refused(
         check_ranks()
 
 
-def test_a_garbled_rank_exits_with_2(tmp_path: Path) -> None:
-    assert_refused(command("seed=1", cwd=tmp_path, RANK="x"), "RANK=x")
-    assert list(tmp_path.iterdir()) == []
+PRECISION = "ACCELERATE_MIXED_PRECISION"
 
 
-def test_a_launcher_of_fewer_processes_than_asked_is_refused(
-    tmp_path: Path, tiny_overrides: list[str]
+@pytest.mark.parametrize(
+    ("words", "variable", "sentence"),
+    [
+        ("seed=1", "RANK=x", "RANK=x"),
+        ("launch.num_processes=2", f"{PRECISION}=no", "=2: but this launcher started 1"),
+        ("", f"{PRECISION}=fp16", f"{PRECISION}=fp16: is not followed: train.precision=fp32"),
+        # Otherwise every rank would run the whole sweep.
+        ("-m pe=glob(*)", f"{PRECISION}=no", "every rank of `accelerate launch` would run the"),
+    ],
+)
+def test_a_command_under_such_a_launcher_exits_with_2(
+    tmp_path: Path, tiny_overrides: list[str], words: str, variable: str, sentence: str
 ) -> None:
-    words = [*tiny_overrides, "launch.num_processes=2"]
-    done = command(*words, cwd=tmp_path, ACCELERATE_MIXED_PRECISION="no")
-    assert_refused(done, "launch.num_processes=2: but this launcher started 1")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_another_precision_than_the_runs_is_refused(
-    tmp_path: Path, tiny_overrides: list[str]
-) -> None:
-    done = command(*tiny_overrides, cwd=tmp_path, ACCELERATE_MIXED_PRECISION="fp16")
-    assert_refused(done, "ACCELERATE_MIXED_PRECISION=fp16: is not followed: train.precision=fp32")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_sweep_under_a_launcher_is_refused(tmp_path: Path) -> None:
-    """Otherwise every rank would run the whole sweep."""
-    done = command("-m", "pe=glob(*)", cwd=tmp_path, ACCELERATE_MIXED_PRECISION="no")
-    assert_refused(done, "every rank of `accelerate launch` would run the sweep")
+    environment = dict([variable.split("=")])
+    done = command(*tiny_overrides, *words.split(), cwd=tmp_path, **environment)
+    assert_refused(done, sentence)
     assert list(tmp_path.iterdir()) == []

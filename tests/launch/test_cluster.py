@@ -96,6 +96,16 @@ def test_the_queue_tells_what_became_of_a_job(
         queue.active("a")
 
 
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a folder with a fake SLURM; return that of the run `nope` of group `g`, at seed 0."""
+    monkeypatch.chdir(tmp_path)
+    commands(tmp_path, monkeypatch, sinfo=ONE, srun="", sbatch="Submitted batch job 12")
+    folder = tmp_path / "results/runs/g/nope/seed0"
+    folder.mkdir(parents=True)
+    return folder
+
+
 ONE = "main* 8 CPUs, 1 MB, a100, gpu:4"
 TWO = f"{ONE}\nmain* 8 CPUs, 1 MB, h100, gpu:4"
 
@@ -157,15 +167,11 @@ def test_what_a_cluster_does_not_take_is_one_sentence(
     ],
 )
 def test_a_sweep_refuses_what_it_would_lose(
-    word: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    word: str, said: str, slurm: Path, tmp_path: Path
 ) -> None:
     """Nothing is submitted then. Keys that a node will resolve are not compared."""
-    monkeypatch.chdir(tmp_path)
-    commands(tmp_path, monkeypatch, sinfo=ONE, srun="", sbatch="Submitted batch job 12")
     words = ["pe=nope", "run.group=g", "launch=slurm"]
-    folder = tmp_path / "results/runs/g/nope/seed0"
-    folder.mkdir(parents=True)
-    write_config(folder, resolve(run_config([*words[:2]])))
+    write_config(slurm, resolve(run_config([*words[:2]])))
     with refused(said):
         sweep([*words, word])
     assert not (tmp_path / "results/slurm").exists()
@@ -173,20 +179,16 @@ def test_a_sweep_refuses_what_it_would_lose(
 
 
 def test_a_sweep_compares_all_but_what_a_node_resolves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run with a window is not one without; commits of the hub are looked up at submission."""
-    monkeypatch.chdir(tmp_path)
-    commands(tmp_path, monkeypatch, sinfo=ONE, srun="", sbatch="Submitted batch job 12")
     monkeypatch.setattr(prepare_module, "newest_commit", lambda *_: "a" * 40)
     hub = ["data=hub", "data.path=me/texts", "data.text_column=text"]
     words = ["pe=nope", "run.group=g", *hub]
-    folder = tmp_path / "results/runs/g/nope/seed0"
-    folder.mkdir(parents=True)
-    write_config(folder, resolve(run_config([*words, "model.window=64"])))
+    write_config(slurm, resolve(run_config([*words, "model.window=64"])))
     with refused("belongs to another config (", "model.window: 64 -> null"):
         sweep([*words, "launch=slurm"])
-    write_config(folder, resolve(run_config([*words, f"data.revision={'a' * 40}"])))
+    write_config(slurm, resolve(run_config([*words, f"data.revision={'a' * 40}"])))
     assert sweep([*words, "launch=slurm"]) == 0
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from support.records import report_on, runs_of
+from support.records import runs_of
 
-from rope_exp.report.answers import answers_csv, match_relations, parts, task_tables
+from rope_exp.report.answers import answers_csv, match_relations, task_tables
 from rope_exp.report.content import Report, build
 from rope_exp.report.sentences import notes
 from rope_exp.report.tables import markdown
@@ -80,12 +80,6 @@ def test_matches_are_judged_by_the_campaigns_test() -> None:
     paired = build([replace(run, test="paired") for run in report.runs], ["pe"])
     [pooled], [own] = (match_relations(each)["test"] for each in (report, paired))
     assert own.judged.df == own.judged.num_seeds - 1 < pooled.judged.df
-
-
-def test_bins_of_distance_are_octaves() -> None:
-    found = [part for part in parts(report_on("retrieval")) if part.split == "test"]
-    names = [part.name for part in found[1:]]
-    assert names == ["4 to 7", "8 to 15", "16 to 31", "32 to 63", "64 to 127"]
 
 
 def test_other_initial_weights_take_what_is_published() -> None:

@@ -7,7 +7,6 @@ from support.records import diverged, ended_at, report_on, runs_of, unfinished
 from support.refused import refused
 
 from rope_exp.evidence.runs import Run
-from rope_exp.report import spelling
 from rope_exp.report.assumptions import assumptions
 from rope_exp.report.by_tokens import by_tokens
 from rope_exp.report.content import build
@@ -211,8 +210,3 @@ def test_drift_is_judged_seed_by_seed(medians: list[float], said: str) -> None:
     ]
     [sentence] = drift_notes(build(runs, ["pe"]))
     assert sentence.endswith(said)
-
-
-def test_numbers_of_seeds_are_spelled() -> None:
-    said = [spelling.seeds(counts) for counts in ([1, 1], [5, 1, 3], [2])]
-    assert said == ["one seed", "1 to 5 seeds", "2 seeds"]

@@ -130,13 +130,6 @@ def test_a_checkpoint_is_renamed_durably_before_its_deletion(
     assert seen == [(".dropped-step_00000001", [tmp_path.stat().st_ino])]
 
 
-def test_interrupted_saves_are_cleared(tmp_path: Path) -> None:
-    save(tmp_path, 4)
-    (tmp_path / ".saving-00000005").mkdir()
-    checkpoint.clear_leftovers(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["step_00000004"]
-
-
 def test_a_file_that_cannot_be_read_now_is_not_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.configs import TINY
-from support.runs import train
 
 from rope_exp import load_run
 from rope_exp.evidence.runs import read_runs
@@ -17,34 +15,17 @@ from rope_exp.system.errors import CheckpointError, ConfigError, DataError, Reco
 FEW, MANY = 60, 3000
 
 
-@pytest.fixture(scope="module")
-def finished(
-    tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path
-) -> tuple[Path, list[str]]:
-    """Return the folder of a small finished run in a group of its own, and its command line."""
-    folder = tmp_path_factory.mktemp("finished")
-    command = [
-        *TINY,
-        f"data.path={corpus}",
-        "data.holdout_fraction=0.2",
-        f"data.cache_dir={cache}",
-        "run.group=g",
-    ]
-    done = train(*command, "pe=qk_rope", "launch.device=cpu", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return folder / "results/runs/g/qk_rope/seed0", command
-
-
 SIZES = [pytest.param(FEW, id="few"), pytest.param(MANY, id="many", marks=pytest.mark.torture)]
 
 
 @pytest.mark.parametrize("num_examples", SIZES)
 def test_a_harmed_run_folder_is_read_or_refused(
-    finished: tuple[Path, list[str]], tmp_path: Path, num_examples: int
+    whole: tuple[Path, list[str]], tmp_path: Path, num_examples: int
 ) -> None:
     runs = tmp_path / "g"
-    folder = runs / "qk_rope" / "seed0"
-    shutil.copytree(finished[0], folder)
+    folder = runs / "vo_rope" / "seed0"
+    shutil.copytree(whole[0], folder)
+    assert [run.status for run in read_runs([runs])[0]] == ["finished"]
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
 
     def report() -> None:

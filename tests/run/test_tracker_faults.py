@@ -11,8 +11,8 @@ from support.wandb import KEY, WARNING, as_sent, history, recorded, tracked
 from rope_exp.run.metrics import read_metrics
 
 
-def test_a_host_that_cannot_be_reached(untracked: tuple[Path, list[str]], tmp_path: Path) -> None:
-    folder, command = untracked
+def test_a_host_that_cannot_be_reached(whole: tuple[Path, list[str]], tmp_path: Path) -> None:
+    folder, command = whole
     done = tracked(tmp_path, command, WANDB_INIT_TIMEOUT="2")
     assert done.returncode == 0, done.stderr
     [line] = [line for line in done.stderr.splitlines() if "warning" in line]
@@ -21,9 +21,9 @@ def test_a_host_that_cannot_be_reached(untracked: tuple[Path, list[str]], tmp_pa
 
 
 def test_without_a_key_the_run_is_tracked_offline(
-    untracked: tuple[Path, list[str]], tmp_path: Path
+    whole: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
-    folder, command = untracked
+    folder, command = whole
     done = tracked(tmp_path, command, WANDB_API_KEY="")
     [line] = [line for line in done.stderr.splitlines() if "no API key" in line]
     assert "tracking offline" in line

@@ -24,21 +24,6 @@ def table_of(tables: Mapping[str, Report]) -> str:
     return files([], {}, tables).get("settings/settings.md", b"").decode()
 
 
-def test_a_star_marks_what_was_distinguished(tables: dict[str, Report]) -> None:
-    """Each number is a mean difference within a seed, with its number of seeds."""
-    report = tables["english"]
-    text = table_of(tables)
-    head = next(line for line in text.splitlines() if line.startswith("| setting"))
-    line = next(line for line in text.splitlines() if line.startswith("| [english"))
-    names, numbers = ([cell.strip() for cell in row.split("|")] for row in (head, line))
-    cells = dict(zip(names, numbers, strict=True))
-    for label, judged in report.decided.items():
-        delta = report.against[label].delta
-        star = "*" * (judged.p_adjusted < 0.05)
-        name = report.rows[label].name.removesuffix("-RoPE")
-        assert cells[name] == f"{delta:+.3f}{star} ({judged.num_seeds})"
-
-
 def test_the_figure_draws_what_was_judged(tables: dict[str, Report]) -> None:
     """One seed has no interval; a difference outside the axis is an arrow at its edge."""
     far = [

@@ -1,4 +1,4 @@
-"""Small corpora and their configs."""
+"""Small corpora and their configs, and the reference of all random numbers of data."""
 
 import json
 import os
@@ -105,3 +105,19 @@ def start_python(code: str, *arguments: Any, **options: Any) -> "subprocess.Pope
         env=os.environ | {"PYTHONPATH": paths},
         **options,
     )
+
+
+def philox(key: list[int], counter: list[int]) -> list[int]:
+    """Return a block of Philox4x64-10 in integers (Salmon et al. 2011, fig. 5 and constants)."""
+    word = 2**64
+    for _ in range(10):
+        product0 = 0xD2E7470EE14C6C93 * counter[0]
+        product1 = 0xCA5A826395121157 * counter[2]
+        counter = [
+            product1 // word ^ counter[1] ^ key[0],
+            product1 % word,
+            product0 // word ^ counter[3] ^ key[1],
+            product0 % word,
+        ]
+        key = [(key[0] + 0x9E3779B97F4A7C15) % word, (key[1] + 0xBB67AE8584CAA73B) % word]
+    return counter

@@ -64,7 +64,6 @@ SHARDS = [parquet(TEXTS[start : start + 100], row_group_size=30) for start in (0
 HELD_OUT = parquet(TEXTS[:50])
 FIRST = f"GET /files/{sha1(SHARDS[0])} "
 SECOND = f"GET /files/{sha1(SHARDS[1])} "
-VALIDATION = f"GET /files/{sha1(HELD_OUT)} "
 CORPUS = {
     **{f"data/train-{n:05d}-of-00003.parquet": shard for n, shard in enumerate(SHARDS)},
     "data/validation-00000-of-00001.parquet": HELD_OUT,

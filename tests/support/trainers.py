@@ -1,5 +1,6 @@
 """Trainers in the test's own process, and readers of their results."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,14 @@ def build_trainer(config: RunConfig, folder: Path, **changes: Any) -> Trainer:
     stop: Any = SimpleNamespace(requested=False)
     parallel = Parallel(config.launch.device, "fp32", 1)
     return Trainer(config, folder, replace(prepared, **changes), parallel, stop)
+
+
+def finish(trainer: Trainer) -> Trainer:
+    """Train to the end, and return the trainer, with its tokenizer in the run's folder."""
+    prepared = prepare(trainer.config.data, trainer.config.tokenizer)
+    shutil.copy(prepared.tokenizer_file, trainer.folder / "tokenizer.json")
+    assert trainer.train() == "finished"
+    return trainer
 
 
 class Uncaptured(StepGraphs):
@@ -71,6 +80,22 @@ def stop_in_step(trainer: Trainer, step: int) -> None:
         trainer.stop.requested |= trainer.step == step - 1
 
     trainer.decoder.lm_head.weight.register_hook(ask)
+
+
+def assert_goes_on(make: Make, *words: str) -> Trainer:
+    """Assert that a run stopped in step 4 and resumed equals a whole one, and return that one."""
+    whole = make("whole", *words)
+    assert whole.train() == "finished"
+
+    parted = make("parted", *words)
+    stop_in_step(parted, 4)
+    assert (parted.train(), parted.step) == ("stopped", 4)
+    again = make("parted", *words)
+    assert (again.step, again.train()) == (4, "finished")
+    assert losses(again) == losses(whole)
+    assert same(snapshot(again), snapshot(whole))
+    assert again.train_step.order_sha256 == whole.train_step.order_sha256
+    return whole
 
 
 def snapshot(trainer: Trainer) -> dict[str, torch.Tensor]:

@@ -124,24 +124,9 @@ def test_a_lock_lives_as_long_as_a_child_that_inherited_it(tmp_path: Path) -> No
     os.close(other)
 
 
-def test_whoever_waits_for_a_lock_gets_it_when_it_is_free(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    held = try_lock(path)
-    assert held is not None
-    found: list[int] = []
-    waiter = threading.Thread(target=lambda: found.append(lock(path)))
-    waiter.start()
-    time.sleep(0.1)
-    assert found == []
-
-    os.close(held)
-    waiter.join(timeout=30)
-    assert try_lock(path) is None
-    os.close(found[0])
-
-
-def test_whoever_waits_for_a_lock_follows_no_moved_folder(tmp_path: Path) -> None:
-    """The waiter gets the lock of the new folder, not that of the moved one."""
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_whoever_waits_for_a_lock_gets_it_when_it_is_free(tmp_path: Path, is_moved: bool) -> None:
+    """If the folder is moved meanwhile, the waiter gets the lock of the new folder."""
     folder = tmp_path / "run"
     folder.mkdir()
     held = try_lock(folder / ".lock")
@@ -150,9 +135,13 @@ def test_whoever_waits_for_a_lock_follows_no_moved_folder(tmp_path: Path) -> Non
     waiter = threading.Thread(target=lambda: found.append(lock(folder / ".lock")))
     waiter.start()
     time.sleep(0.1)
-    folder.rename(tmp_path / "aside")
-    folder.mkdir()
+    assert found == []
+
+    if is_moved:
+        folder.rename(tmp_path / "aside")
+        folder.mkdir()
     os.close(held)
     waiter.join(timeout=30)
     assert os.path.samestat(os.fstat(found[0]), (folder / ".lock").stat())
+    assert try_lock(folder / ".lock") is None
     os.close(found[0])

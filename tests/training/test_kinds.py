@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.trainers import Make, losses, same, snapshot, stop_in_step
+from support.trainers import Make, assert_goes_on, losses
 
 from rope_exp import load_run
 from rope_exp.data.tokenizer import byte_tokenizer
@@ -28,17 +28,7 @@ PROBES = "train.probes=[windows,positions,shift,ablation]"
 @pytest.mark.parametrize("name", KINDS)
 def test_a_kind_goes_on_where_it_stopped(make: Make, name: str) -> None:
     """Resuming is exact. The loss also falls, every probe has a result, and the run loads again."""
-    words = (*KINDS[name], PROBES, "train.save_every=2")
-    whole = make("whole", *words)
-    assert whole.train() == "finished"
-
-    parted = make("parted", *words)
-    stop_in_step(parted, 4)
-    assert (parted.train(), parted.step) == ("stopped", 4)
-    again = make("parted", *words)
-    assert (again.step, again.train()) == (4, "finished")
-    assert losses(again) == losses(whole)
-    assert same(snapshot(again), snapshot(whole))
+    whole = assert_goes_on(make, *KINDS[name], PROBES, "train.save_every=2")
 
     # The predicted size covers weights, moments and a margin of at most 1 MiB.
     [newest] = sorted(whole.folder.glob("checkpoints/step_*"))[-1:]

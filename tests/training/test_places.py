@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.trainers import Make, losses, same, snapshot, stop_in_step
+from support.trainers import Make, assert_goes_on, losses
 
 from rope_exp.system.files import read_json
 
@@ -50,16 +50,7 @@ def test_evaluation_begins_at_0_and_knows_documents(make: Make) -> None:
 def test_such_a_run_goes_on_where_it_stopped(make: Make, words: tuple[str, ...]) -> None:
     """Resuming is exact to the last bit, and the windows probe agrees with the final loss."""
     words = (*words, *FAST, "pe=k_rope", "train.save_every=2", "train.probes=[windows,shift]")
-    whole = make("whole", *words)
-    assert whole.train() == "finished"
-    parted = make("parted", *words)
-    stop_in_step(parted, 4)
-    assert (parted.train(), parted.step) == ("stopped", 4)
-    again = make("parted", *words)
-    assert (again.step, again.train()) == (4, "finished")
-    assert losses(again) == losses(whole)
-    assert same(snapshot(again), snapshot(whole))
-    assert again.train_step.order_sha256 == whole.train_step.order_sha256
+    whole = assert_goes_on(make, *words)
 
     found = read_json(whole.folder / "probes.json")
     result = read_json(whole.folder / "result.json")

@@ -1,12 +1,9 @@
 """Tests of training in stages and on masked tokens: resuming, counts, evaluation, loading."""
 
-from functools import partial
-
 import pytest
 import torch
 from support.refused import refused
-from support.trainers import Make, losses, same, snapshot
-from torch import Tensor
+from support.trainers import Make, assert_goes_on, same, snapshot
 
 from rope_exp import load_run
 from rope_exp.data.sources import training_batch
@@ -15,7 +12,6 @@ from rope_exp.evaluation.generate import Sampling, generate
 from rope_exp.plan.costs import checkpoint_bytes
 from rope_exp.run.metrics import read_metrics
 from rope_exp.system.files import read_json
-from rope_exp.training.trainer import Trainer
 
 MLM = "train.objective=mlm"
 # Steps have 64 tokens, except in the last stage: there, one sequence of 24.
@@ -23,26 +19,10 @@ STAGES = ("train.stages=[[16,2],[32,3],[8,2],[24,1,1]]", "train.num_steps=8")
 PROBES = "train.probes=[windows,positions,shift,ablation]"
 
 
-def stop_after_4(trainer: Trainer, gradient: Tensor) -> None:
-    """Ask a trainer to stop while the gradient of its fourth step is computed."""
-    trainer.stop.requested |= trainer.step == 3
-
-
 @pytest.mark.parametrize("objective", ["causal", "mlm"])
 def test_a_run_goes_on_inside_a_stage(make: Make, objective: str) -> None:
     """Weights, rows and order are exact after a stop within the second stage's three steps."""
-    words = (f"train.objective={objective}", *STAGES, "pe=qkv_rope")
-    whole = make("whole", *words)
-    assert whole.train() == "finished"
-
-    parted = make("parted", *words)
-    parted.decoder.lm_head.weight.register_hook(partial(stop_after_4, parted))
-    assert (parted.train(), parted.step) == ("stopped", 4)
-    again = make("parted", *words)
-    assert (again.step, again.train()) == (4, "finished")
-    assert losses(again) == losses(whole)
-    assert same(snapshot(again), snapshot(whole))
-    assert again.train_step.order_sha256 == whole.train_step.order_sha256
+    assert_goes_on(make, f"train.objective={objective}", *STAGES, "pe=qkv_rope")
 
 
 def test_tokens_are_those_of_each_stage(make: Make) -> None:
@@ -58,22 +38,6 @@ def test_the_first_step_of_a_stage_is_not_timed(make: Make) -> None:
     trainer = make("run", *STAGES, "train.eval_every=4", "train.save_every=100")
     assert trainer.train() == "finished"
     assert len(trainer.throughput._of_tokens) == 3
-
-
-def test_all_variants_see_the_same_tokens_and_masks(make: Make) -> None:
-    orders = {}
-    for name, words in (
-        ("nope", ("pe=nope", MLM, *STAGES)),
-        ("vo", ("pe=vo_rope", MLM, *STAGES)),
-        ("causal", ("pe=nope", *STAGES)),
-        ("one length", ("pe=nope", MLM, "train.num_steps=8")),
-        ("other seed", ("pe=nope", MLM, *STAGES, "data.seed=7")),
-    ):
-        trainer = make(name, *words)
-        assert trainer.train() == "finished"
-        orders[name] = read_json(trainer.folder / "result.json")["order_sha256"]
-    assert orders["nope"] == orders["vo"]
-    assert len(set(orders.values())) == 4
 
 
 @pytest.mark.parametrize("micro", ["null", "1", "2"])

@@ -1,9 +1,7 @@
 """Tests of copying, whose strings and copies are read back from their tokens."""
 
-import re
 from collections import Counter
 
-import numpy as np
 import pytest
 from scipy import stats
 
@@ -47,19 +45,6 @@ def test_letters_are_uniform_and_independent(split: str) -> None:
     )
     assert len(pairs) == 16
     assert stats.chisquare(list(pairs.values())).pvalue > 1e-6
-
-
-@each_split
-def test_the_mask_covers_copies_and_their_ends(split: str) -> None:
-    rows = TASK.rows(split, range(20))
-    for text, answer_T, span_T in zip(texts(split, 20), rows.answer_NT, rows.span_NT, strict=True):
-        expected = np.full(len(text), -1)
-        spans = np.zeros(len(text), dtype=np.int64)
-        for number, match in enumerate(re.finditer(r"([a-d]+)\|([a-d]+;)", text)):
-            expected[match.start(2) : match.end(2)] = number
-            spans[match.start(2) : match.end(2)] = len(match[1])
-        np.testing.assert_array_equal(answer_T, expected[1:])
-        np.testing.assert_array_equal(span_T, spans[1:])
 
 
 def test_long_strings_are_not_both_trained_and_tested() -> None:

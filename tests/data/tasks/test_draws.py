@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from support.corpora import philox
 
 from rope_exp.data.tasks.draws import Draws
 
@@ -14,21 +15,6 @@ WORD = 2**64
 words = st.integers(0, WORD - 1)
 
 RARE = 1e-6  # smaller p-values are no accident of a fixed seed
-
-
-def philox(key: list[int], counter: list[int]) -> list[int]:
-    """Return a block of Philox4x64-10 in integers (Salmon et al. 2011, fig. 5 and constants)."""
-    for _ in range(10):
-        product0 = 0xD2E7470EE14C6C93 * counter[0]
-        product1 = 0xCA5A826395121157 * counter[2]
-        counter = [
-            product1 // WORD ^ counter[1] ^ key[0],
-            product1 % WORD,
-            product0 // WORD ^ counter[3] ^ key[1],
-            product0 % WORD,
-        ]
-        key = [(key[0] + 0x9E3779B97F4A7C15) % WORD, (key[1] + 0xBB67AE8584CAA73B) % WORD]
-    return counter
 
 
 @settings(max_examples=25)
@@ -51,16 +37,6 @@ def test_one_by_one_or_many_at_once_is_the_same(
     many = Draws(seed, "a", index).many_below(bound, count)
     assert many.tolist() == [single.below(bound) for _ in range(count)]
     assert many.dtype == np.int64
-
-
-def test_seeds_streams_and_indices_have_numbers_of_their_own() -> None:
-    firsts = {
-        Draws(seed, stream, index).below(WORD)
-        for seed in (0, 1)
-        for stream in ("addition train", "addition test")
-        for index in (0, 1)
-    }
-    assert len(firsts) == 8
 
 
 @pytest.mark.parametrize("bound", [2, 3, 10, 26, 1000])

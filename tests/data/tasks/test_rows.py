@@ -1,6 +1,7 @@
 """Tests of the properties that all tasks of a decoder share, and of packing."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -21,9 +22,7 @@ TASKS: list[Task] = [
     Retrieval(seed=3),
 ]
 CASES = [(task, split) for task in TASKS for split in task.splits]
-each_case = pytest.mark.parametrize(
-    ("task", "split"), CASES, ids=lambda each: each if isinstance(each, str) else repr(each)
-)
+each_case = pytest.mark.parametrize(("task", "split"), CASES, ids=str)
 LONGEST = 12
 GOLDEN_STARTS = [
     "_______2+62610=62612;9+94718=94727;9611+957=1056",
@@ -69,6 +68,32 @@ def test_shapes_types_and_ids(task: Task, split: str) -> None:
     assert len(set(task.vocabulary)) == len(task.vocabulary)
     assert rows.mask_NT.any(axis=1).all()
     np.testing.assert_array_equal(rows.span_NT > 0, rows.mask_NT)
+
+
+# Examples of a text: what is asked, one or several parts, then the answer with its end.
+EXAMPLES = {
+    Addition: re.compile(r"([0-9]+)\+([0-9]+)=([0-9]+;)"),
+    Copying: re.compile(r"([a-d]+)\|([a-d]+;)"),
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "split"), [case for case in CASES if type(case[0]) in EXAMPLES], ids=str
+)
+def test_the_mask_covers_answers_and_their_ends(task: Task, split: str) -> None:
+    """The reference parses the text; a span is the length of the longest part that is asked."""
+    rows = task.rows(split, range(20))
+    for ids_S, answer_T, span_T in zip(rows.ids_NS, rows.answer_NT, rows.span_NT, strict=True):
+        expected = np.full(len(ids_S), -1)
+        spans = np.zeros(len(ids_S), dtype=np.int64)
+        examples = EXAMPLES[type(task)].finditer(spell(ids_S, task.vocabulary))
+        for number, match in enumerate(examples):
+            *asked, _ = match.groups()
+            answer = slice(*match.span(len(asked) + 1))
+            expected[answer] = number
+            spans[answer] = max(map(len, asked))
+        np.testing.assert_array_equal(answer_T, expected[1:])
+        np.testing.assert_array_equal(span_T, spans[1:])
 
 
 @pytest.mark.parametrize("task", TASKS, ids=repr)

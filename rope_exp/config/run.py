@@ -9,7 +9,7 @@ import dataclasses
 import json
 from collections.abc import Collection, Mapping
 from functools import cached_property, reduce
-from operator import getitem
+from operator import attrgetter, getitem
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,11 +17,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rope_exp.config.architecture import Architecture
-from rope_exp.config.generated import check_generated
 from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
 from rope_exp.config.learning import CosineConfig, MuonConfig, OptimConfig, ScheduleConfig
-from rope_exp.config.objective import check_objective
-from rope_exp.config.probing import check_probes
+from rope_exp.config.rules import rules
 from rope_exp.config.schema import (
     SECTION,
     Name,
@@ -46,7 +44,6 @@ from rope_exp.system.errors import ConfigError, show
 from rope_exp.system.files import json_sha256
 
 FACTORS = ("pe", "seed")  # the keys in which runs of one group may differ
-MAX_POSITION = 2**24  # float32 represents all integers up to this one
 DEFAULT_OUTPUT = Path("results/runs")
 
 
@@ -74,54 +71,11 @@ class RunConfig:
     run: PlaceConfig = PlaceConfig()
 
     def __post_init__(self) -> None:
-        self.attn.check(self.model, self.pe)
-        check_generated(self.data, self.tokenizer, self.train, self.model, self.pe)
-        check_objective(self.train, self.model, self.attn)
-        check_probes(self.train, self.model, self.attn, self.pe, self.data)
-        num_layers = self.model.num_hidden_layers
-        for key, pattern, does in (
-            ("pe.layers", self.pe.layers, "rotates"),
-            ("pe.layers_vo", self.pe.layers_vo, "rotates"),
-            ("model.window_layers", self.model.window_layers, "has"),
-        ):
-            if pattern is not None and 1 not in pattern[:num_layers]:
-                raise ConfigError(key, list(pattern), f"{does} none of the {num_layers} layers")
-
-        # NoPE must satisfy this, too: all variants must be comparable at a size.
-        rotary_dim = self.attn.rotary_dim(self.model)
-        if rotary_dim % 2:
-            raise ConfigError(
-                "model.num_attention_heads" if self.model.head_dim is None else "model.head_dim",
-                self.model.head_dim or self.model.num_attention_heads,
-                f"leaves heads of {rotary_dim} features; rotation pairs them: it must be even",
-            )
-
-        if self.pe.input == "sinusoidal" and self.model.hidden_size % 2:
-            allowed = "must be even for pe.input=sinusoidal"
-            raise ConfigError("model.hidden_size", self.model.hidden_size, allowed)
-        if self.data.document_mask and not self.attn.keeps_keys:
-            raise ConfigError(
-                "data.document_mask",
-                True,
-                f"attn.kind={self.attn.kind} keeps a state, which goes on from one document into "
-                "the next; leave false",
-            )
-
-        if self.num_positions > MAX_POSITION:
-            is_random = self.data.random_start > self.pe.start
-            raise ConfigError(
-                "data.random_start" if is_random else "pe.start",
-                self.data.random_start if is_random else self.pe.start,
-                f"positions past {MAX_POSITION:,} are not exact in float32",
-            )
-
-        for pair, key in (("qk", "fraction"), ("vo", "fraction_vo")):
-            if self.pe.num_features(rotary_dim, pair) < 2:
-                raise ConfigError(
-                    f"pe.{key}",
-                    getattr(self.pe, key),
-                    f"leaves no pair to rotate in heads of {rotary_dim} features",
-                )
+        for is_broken, key, allowed in rules(self):
+            if is_broken:
+                # A file's text is too long to show.
+                value = ... if key == "pe.source" else attrgetter(key)(self)
+                raise ConfigError(key, value, allowed)
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "RunConfig":

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,14 +41,34 @@ WORDS = {
 }
 
 
-def numeric(default: Any) -> Any:
-    """Declare a field whose value can change a loss: it is part of a run's identity."""
-    return dataclasses.field(default=default, metadata={"numeric": True})
+def numeric(default: Any, **facts: Any) -> Any:
+    """Declare a field whose value can change a loss: it is part of a run's identity.
+
+    Args:
+        facts: about the key, read by `facts` below:
+            needs: the section's attribute without which the key has no effect, and words for it.
+            kinds: the kinds of data that have the key; without this, all have it.
+            of_tokens: True if the key determines the tokens of a corpus.
+            own_parameters: True if the key gives a variant parameters of its own.
+    """
+    return dataclasses.field(default=default, metadata={"numeric": True, **facts})
 
 
-def setting(default: Any) -> Any:
+def setting(default: Any, **facts: Any) -> Any:
     """Declare a field that changes no number: logging, saving, places, names of presets."""
-    return dataclasses.field(default=default, metadata={"numeric": False})
+    return dataclasses.field(default=default, metadata={"numeric": False, **facts})
+
+
+def facts(section: Any, name: str) -> dict[str, Any]:
+    """Return one fact about the keys of a dataclass, by key; keys without it are left out."""
+    fields = dataclasses.fields(section)
+    return {field.name: field.metadata[name] for field in fields if name in field.metadata}
+
+
+def settle(section: Any, **values: Any) -> None:
+    """Set keys of a frozen dataclass in its __post_init__, so that one meaning has one spelling."""
+    for key, value in values.items():
+        object.__setattr__(section, key, value)
 
 
 def rule(allowed: str, holds: Callable[[Any], object]) -> WrapValidator:
@@ -108,22 +128,26 @@ def _refusal(error: ValidationError, values: Any, key: str, hint: Any) -> Config
         key: of all the values.
         hint: their type; its keys are suggested in place of an unknown one.
     """
-    faults = error.errors()
-    path, value = _place(faults[0]["loc"], values)
+    faults: list[Any] = error.errors()
+    first = faults[0]
+    path, value = _place(first["loc"], values)
     where = ".".join(filter(None, [key, *path]))
-    match faults[0]:
-        case {"type": "unexpected_keyword_argument" | "extra_forbidden"}:
-            return unknown_key(where, known_keys(hint) - {where})
-        case {"type": "union_tag_invalid", "ctx": {"tag": name, "expected_tags": allowed}}:
-            (key,) = {tag(section) for section in alternatives(hint)[path[-1]].values()}
-            return ConfigError(f"{where}.{key}", name, f"must be one of {allowed}".replace("'", ""))
-        case {"type": "missing", "loc": [*_, str(name)]}:
-            return ConfigError(".".join(filter(None, [where, name])), ..., "is missing")
+    name = first["loc"][-1] if first["loc"] else ""
+    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return unknown_key(where, known_keys(hint) - {where})
+    if first["type"] == "missing" and isinstance(name, str):
+        return ConfigError(".".join(filter(None, [where, name])), ..., "is missing")
+    if first["type"] == "union_tag_invalid":
+        context = first["ctx"]
+        chosen = f"{where}.{context['discriminator']}".replace("'", "")
+        allowed = f"must be one of {context['expected_tags']}".replace("'", "")
+        return ConfigError(chosen, context["tag"], allowed)
+
     # A value with several possible types has a fault for each.
-    said = [_words(fault) for fault in faults if _place(fault["loc"], values)[0] == path]
-    rest = [each.removeprefix("must be ") for each in said[1:]]
+    words = [in_words(fault) for fault in faults if _place(fault["loc"], values)[0] == path]
+    rest = [each.removeprefix("must be ") for each in words[1:]]
     shown = value if where else ...
-    return ConfigError(where or "its content", shown, ", or ".join([said[0], *rest]))
+    return ConfigError(where or "its content", shown, ", or ".join([words[0], *rest]))
 
 
 def _place(location: Iterable[int | str], values: Any) -> tuple[list[str], Any]:
@@ -139,38 +163,37 @@ def _place(location: Iterable[int | str], values: Any) -> tuple[list[str], Any]:
     return path, values
 
 
-def _words(fault: Any) -> str:
-    """Return pydantic's message in the words of our own errors."""
-    if "error" in fault.get("ctx", {}):
-        return str(fault["ctx"]["error"])
-    said = re.sub("^[A-Z][a-z]+ should ", "must ", fault["msg"])
+def in_words(fault: Any) -> str:
+    """Return the message of one of pydantic's faults in the words of our own errors."""
+    message: str = fault["msg"].removeprefix("Value error, ")
+    message = re.sub("^[A-Z][a-z]+ should ", "must ", message)
     for theirs, ours in WORDS.items():
-        said = said.replace(theirs, ours)
-    return said
+        message = message.replace(theirs, ours)
+    return message
 
 
 # -- sections ----------------------------------------------------------------------------------
 
 
 def defaults_of(section: Any) -> dict[str, Any]:
-    """Return the declared default of every key of a dataclass, as a plain mapping."""
-    defaults = {}
-    for field in dataclasses.fields(section):
-        default = field.default
-        is_section = dataclasses.is_dataclass(default)
-        defaults[field.name] = defaults_of(type(default)) if is_section else default
-    plain: dict[str, Any] = json.loads(json.dumps(defaults))
-    return plain
+    """Return the declared default of every key of a dataclass, as a mapping."""
+    defaults = {field.name: field.default for field in dataclasses.fields(section)}
+    return {
+        name: defaults_of(default) if dataclasses.is_dataclass(default) else default
+        for name, default in defaults.items()
+    }
+
+
+def sections(hint: Any) -> dict[str, Any]:
+    """Return the possible dataclasses of a group of keys, by tag; empty for any other type."""
+    options = typing.get_args(hint) or (hint,)
+    return {getattr(each, tag(each)): each for each in options if dataclasses.is_dataclass(each)}
 
 
 def alternatives(section: Any) -> dict[str, dict[str, Any]]:
     """Return the alternative dataclasses of each field that has several, by field and tag."""
-    found = {}
-    for name, hint in typing.get_type_hints(section).items():
-        options = _sections(hint)
-        if len(options) > 1:
-            found[name] = {getattr(option, tag(option)): option for option in options}
-    return found
+    hints = typing.get_type_hints(section).items()
+    return {name: found for name, hint in hints if len(found := sections(hint)) > 1}
 
 
 def _with_tags(section: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,23 +206,17 @@ def _with_tags(section: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     return tagged
 
 
-def _sections(hint: Any) -> tuple[Any, ...]:
-    """Return the possible dataclasses of a group of keys; none if the hint allows other values."""
-    options = typing.get_args(hint) or (hint,)
-    return options if all(map(dataclasses.is_dataclass, options)) else ()
-
-
 def tag(section: Any) -> str:
     """Return the key that distinguishes a dataclass from its alternatives: its first, a Literal."""
     return dataclasses.fields(section)[0].name
 
 
-def known_keys(hint: Any, prefix: str = "") -> set[str]:
+def known_keys(section: Any, prefix: str = "") -> set[str]:
     """Return the full path of every key below a section, in any alternative."""
     keys = set()
-    for section in _sections(hint):
-        for name, below in typing.get_type_hints(section).items():
-            keys |= known_keys(below, f"{prefix}{name}.") or {prefix + name}
+    for name, hint in typing.get_type_hints(section).items():
+        below = [known_keys(each, f"{prefix}{name}.") for each in sections(hint).values()]
+        keys |= set().union(*below) if below else {prefix + name}
     return keys
 
 
@@ -212,6 +229,14 @@ def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
     near += sorted(full for full in known if full.endswith(f".{key}"))
     hint = f"did you mean {near[0]}?" if near else "`rope-exp train --cfg job` prints the keys"
     return ConfigError(key, ..., f"there is no such key; {hint}")
+
+
+def idle(section: Any) -> Iterator[tuple[str, str]]:
+    """Yield each key that departs from its default without effect, and what it needs."""
+    defaults = defaults_of(section)
+    for key, (attribute, words) in facts(section, "needs").items():
+        if getattr(section, key) != defaults[key] and not getattr(section, attribute):
+            yield key, f"needs {words}"
 
 
 # -- identity ----------------------------------------------------------------------------------
@@ -241,12 +266,11 @@ def numeric_values(section: Any, *, departing: bool = False) -> dict[str, Any]:
 
 def labelled(key: str, value: Any) -> str:
     """Return a label's suffix for a key that departs: -base500000, -trainable, -layers_1110."""
-    spelled = value
-    if isinstance(value, int | float):
-        spelled = f"{value:g}"
-    elif isinstance(value, tuple):
-        spelled = "_" + "".join(map(str, value))
-    return f"-{key}" if value is True else f"-{key}{spelled}"
+    if isinstance(value, tuple):
+        value = "_" + "".join(map(str, value))
+    elif isinstance(value, int | float):
+        value = "" if value is True else f"{value:g}"
+    return f"-{key}{value}"
 
 
 # -- kinds of values ---------------------------------------------------------------------------

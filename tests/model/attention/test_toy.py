@@ -19,11 +19,10 @@ from torch import Tensor
 
 from rope_exp.config import schema
 from rope_exp.config.architecture import Architecture
-from rope_exp.config.kinds import AttnConfig
+from rope_exp.config.kinds import AttnConfig, StateKind
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import SECTION, numeric
 from rope_exp.config.sections import ModelConfig
-from rope_exp.config.state_kinds import StateKind
 from rope_exp.model.attention.base import for_queries, from_heads, split_heads, to_heads
 from rope_exp.model.attention.build import make_attention
 from rope_exp.model.attention.state import StateAttention, Sums

@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from rope_exp.config.learning import WsdConfig
-from rope_exp.config.schema import facts, idle, numeric_values
-from rope_exp.config.sections import DataConfig
 from rope_exp.config.tasks import TASK_PROBES
 from rope_exp.config.variants import OUR_NAMES, PAIRS, source_sha256
 
@@ -22,11 +21,7 @@ Rules = Iterator[tuple[Any, str, str]]
 
 def rules(config: "RunConfig") -> Rules:
     """Yield every rule of a config. A rule may rely on those before it."""
-    for section in ("pe", "model", "tokenizer"):
-        for key, needs in idle(getattr(config, section)):
-            yield True, f"{section}.{key}", needs
-
-    yield from _of_code(config)
+    yield from _of_keys(config)
     yield from _of_data(config)
     yield from _of_budget(config)
     yield from _of_attention(config)
@@ -35,7 +30,23 @@ def rules(config: "RunConfig") -> Rules:
     yield from _of_layers_and_positions(config)
 
 
-def _of_code(config: "RunConfig") -> Rules:
+def _of_keys(config: "RunConfig") -> Rules:
+    """Yield what keys need, by the facts that they declare."""
+    for name in ("pe", "model", "data", "tokenizer"):
+        section = getattr(config, name)
+        for field in fields(section):
+            key = f"{name}.{field.name}"
+            departs = getattr(section, field.name) != field.default
+            kinds = field.metadata.get("kinds", (config.data.kind,))
+            yield (
+                departs and config.data.kind not in kinds,
+                key,
+                f"is for data={' or '.join(kinds)} alone",
+            )
+            for needed, sentence in field.metadata.get("needs", {}).items():
+                is_idle = departs and not attrgetter(needed)(config)
+                yield is_idle, key, sentence.format(config)
+
     pe = config.pe
     changed = pe.source is not None and pe.code_sha256 != source_sha256(pe.source)
     yield changed, "pe.source", "was changed: pe.code_sha256 is of another text"
@@ -50,10 +61,6 @@ def _of_data(config: "RunConfig") -> Rules:
     yield has_path != (data.path is not None), "data.path", allowed
     allowed = "must name the column that holds the text"
     yield has_path and not data.text_column, "data.text_column", allowed
-    kinds = facts(DataConfig, "kinds")
-    for key in numeric_values(data, departing=True):
-        of = kinds.get(key, (data.kind,))
-        yield data.kind not in of, f"data.{key}", f"is for data={' or '.join(of)} alone"
 
     tokenizer = config.tokenizer
     kind = tokenizer.kind
@@ -113,55 +120,25 @@ def _of_attention(config: "RunConfig") -> Rules:
     refused = [site for site in pe.rotate if site not in attn.sites()]
     why_not = attn.why_not or f"{name} can rotate {' and '.join(attn.sites()) or 'nothing'}"
     yield refused, "pe.rotate", f"{why_not}; {' and '.join(refused)} must not stand there"
-    if not attn.keeps_keys:
-        allowed = f"{name} keeps a state, which cannot forget"
-        yield model.window is not None, "model.window", allowed
-        yield pe.bias != "none", "pe.bias", f"{name} has no scores of pairs to add it to"
-        allowed = f"{name} keeps a state, which goes on from one document into the next"
-        yield config.data.document_mask, "data.document_mask", f"{allowed}; leave false"
-    for key in ("pe.code", "model.qk_norm", "model.token_shift"):
-        is_refused = attrgetter(key)(config) and not attn.takes_additions
-        yield is_refused, key, f"{name} has none; attn=softmax has"
-
     if attn.takes_heads:
         allowed = f"must divide model.hidden_size={model.hidden_size}, or model.head_dim be set"
         is_odd = model.head_dim is None and model.hidden_size % heads
         yield is_odd, "model.num_attention_heads", allowed
     else:
-        allowed = f"{name} has its own sizes; leave null"
-        yield model.head_dim is not None, "model.head_dim", allowed
         allowed = f"{name} has no such heads; leave it equal to model.num_attention_heads"
         yield model.num_key_value_heads != heads, "model.num_key_value_heads", allowed
-        for key in ("pe.fraction", "pe.fraction_vo"):
-            allowed = f"{name} rotates attn.rope_dim features; leave it as it is"
-            yield attrgetter(key)(config) not in (1, None), key, allowed
     yield from attn.rules(model)
 
 
 def _of_objective(config: "RunConfig") -> Rules:
-    model = config.model
-    objective = config.train.objective
-    name = f"data={config.data.kind}"
-    if objective == "regression":
-        yield config.data.task is None, "train.objective", "is for data=spikes alone"
-        allowed = f"{name} predicts no tokens, whose embeddings could be shared; leave false"
-        yield model.tie_word_embeddings, "model.tie_word_embeddings", allowed
-        allowed = f"goes by places in the row, and positions of {name} are times; leave none"
-        yield config.pe.bias != "none", "pe.bias", allowed
-        allowed = f"has no rows for positions between whole ones, as those of {name} are"
+    if not config.predicts_tokens:
+        data = config.data
+        yield data.task is None, "train.objective", "is for data=spikes alone"
+        allowed = f"has no rows for positions between whole ones, as those of data={data.kind} are"
         yield config.pe.input == "learned", "pe.input", allowed
-
-    if objective != "causal":
-        allowed = (
-            f"mixes in the token before, and train.objective={objective} looks both ways; "
-            "train.objective=causal does not, and here leave false"
-        )
-        yield model.token_shift, "model.token_shift", allowed
-        kind = config.attn.kind
-        allowed = f"looks both ways, and the state that attn.kind={kind} keeps goes one way alone"
-        yield not config.attn.keeps_keys, "train.objective", allowed
-        allowed = f"is of the keys before a query, and train.objective={objective} looks both ways"
-        yield model.window is not None, "model.window", allowed
+    kind = config.attn.kind
+    allowed = f"looks both ways, and the state that attn.kind={kind} keeps goes one way alone"
+    yield not (config.causal or config.attn.keeps_keys), "train.objective", allowed
 
 
 def _of_probes(config: "RunConfig") -> Rules:
@@ -175,40 +152,37 @@ def _of_probes(config: "RunConfig") -> Rules:
     rotating = [pair for pair in PAIRS if {*pair} & {*pe.rotate}]
     num_features = [pe.num_features(rotary_dim, pair) for pair in rotating]
 
-    lacks: dict[str, list[tuple[Any, str]]] = {
-        "floors": [(not config.attn.has_floors, f"{kind} floors")],
-        "distance": [
-            (not config.attn.keeps_keys, f"{kind} distance"),
-            (train.seq_len < 2, "distance needs train.seq_len of at least 2"),
-            (model.window_layers, "distance has one uniform baseline: no model.window_layers"),
-            (data.document_mask, "distance would read across documents; no data.document_mask"),
-        ],
-        "repeat": [
-            (
-                not config.causal or train.seq_len < 4,
-                "repeat needs train.objective=causal and train.seq_len of at least 4",
+    # Whether a run lacks what a probe needs, by the sentence about it.
+    lacks: dict[str, dict[str, object]] = {
+        "floors": {f"{kind} floors": not config.attn.has_floors},
+        "distance": {
+            f"{kind} distance": not config.attn.keeps_keys,
+            "distance needs train.seq_len of at least 2": train.seq_len < 2,
+            "distance has one uniform baseline: no model.window_layers": model.window_layers,
+            "distance would read across documents; no data.document_mask": data.document_mask,
+        },
+        "repeat": {
+            "repeat needs train.objective=causal and train.seq_len of at least 4": (
+                not config.causal or train.seq_len < 4
             ),
-            (data.document_mask, "repeat would read across documents; no data.document_mask"),
-        ],
-        "drift": [(not pe.trainable, "drift needs frequencies that are learned: pe.trainable")],
-        "token_shift": [
-            (not model.token_shift, "token_shift needs mu, which is learned: model.token_shift")
-        ],
-        "extension": [
-            (not pe.rotate, "extension needs at least one site in pe.rotate"),
-            (
-                pe.input == "learned",
-                "extension needs positions past the trained length, which pe.input=learned has not",
+            "repeat would read across documents; no data.document_mask": data.document_mask,
+        },
+        "drift": {"drift needs frequencies that are learned: pe.trainable": not pe.trainable},
+        "token_shift": {
+            "token_shift needs mu, which is learned: model.token_shift": not model.token_shift
+        },
+        "extension": {
+            "extension needs at least one site in pe.rotate": not pe.rotate,
+            "extension needs positions past the trained length, which pe.input=learned has not": (
+                pe.input == "learned"
             ),
-            (
-                min(num_features, default=0) < 4,
-                "extension needs two pairs of features that rotate, a first and a last",
+            "extension needs two pairs of features that rotate, a first and a last": (
+                min(num_features, default=0) < 4
             ),
-            (
-                train.seq_len <= math.tau,
-                "extension needs train.seq_len of at least 7, in which a pair can turn once",
+            "extension needs train.seq_len of at least 7, in which a pair can turn once": (
+                train.seq_len <= math.tau
             ),
-        ],
+        },
     }
     for probe in train.probes:
         if data.task:
@@ -217,7 +191,7 @@ def _of_probes(config: "RunConfig") -> Rules:
         else:
             allowed = f"{' and '.join(TASK_PROBES)} are asked of generated data, such as "
             yield probe in TASK_PROBES, "train.probes", f"{allowed}data=addition"
-        for is_lacking, allowed in lacks.get(probe, ()):
+        for allowed, is_lacking in lacks.get(probe, {}).items():
             yield is_lacking, "train.probes", allowed
 
 

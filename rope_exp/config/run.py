@@ -136,6 +136,11 @@ class RunConfig:
         return self.tokenizer.known_vocab_size if task is None else task.vocab_size
 
     @property
+    def predicts_tokens(self) -> bool:
+        """False if it predicts real numbers."""
+        return self.train.objective != "regression"
+
+    @property
     def causal(self) -> bool:
         """True if no token attends to a later one."""
         return self.train.objective == "causal"

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,7 +46,8 @@ def numeric(default: Any, **facts: Any) -> Any:
 
     Args:
         facts: about the key, read by `facts` below:
-            needs: the section's attribute without which the key has no effect, and words for it.
+            needs: the attributes of the run's config without which the key may not depart from
+                its default, and a sentence for each, formatted with the config.
             kinds: the kinds of data that have the key; without this, all have it.
             of_tokens: True if the key determines the tokens of a corpus.
             own_parameters: True if the key gives a variant parameters of its own.
@@ -197,12 +198,13 @@ def alternatives(section: Any) -> dict[str, dict[str, Any]]:
 
 
 def _with_tags(section: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section's values with tags; the first alternative is the default."""
+    """Return a section's values, in which each section below has its tag; missing ones default."""
     tagged = dict(values)
-    for name, options in alternatives(section).items():
-        first, option = next(iter(options.items()))
-        if isinstance(values.get(name), Mapping):
-            tagged[name] = {tag(option): first, **values[name]}
+    for field in dataclasses.fields(section):
+        below = values.get(field.name)
+        if dataclasses.is_dataclass(field.default) and isinstance(below, Mapping):
+            first = dataclasses.fields(field.default)[0]
+            tagged[field.name] = {first.name: first.default, **below}
     return tagged
 
 
@@ -229,14 +231,6 @@ def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
     near += sorted(full for full in known if full.endswith(f".{key}"))
     hint = f"did you mean {near[0]}?" if near else "`rope-exp train --cfg job` prints the keys"
     return ConfigError(key, ..., f"there is no such key; {hint}")
-
-
-def idle(section: Any) -> Iterator[tuple[str, str]]:
-    """Yield each key that departs from its default without effect, and what it needs."""
-    defaults = defaults_of(section)
-    for key, (attribute, words) in facts(section, "needs").items():
-        if getattr(section, key) != defaults[key] and not getattr(section, attribute):
-            yield key, f"needs {words}"
 
 
 # -- identity ----------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from rope_exp.config.schema import (
     settle,
 )
 from rope_exp.config.tasks import NUM_QUERIES, TASKS, TEXT_UNIT, TaskFacts
-from rope_exp.config.variants import EVERY, Pattern, shortest
+from rope_exp.config.variants import ADDITION, EVERY, Pattern, shortest
 
 MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
 # Period of the fastest pair if positions are times, as POYO's t_min.
@@ -61,17 +61,39 @@ class ModelConfig:
     num_attention_heads: Size = numeric(2)
     num_key_value_heads: Size = numeric(2)
     rms_norm_eps: Positive = numeric(1e-5)
-    tie_word_embeddings: bool = numeric(False)
+    tie_word_embeddings: bool = numeric(
+        False,
+        needs={
+            "predicts_tokens": "data={0.data.kind} predicts no tokens, whose embeddings could be "
+            "shared; leave false"
+        },
+    )
     # null: hidden_size / num_attention_heads.
-    head_dim: Size | None = numeric(None)
+    head_dim: Size | None = numeric(
+        None, needs={"attn.takes_heads": "attn.kind={0.attn.kind} has its own sizes; leave null"}
+    )
     # Number of latest keys that a query attends to, its own included; null: all earlier keys.
-    window: Count | None = numeric(None)
+    window: Count | None = numeric(
+        None,
+        needs={
+            "attn.keeps_keys": "attn.kind={0.attn.kind} keeps a state, which cannot forget",
+            "causal": "is of the keys before a query, and train.objective={0.train.objective} "
+            "looks both ways",
+        },
+    )
     # Layers that have the window; null: all; [1, 1, 1, 0]: all but every fourth.
-    window_layers: Pattern | None = numeric(None, needs=("window", "model.window"))
+    window_layers: Pattern | None = numeric(None, needs={"model.window": "needs model.window"})
     # Normalize queries and keys per head, before rotation.
-    qk_norm: bool = numeric(False)
+    qk_norm: bool = numeric(False, needs=ADDITION)
     # Mix a learned share of the previous token into keys and values.
-    token_shift: bool = numeric(False)
+    token_shift: bool = numeric(
+        False,
+        needs={
+            **ADDITION,
+            "causal": "mixes in the token before, and train.objective={0.train.objective} looks "
+            "both ways; train.objective=causal does not, and here leave false",
+        },
+    )
     # Set the MLP's width so that the decoder has this many parameters; null: keep it.
     match_params: Count | None = setting(None)
 
@@ -108,7 +130,7 @@ class DataConfig:
         "stdlib", "files", "hub", "addition", "copy", "repeats", "retrieval", "spikes"
     ] = numeric("stdlib", of_tokens=True)
     # files: a file or folder; hub: owner/name.
-    path: PathText | None = numeric(None, kinds=DATASETS)
+    path: PathText | None = numeric(None)
     # The config of the dataset's card; for hub, and for files with such a card.
     subset: str | None = numeric(None, kinds=DATASETS, of_tokens=True)
     # hub: the commit or branch; null: the default branch. Its commit is recorded.
@@ -132,7 +154,14 @@ class DataConfig:
     # Restart positions at 0 at each document within a sequence, in evaluation, too.
     reset_positions: bool = numeric(False, kinds=TEXT)
     # Restrict attention to the query's own document, in evaluation, too.
-    document_mask: bool = numeric(False, kinds=TEXT)
+    document_mask: bool = numeric(
+        False,
+        kinds=TEXT,
+        needs={
+            "attn.keeps_keys": "attn.kind={0.attn.kind} keeps a state, which goes on from one "
+            "document into the next; leave false"
+        },
+    )
     # Positions of a training sequence start at a random number from 0 to this one, drawn by
     # data.seed, step and sequence; in evaluation they start at 0.
     random_start: Natural = numeric(0, kinds=TEXT)
@@ -189,7 +218,9 @@ class TokenizerConfig:
     train_bytes: Count | None = numeric(20_000_000)
     # pretrained: a folder, or a repository on the hub.
     path: PathText | None = numeric(None)
-    revision: str | None = numeric(None, needs=("path", "tokenizer=pretrained"))
+    revision: str | None = numeric(
+        None, needs={"tokenizer.path": "is for tokenizer=pretrained alone"}
+    )
 
     @property
     def known_vocab_size(self) -> int | None:

@@ -75,10 +75,16 @@ SCHEMES = {
 OUR_NAMES = {*map(subset_name, SUBSETS), *SCHEMES.values()}
 
 # Needs of keys that would have no effect, which suggests a mistake. Keys of any rotation (base,
-# fraction, precision, start) have none: a sweep over variants sets them for all, including NoPE.
-_ROTATION = ("rotate", "at least one site in pe.rotate")
-_ROTATED_VALUES = ("rotates_vo", "v or o in pe.rotate")
-_TRAINING = ("trainable", "pe.trainable")
+# fraction, precision, start) need none: a sweep over variants sets them for all, including NoPE.
+_ROTATION = {"pe.rotate": "needs at least one site in pe.rotate"}
+_VALUES = {"pe.rotates_vo": "needs v or o in pe.rotate"}
+_TRAINING = {"pe.trainable": "needs pe.trainable"}
+_CODE = {"pe.code": "needs pe.code"}
+_SHARE = {
+    "attn.takes_heads": "attn.kind={0.attn.kind} rotates attn.rope_dim features; leave it as it is"
+}
+# Needs of an addition to attention.
+ADDITION = {"attn.takes_additions": "attn.kind={0.attn.kind} has none; attn=softmax has"}
 
 
 @dataclass(frozen=True, config=SECTION)
@@ -95,7 +101,7 @@ class PeConfig:
     rotate: Sites = numeric(("q", "k"))
     base: Base = numeric(10000.0)
     # The share of each head's features that rotates.
-    fraction: Fraction = numeric(1.0)
+    fraction: Fraction = numeric(1.0, needs=_SHARE)
     # true: theta itself is learned (raw); log: s is learned, with theta = theta0 e^s.
     trainable: bool | Literal["raw", "log"] = numeric(False, needs=_ROTATION, own_parameters=True)
     # The position of a sequence's first token.
@@ -104,13 +110,13 @@ class PeConfig:
     # position 256.
     precision: Literal["float32", "bf16"] = numeric("float32")
     # The base for v and o; null: as for q and k.
-    base_vo: Base | None = numeric(None, needs=_ROTATED_VALUES)
+    base_vo: Base | None = numeric(None, needs=_VALUES)
     # The fraction for v and o; null: as for q and k.
-    fraction_vo: Fraction | None = numeric(None, needs=_ROTATED_VALUES)
+    fraction_vo: Fraction | None = numeric(None, needs=_VALUES | _SHARE)
     # The layers that rotate; null: all; [1, 1, 1, 0]: all but every fourth.
     layers: Pattern | None = numeric(None, needs=_ROTATION)
     # The layers that rotate v and o; null: as for q and k.
-    layers_vo: Pattern | None = numeric(None, needs=_ROTATED_VALUES)
+    layers_vo: Pattern | None = numeric(None, needs=_VALUES)
     # Learning rate of learned frequencies, as a multiple of optim.lr.
     trainable_lr: Positive = numeric(1.0, needs=_TRAINING)
     # The unit that has its own learned frequencies; head: a key/value head of a layer.
@@ -120,16 +126,26 @@ class PeConfig:
     # Added to the embeddings: sines and cosines of the position, or a learned row per position.
     input: Literal["none", "sinusoidal", "learned"] = numeric("none", own_parameters=True)
     # Amplitude of sines and cosines; null: as large as the initial embeddings.
-    input_scale: Positive | None = numeric(None, needs=("is_sinusoidal", "pe.input=sinusoidal"))
+    input_scale: Positive | None = numeric(
+        None, needs={"pe.is_sinusoidal": "needs pe.input=sinusoidal"}
+    )
     # Added to the scores: the distance times a slope per head, or a learned value per distance.
-    bias: Literal["none", "alibi", "t5"] = numeric("none", own_parameters=True)
+    bias: Literal["none", "alibi", "t5"] = numeric(
+        "none",
+        needs={
+            "attn.keeps_keys": "attn.kind={0.attn.kind} has no scores of pairs to add it to",
+            "predicts_tokens": "goes by places in the row, and positions of data={0.data.kind} are "
+            "times; leave none",
+        },
+        own_parameters=True,
+    )
     # A position encoding of your own: wave.Wave is the class Wave in wave.py, in a folder of
     # --config-dir.
-    code: ClassOfFile | None = numeric(None)
+    code: ClassOfFile | None = numeric(None, needs=ADDITION)
     # SHA-256 of that file's text; filled in.
-    code_sha256: Sha256 | None = numeric(None, needs=("code", "pe.code"), own_parameters=True)
+    code_sha256: Sha256 | None = numeric(None, needs=_CODE, own_parameters=True)
     # The file's text; filled in.
-    source: str | None = setting(None, needs=("code", "pe.code"))
+    source: str | None = setting(None, needs=_CODE)
 
     def __post_init__(self) -> None:
         layers = shortest(self.layers)

@@ -292,7 +292,7 @@ def test_experiments_on_generated_data_ask_it(
         ),
         (
             ["tokenizer=bytes", "tokenizer.revision=a"],
-            "tokenizer.revision=a: needs tokenizer",
+            "tokenizer.revision=a: is for tokenizer=pre",
         ),
         (["pe=sinusoidal", "model.hidden_size=33", "model.head_dim=8"], "must be even"),
         (["data.document_mask=true", "train.probes=[repeat]"], "would read across documents"),

@@ -272,9 +272,9 @@ def test_a_changed_text_is_refused() -> None:
     changed = str(pe.source) + "\n"
     for digest in (pe.code_sha256, None):
         with refused("pe.source", "was changed", by=ConfigError):
-            replace(pe, source=changed, code_sha256=digest)
+            RunConfig(pe=replace(pe, source=changed, code_sha256=digest))
     with refused("pe.source", "needs pe.code", by=ConfigError):
-        PeConfig(source="hello")
+        RunConfig(pe=PeConfig(source="hello"))
     other = with_text(pe, "mine.Own", changed)
     assert RunConfig(pe=pe).config_sha256 != RunConfig(pe=other).config_sha256
 

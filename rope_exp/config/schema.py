@@ -300,9 +300,6 @@ Name = Annotated[
         re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}").fullmatch,
     ),
 ]
-Digits = Annotated[
-    str, rule("must be a whole number", re.compile("[0-9]{1,6}", re.ASCII).fullmatch)
-]
 # wandb's limit.
 Tag = Annotated[str, Field(min_length=1, max_length=64)]
 PathText = Annotated[

@@ -5,12 +5,11 @@ A released default never changes, because identities cover departures from it.
 
 import re
 from dataclasses import dataclass as plain_dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rope_exp.config.probes import Probes
 from rope_exp.config.schema import (
     SECTION,
     Count,
@@ -228,6 +227,28 @@ class TokenizerConfig:
         return MIN_VOCAB_SIZE if self.kind == "bytes" else self.vocab_size
 
 
+# Probes of a finished model (evaluation/probes.py and answers.py).
+Probe = Literal[
+    "windows",
+    "positions",
+    "shift",
+    "ablation",
+    "repeat",
+    "floors",
+    "distance",
+    "drift",
+    "token_shift",
+    "extension",
+    "answers",
+    "fit",
+]
+Probes = Annotated[
+    tuple[Probe, ...],
+    rule(
+        f"must be a list of some of {', '.join(get_args(Probe))}, each at most once",
+        lambda probes: len(set(probes)) == len(probes),
+    ),
+]
 Stages = Annotated[
     tuple[tuple[Count, ...], ...],
     rule(

@@ -14,7 +14,6 @@ import yaml
 from pydantic import ConfigDict, Field, FiniteFloat, with_config
 from typing_extensions import TypedDict
 
-from rope_exp.config.probes import Answers
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import (
     Count,
@@ -222,12 +221,12 @@ def read_probes(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_probes(path: Path, answers: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-    """Refuse answers of other types, or with another digest than the result's, if it has one.
+    """Refuse what are no answers, or have another digest than the result's, if it has one.
 
     Raises:
         RecordError: the content of `path` was changed since the run wrote it.
     """
-    checked(f"{path} probes", answers, Answers)
+    checked(f"{path} probes", answers, dict[str, dict[str, Any]])
     # JSON may hold numbers past a float's range, which Python reads as infinity.
     with readable(path):
         found = json_sha256(answers)

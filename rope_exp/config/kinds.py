@@ -8,19 +8,18 @@ Shapes: H query heads, G key/value heads, K features of a head, D model width, T
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from rope_exp.config.schema import (
-    SECTION,
     OpenShare,
     Positive,
+    Rule,
     Size,
     labelled,
-    numeric,
     numeric_values,
+    section,
 )
 from rope_exp.config.sections import ModelConfig
 from rope_exp.config.variants import SITES
@@ -97,7 +96,7 @@ class Kind:
             pairs = sum(n * (n + 1) // 2 + (seq_len - n) * n for n in windows) // len(windows)
         return 6 * model.num_attention_heads * sum(self.widths(model)) * pairs // seq_len
 
-    def rules(self, model: ModelConfig) -> Iterator[tuple[Any, str, str]]:
+    def rules(self, model: ModelConfig) -> Iterator[Rule]:
         """Yield what this kind alone refuses, as config/rules.py does."""
         yield from ()
 
@@ -140,18 +139,18 @@ class StateKind(Kind):
 # -- kinds that keep keys ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class SoftmaxConfig(Kind):
     """Softmax attention with grouped queries."""
 
-    kind: Literal["softmax"] = numeric("softmax")
+    kind: Literal["softmax"] = "softmax"
     # Add one learned score per head to each softmax; its value is 0.
-    sink: bool = numeric(False)
+    sink: bool = False
 
     takes_additions = True
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class LatentConfig(OwnSizes):
     """MLA (`attn=mla`, `attn=mla_vo`): K and V from one latent of `kv_rank`, plus a rotating key.
 
@@ -159,15 +158,15 @@ class LatentConfig(OwnSizes):
     `value_rope` its values are [v_C; k_R], and its output is rotated back.
     """
 
-    kind: Literal["latent"] = numeric("latent")
-    kv_rank: Size = numeric(64)
+    kind: Literal["latent"] = "latent"
+    kv_rank: Size = 64
     # null: queries are projected from x itself.
-    q_rank: Size | None = numeric(None)
-    nope_dim: Size = numeric(48)
-    rope_dim: Even = numeric(16)
+    q_rank: Size | None = None
+    nope_dim: Size = 48
+    rope_dim: Even = 16
     # Width of v_C.
-    value_dim: Size = numeric(64)
-    value_rope: bool = numeric(False)
+    value_dim: Size = 64
+    value_rope: bool = False
 
     why_not = (
         "the values of attn=mla have no feature to rotate; attn=mla_vo (attn.value_rope=true) has"
@@ -185,7 +184,7 @@ class LatentConfig(OwnSizes):
         return 1
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class SharedConfig(OwnSizes):
     """Keys and values that share a tensor, in `groups`; nope_dim features never rotate.
 
@@ -194,15 +193,15 @@ class SharedConfig(OwnSizes):
     is s2 with one group, a norm and a sink.
     """
 
-    kind: Literal["shared"] = numeric("shared")
-    form: Literal["s1", "s2", "s3"] = numeric("s2")
-    groups: Size = numeric(1)
-    nope_dim: Size = numeric(48)
-    rope_dim: Even = numeric(16)
+    kind: Literal["shared"] = "shared"
+    form: Literal["s1", "s2", "s3"] = "s2"
+    groups: Size = 1
+    nope_dim: Size = 48
+    rope_dim: Even = 16
     # Normalize the shared tensor, and queries without a weight, before rotation.
-    norm: bool = numeric(False)
+    norm: bool = False
     # Add one learned score per head to each softmax; its value is 0.
-    sink: bool = numeric(False)
+    sink: bool = False
 
     why_not = "the values of attn.form=s3 have no feature to rotate; those of s1 and s2 have"
 
@@ -219,7 +218,7 @@ class SharedConfig(OwnSizes):
     def key_heads(self, model: ModelConfig) -> int:
         return self.groups
 
-    def rules(self, model: ModelConfig) -> Iterator[tuple[Any, str, str]]:
+    def rules(self, model: ModelConfig) -> Iterator[Rule]:
         heads = model.num_attention_heads
         allowed = f"must divide model.num_attention_heads={heads}"
         yield heads % self.groups, "attn.groups", allowed
@@ -228,7 +227,7 @@ class SharedConfig(OwnSizes):
 # -- kinds that keep a state: counts are of the recurrent form, which adds to it and reads it -----
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class LinearConfig(StateKind):
     """Linear attention, phi = elu + 1: o_i = sum_j sim_ij v_j / max(sum_j sim_ij, eps).
 
@@ -237,9 +236,9 @@ class LinearConfig(StateKind):
     sim = 1 + cos of the angle between rotated q and k.
     """
 
-    kind: Literal["linear"] = numeric("linear")
-    form: Literal["numerator", "both", "one_plus_cos"] = numeric("numerator")
-    eps: Positive = numeric(1e-6)
+    kind: Literal["linear"] = "linear"
+    form: Literal["numerator", "both", "one_plus_cos"] = "numerator"
+    eps: Positive = 1e-6
 
     has_floors = True
 
@@ -250,20 +249,20 @@ class LinearConfig(StateKind):
         return model.num_attention_heads * keys * (features + 1)
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class RetentionConfig(StateKind):
     """RetNet's retention: weights gamma_h^(i-j) q_i' k_j / sqrt(K), gamma_h = 1 - 2^(-5-h).
 
     RMS norm over each head follows, without weights, after the output is rotated back; no gate.
     """
 
-    kind: Literal["retention"] = numeric("retention")
+    kind: Literal["retention"] = "retention"
 
     def head_states(self, model: ModelConfig) -> int:
         return model.num_attention_heads * model.features_per_head**2
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class DecayConfig(StateKind):
     """Weights gamma_h^(i-j) without queries and keys: h_i = gamma h_{i-1} + v_i, o_i = h_i.
 
@@ -271,11 +270,11 @@ class DecayConfig(StateKind):
     (Su 2025, related work).
     """
 
-    kind: Literal["decay"] = numeric("decay")
+    kind: Literal["decay"] = "decay"
     # retnet: 1 - 2^(-5-h); learned: exp(-exp(nu)) per head, starting there; or one number for all.
-    gamma: Literal["retnet", "learned"] | OpenShare = numeric("retnet")
+    gamma: Literal["retnet", "learned"] | OpenShare = "retnet"
     # sqrt: LRU's factor sqrt(1 - gamma^2).
-    normalise: Literal["none", "sqrt"] = numeric("none")
+    normalise: Literal["none", "sqrt"] = "none"
 
     why_not = "attn.kind=decay rotates v and o, and has neither queries nor keys"
 
@@ -285,7 +284,7 @@ class DecayConfig(StateKind):
     def head_states(self, model: ModelConfig) -> int:
         return model.num_attention_heads * model.features_per_head
 
-    def rules(self, model: ModelConfig) -> Iterator[tuple[Any, str, str]]:
+    def rules(self, model: ModelConfig) -> Iterator[Rule]:
         heads = model.num_attention_heads
         allowed = (
             "begins at 1 - 2^(-5-h) of head h, which is too near 1 to be learned in more than "

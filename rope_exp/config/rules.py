@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import fields
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rope_exp.config.learning import WsdConfig
+from rope_exp.config.schema import Rule
 from rope_exp.config.tasks import TASK_PROBES
 from rope_exp.config.variants import OUR_NAMES, PAIRS, source_sha256
 
@@ -15,11 +16,8 @@ if TYPE_CHECKING:
 
 MAX_POSITION = 2**24  # float32 represents all integers up to this one
 
-# Whether a rule is broken, the key at fault, and what is allowed there.
-Rules = Iterator[tuple[Any, str, str]]
 
-
-def rules(config: "RunConfig") -> Rules:
+def rules(config: "RunConfig") -> Iterator[Rule]:
     """Yield every rule of a config. A rule may rely on those before it."""
     yield from _of_keys(config)
     yield from _of_data(config)
@@ -30,7 +28,7 @@ def rules(config: "RunConfig") -> Rules:
     yield from _of_layers_and_positions(config)
 
 
-def _of_keys(config: "RunConfig") -> Rules:
+def _of_keys(config: "RunConfig") -> Iterator[Rule]:
     """Yield what keys need, by the facts that they declare."""
     for name in ("pe", "model", "data", "tokenizer"):
         section = getattr(config, name)
@@ -54,7 +52,7 @@ def _of_keys(config: "RunConfig") -> Rules:
     yield taken, "pe.name", "is taken; with pe.code give a name of its own"
 
 
-def _of_data(config: "RunConfig") -> Rules:
+def _of_data(config: "RunConfig") -> Iterator[Rule]:
     data = config.data
     has_path = data.kind in ("files", "hub")
     allowed = "must name the corpus of data=files and data=hub; no other has a path"
@@ -79,7 +77,7 @@ def _of_data(config: "RunConfig") -> Rules:
     yield kind != "task" and data.task, "tokenizer.kind", allowed
 
 
-def _of_budget(config: "RunConfig") -> Rules:
+def _of_budget(config: "RunConfig") -> Iterator[Rule]:
     train = config.train
     for seq_len, num_steps, *rows in train.stages or ():
         batch_size, rest = divmod(train.tokens_per_step, seq_len)
@@ -108,7 +106,7 @@ def _of_budget(config: "RunConfig") -> Rules:
         yield train.seq_len < task.least_seq_len, "train.seq_len", allowed
 
 
-def _of_attention(config: "RunConfig") -> Rules:
+def _of_attention(config: "RunConfig") -> Iterator[Rule]:
     model = config.model
     pe = config.pe
     attn = config.attn
@@ -130,7 +128,7 @@ def _of_attention(config: "RunConfig") -> Rules:
     yield from attn.rules(model)
 
 
-def _of_objective(config: "RunConfig") -> Rules:
+def _of_objective(config: "RunConfig") -> Iterator[Rule]:
     if not config.predicts_tokens:
         data = config.data
         yield data.task is None, "train.objective", "is for data=spikes alone"
@@ -141,7 +139,7 @@ def _of_objective(config: "RunConfig") -> Rules:
     yield not (config.causal or config.attn.keeps_keys), "train.objective", allowed
 
 
-def _of_probes(config: "RunConfig") -> Rules:
+def _of_probes(config: "RunConfig") -> Iterator[Rule]:
     """Yield what a finished model cannot be asked for."""
     data = config.data
     model = config.model
@@ -195,7 +193,7 @@ def _of_probes(config: "RunConfig") -> Rules:
             yield is_lacking, "train.probes", allowed
 
 
-def _of_layers_and_positions(config: "RunConfig") -> Rules:
+def _of_layers_and_positions(config: "RunConfig") -> Iterator[Rule]:
     model = config.model
     pe = config.pe
     num_layers = model.num_hidden_layers

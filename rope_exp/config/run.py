@@ -9,25 +9,24 @@ import dataclasses
 import json
 from collections.abc import Collection, Mapping
 from functools import cached_property, reduce
-from operator import attrgetter, getitem
+from operator import getitem
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from rope_exp.config.architecture import Architecture
 from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
 from rope_exp.config.learning import CosineConfig, MuonConfig, OptimConfig, ScheduleConfig
 from rope_exp.config.rules import rules
 from rope_exp.config.schema import (
-    SECTION,
     Name,
     Seed,
     Sha256,
     convert,
-    numeric,
     numeric_values,
+    refuse,
+    section,
     setting,
 )
 from rope_exp.config.sections import (
@@ -40,24 +39,24 @@ from rope_exp.config.sections import (
     TrainConfig,
 )
 from rope_exp.config.variants import PeConfig
-from rope_exp.system.errors import ConfigError, show
+from rope_exp.system.errors import show
 from rope_exp.system.files import json_sha256
 
 FACTORS = ("pe", "seed")  # the keys in which runs of one group may differ
 DEFAULT_OUTPUT = Path("results/runs")
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class RunConfig:
     """The configuration of one run. `from_dict` converts a plain mapping."""
 
     # Seed of the initial weights, and of the order of batches unless data.seed is set.
-    seed: Seed = numeric(0)
+    seed: Seed = 0
     # Name of the row in tables, if rows differ in more than the variant; campaigns set it.
     row_name: Name | None = setting(None)
     # SHA-256 of the initial weights, taken from the run that run.init_from names; null: weights
     # are drawn from the seed.
-    init_weights: Sha256 | None = numeric(None)
+    init_weights: Sha256 | None = None
     pe: PeConfig = PeConfig()
     attn: Annotated[AttnConfig, Field(discriminator="kind")] = SoftmaxConfig()
     model: ModelConfig = ModelConfig()
@@ -71,11 +70,7 @@ class RunConfig:
     run: PlaceConfig = PlaceConfig()
 
     def __post_init__(self) -> None:
-        for is_broken, key, allowed in rules(self):
-            if is_broken:
-                # A file's text is too long to show.
-                value = ... if key == "pe.source" else attrgetter(key)(self)
-                raise ConfigError(key, value, allowed)
+        refuse(self, rules(self))
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "RunConfig":

@@ -1,7 +1,6 @@
 """Types of config values, validation by pydantic with our error messages, and a run's identity.
 
-A section of a config is a frozen pydantic dataclass with the settings `SECTION`. A file that we
-read back is a TypedDict. This module knows no key by name.
+A file that we read back is a TypedDict. This module knows no key by name.
 """
 
 import contextlib
@@ -13,8 +12,9 @@ import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
+from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, dataclass_transform
 
 from pydantic import (
     ConfigDict,
@@ -24,9 +24,12 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from rope_exp.system.errors import ConfigError, first_line
 
+# A rule between keys: whether it is broken, the key at fault, what is allowed there.
+Rule = tuple[Any, str, str]
 # Strict: neither true nor "3" is a number. A whole number is also a float.
 SECTION = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 # Pydantic's phrases, and ours for the same.
@@ -41,8 +44,16 @@ WORDS = {
 }
 
 
+@dataclass_transform(frozen_default=True)
+def section(cls: type[Any]) -> type[Any]:
+    """Make a class a section of a config: a frozen dataclass, checked by pydantic."""
+    return pydantic_dataclass(cls, frozen=True, config=SECTION)
+
+
 def numeric(default: Any, **facts: Any) -> Any:
-    """Declare a field whose value can change a loss: it is part of a run's identity.
+    """Declare facts about a field whose value can change a loss, as any field's that is no setting.
+
+    Such a value is part of a run's identity.
 
     Args:
         facts: about the key, read by `facts` below:
@@ -52,7 +63,7 @@ def numeric(default: Any, **facts: Any) -> Any:
             of_tokens: True if the key determines the tokens of a corpus.
             own_parameters: True if the key gives a variant parameters of its own.
     """
-    return dataclasses.field(default=default, metadata={"numeric": True, **facts})
+    return dataclasses.field(default=default, metadata=facts)
 
 
 def setting(default: Any, **facts: Any) -> Any:
@@ -64,6 +75,19 @@ def facts(section: Any, name: str) -> dict[str, Any]:
     """Return one fact about the keys of a dataclass, by key; keys without it are left out."""
     fields = dataclasses.fields(section)
     return {field.name: field.metadata[name] for field in fields if name in field.metadata}
+
+
+def refuse(config: Any, rules: Iterable[Rule]) -> None:
+    """Refuse a config that breaks a rule.
+
+    Raises:
+        ConfigError: naming the key and its value.
+    """
+    for is_broken, key, allowed in rules:
+        if is_broken:
+            # A file's text is too long to show.
+            value = ... if key == "pe.source" else attrgetter(key)(config)
+            raise ConfigError(key, value, allowed)
 
 
 def settle(section: Any, **values: Any) -> None:
@@ -132,18 +156,17 @@ def _refusal(error: ValidationError, values: Any, key: str, hint: Any) -> Config
     faults: list[Any] = error.errors()
     first = faults[0]
     path, value = _place(first["loc"], values)
+    if first["type"] == "union_tag_invalid":
+        tag = first["ctx"]["discriminator"].replace("'", "")
+        allowed = f"must be one of {first['ctx']['expected_tags']}".replace("'", "")
+        return ConfigError(".".join([*path, tag]), first["ctx"]["tag"], allowed)
+    if first["type"] == "missing" and isinstance(first["loc"][-1], str):
+        path.append(first["loc"][-1])
+        return ConfigError(".".join(filter(None, [key, *path])), ..., "is missing")
+
     where = ".".join(filter(None, [key, *path]))
-    name = first["loc"][-1] if first["loc"] else ""
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         return unknown_key(where, known_keys(hint) - {where})
-    if first["type"] == "missing" and isinstance(name, str):
-        return ConfigError(".".join(filter(None, [where, name])), ..., "is missing")
-    if first["type"] == "union_tag_invalid":
-        context = first["ctx"]
-        chosen = f"{where}.{context['discriminator']}".replace("'", "")
-        allowed = f"must be one of {context['expected_tags']}".replace("'", "")
-        return ConfigError(chosen, context["tag"], allowed)
-
     # A value with several possible types has a fault for each.
     words = [in_words(fault) for fault in faults if _place(fault["loc"], values)[0] == path]
     rest = [each.removeprefix("must be ") for each in words[1:]]
@@ -253,7 +276,7 @@ def numeric_values(section: Any, *, departing: bool = False) -> dict[str, Any]:
                 below[tag(value)] = getattr(value, tag(value))
             if below:
                 found[field.name] = below
-        elif field.metadata["numeric"] and not (departing and value == field.default):
+        elif field.metadata.get("numeric", True) and not (departing and value == field.default):
             found[field.name] = value
     return found
 

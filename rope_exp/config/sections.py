@@ -4,14 +4,12 @@ A released default never changes, because identities cover departures from it.
 """
 
 import re
-from dataclasses import dataclass as plain_dataclass
+from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from rope_exp.config.schema import (
-    SECTION,
     Count,
     Name,
     Natural,
@@ -24,6 +22,7 @@ from rope_exp.config.schema import (
     Tag,
     numeric,
     rule,
+    section,
     setting,
     settle,
 )
@@ -49,17 +48,17 @@ def is_commit(revision: str | None) -> bool:
     return re.fullmatch("[0-9a-f]{40}", revision or "") is not None
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class ModelConfig:
     """The decoder's sizes, under LlamaConfig's names."""
 
     name: Name = setting("nano")
-    hidden_size: Size = numeric(128)
-    intermediate_size: Size = numeric(352)
-    num_hidden_layers: Layers = numeric(4)
-    num_attention_heads: Size = numeric(2)
-    num_key_value_heads: Size = numeric(2)
-    rms_norm_eps: Positive = numeric(1e-5)
+    hidden_size: Size = 128
+    intermediate_size: Size = 352
+    num_hidden_layers: Layers = 4
+    num_attention_heads: Size = 2
+    num_key_value_heads: Size = 2
+    rms_norm_eps: Positive = 1e-5
     tie_word_embeddings: bool = numeric(
         False,
         needs={
@@ -119,7 +118,7 @@ TEXT = ("stdlib", "files", "hub")
 DATASETS = ("files", "hub")
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class DataConfig:
     """The corpus, its source and its split; or the kind of generated data."""
 
@@ -129,7 +128,7 @@ class DataConfig:
         "stdlib", "files", "hub", "addition", "copy", "repeats", "retrieval", "spikes"
     ] = numeric("stdlib", of_tokens=True)
     # files: a file or folder; hub: owner/name.
-    path: PathText | None = numeric(None)
+    path: PathText | None = None
     # The config of the dataset's card; for hub, and for files with such a card.
     subset: str | None = numeric(None, kinds=DATASETS, of_tokens=True)
     # hub: the commit or branch; null: the default branch. Its commit is recorded.
@@ -149,7 +148,7 @@ class DataConfig:
     # Folder of prepared data; null: ROPE_EXP_CACHE, or ~/.cache/rope_exp.
     cache_dir: PathText | None = setting(None)
     # Seed of the order of batches and of generated rows; null: the run's seed.
-    seed: Seed | None = numeric(None)
+    seed: Seed | None = None
     # Restart positions at 0 at each document within a sequence, in evaluation, too.
     reset_positions: bool = numeric(False, kinds=TEXT)
     # Restrict attention to the query's own document, in evaluation, too.
@@ -205,18 +204,18 @@ class DataConfig:
         return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")[:64]
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class TokenizerConfig:
     """The tokenizer, which converts text to token ids."""
 
     name: Name = setting("bpe_2k")
     # task: the tokens of generated data.
-    kind: Literal["bpe", "bytes", "pretrained", "task"] = numeric("bpe")
-    vocab_size: VocabSize | None = numeric(2048)
+    kind: Literal["bpe", "bytes", "pretrained", "task"] = "bpe"
+    vocab_size: VocabSize | None = 2048
     # bpe: bytes of text from which merges are learned.
-    train_bytes: Count | None = numeric(20_000_000)
+    train_bytes: Count | None = 20_000_000
     # pretrained: a folder, or a repository on the hub.
-    path: PathText | None = numeric(None)
+    path: PathText | None = None
     revision: str | None = numeric(
         None, needs={"tokenizer.path": "is for tokenizer=pretrained alone"}
     )
@@ -259,7 +258,7 @@ Stages = Annotated[
 ]
 
 
-@plain_dataclass(frozen=True)
+@dataclass(frozen=True)
 class Stage:
     """Steps on sequences of one length.
 
@@ -303,27 +302,27 @@ class Stage:
         return self.tokens_before + (step - self.steps_before) * self.tokens_per_step
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class TrainConfig:
     """The budget and the training loop. Batch sizes are in sequences, periods in steps."""
 
     name: Name = setting("nano")
-    num_steps: Count = numeric(500)
-    global_batch_size: Count = numeric(16)
+    num_steps: Count = 500
+    global_batch_size: Count = 16
     # Sequences of a micro-batch; null: a process's whole share.
-    micro_batch_size: Count | None = numeric(None)
+    micro_batch_size: Count | None = None
     # Length of evaluation sequences, and of training sequences unless stages are set.
-    seq_len: Count = numeric(256)
+    seq_len: Count = 256
     # Successive lengths, each [length, steps] with global_batch_size x seq_len tokens a step, or
     # [length, steps, sequences]; null: seq_len only.
-    stages: Stages | None = numeric(None)
+    stages: Stages | None = None
     # causal: predict every next token; mlm: hidden tokens, from both sides; regression: real
     # numbers at some places, from tokens on both sides.
-    objective: Literal["causal", "mlm", "regression"] = numeric("causal")
+    objective: Literal["causal", "mlm", "regression"] = "causal"
     # Steps between evaluations.
     eval_every: Count = setting(50)
     # Held-out sequences of an evaluation.
-    eval_sequences: Count = numeric(128)
+    eval_sequences: Count = 128
     # Steps between checkpoints.
     save_every: Count = setting(250)
     # The newest checkpoints that are kept.
@@ -331,11 +330,11 @@ class TrainConfig:
     # Steps between rows of metrics.jsonl.
     log_every: Count = setting(10)
     # auto: bf16 if the hardware supports it, else fp32.
-    precision: Literal["auto", "bf16", "fp32"] = numeric("auto")
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
     # auto: true if it pays back within the run.
-    compile: bool | Literal["auto"] = numeric("auto")
+    compile: bool | Literal["auto"] = "auto"
     # auto: true on a CPU, where it costs nothing.
-    deterministic: bool | Literal["auto"] = numeric("auto")
+    deterministic: bool | Literal["auto"] = "auto"
     # Probes of the finished model (evaluation/probes.py), written to probes.json.
     probes: Probes = setting(())
     # Dense bf16 peak of a GPU missing from plan/costs.py; 0: record no MFU.
@@ -410,7 +409,7 @@ class TrainConfig:
         return seq_len if self.objective == "causal" else NUM_QUERIES
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class TrackerConfig:
     """The tracker that receives curves, in addition to metrics.jsonl.
 
@@ -429,7 +428,7 @@ class TrackerConfig:
     run_name: str | None = setting(None)
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class LaunchConfig:
     """Placement of runs on the machine."""
 
@@ -449,7 +448,7 @@ class LaunchConfig:
     cells_per_job: Count = setting(1)
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class PlaceConfig:
     """The run's folder, its group, and the run from which it starts."""
 

@@ -6,10 +6,8 @@ import re
 from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from rope_exp.config.schema import (
-    SECTION,
     Name,
     Natural,
     Positive,
@@ -18,6 +16,7 @@ from rope_exp.config.schema import (
     numeric,
     numeric_values,
     rule,
+    section,
     setting,
     settle,
 )
@@ -87,7 +86,7 @@ _SHARE = {
 ADDITION = {"attn.takes_additions": "attn.kind={0.attn.kind} has none; attn=softmax has"}
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class PeConfig:
     """Position encoding: rotation, and terms added to embeddings (`input`) or scores (`bias`).
 
@@ -96,19 +95,19 @@ class PeConfig:
     """
 
     # Name in tables and folders.
-    name: Name = numeric("QK-RoPE")
+    name: Name = "QK-RoPE"
     # The sites that rotate: queries, keys, values, and outputs, which are rotated back.
-    rotate: Sites = numeric(("q", "k"))
-    base: Base = numeric(10000.0)
+    rotate: Sites = ("q", "k")
+    base: Base = 10000.0
     # The share of each head's features that rotates.
     fraction: Fraction = numeric(1.0, needs=_SHARE)
     # true: theta itself is learned (raw); log: s is learned, with theta = theta0 e^s.
     trainable: bool | Literal["raw", "log"] = numeric(False, needs=_ROTATION, own_parameters=True)
     # The position of a sequence's first token.
-    start: Natural = numeric(0)
+    start: Natural = 0
     # Precision of angles and products. bf16 is for the study of noise: it is exact only up to
     # position 256.
-    precision: Literal["float32", "bf16"] = numeric("float32")
+    precision: Literal["float32", "bf16"] = "float32"
     # The base for v and o; null: as for q and k.
     base_vo: Base | None = numeric(None, needs=_VALUES)
     # The fraction for v and o; null: as for q and k.

@@ -4,13 +4,15 @@ The defaults of the dataclasses are registered with Hydra, so that it knows ever
 is converted here, once; the rest of the package never sees one.
 """
 
+import ast
 import contextlib
 import itertools
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,9 +29,9 @@ from omegaconf.resolvers import oc
 
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import alternatives, defaults_of
+from rope_exp.config.variants import source_sha256
 from rope_exp.plan.mistakes import CAMPAIGNS, explain
-from rope_exp.plan.own import with_source
-from rope_exp.system.errors import ConfigError
+from rope_exp.system.errors import ConfigError, first_line
 from rope_exp.system.processes import PACKAGE, ROOT
 
 # Beside the package in a checkout; inside it in an installation.
@@ -40,6 +42,8 @@ HYDRA_VERSION = "1.3"  # version_base, which selects Hydra's behaviour
 IN_NAME = re.compile(r"\+*(pe[=.]|seed=)")
 # Names of environment variables with secret values, which are never saved.
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+# Packages that a position encoding of one's own may import.
+MAY_IMPORT = {*sys.stdlib_module_names, "torch", "numpy", "rope_exp"}
 
 
 def store_defaults() -> None:
@@ -138,12 +142,11 @@ def check_folder(folder: Path) -> None:
         choice = ours.relative_to(CONFIGS)
         if choice.parts[0] == CAMPAIGNS:
             continue
-        spelled = [choice, choice.with_suffix(".yml")] if choice.suffix == ".yaml" else [choice]
-        for theirs in (folder / each for each in spelled):
+        # Hydra ignores files with the suffix .yml, and links that lead nowhere.
+        for theirs in (folder / choice, folder / choice.with_suffix(".yml")):
             leads_nowhere = theirs.parent.is_symlink() and not theirs.parent.exists()
-            if not (leads_nowhere or os.path.lexists(theirs)):
-                continue
-            if not theirs.is_file() or theirs.read_bytes() != ours.read_bytes():
+            is_same = theirs.is_file() and theirs.read_bytes() == ours.read_bytes()
+            if not is_same and (leads_nowhere or os.path.lexists(theirs)):
                 name = theirs.relative_to(folder)
                 allowed = f"its {name} has the name of a choice of ours: give it another"
                 raise ConfigError("--config-dir", str(folder), allowed)
@@ -262,15 +265,64 @@ def split(overrides: Sequence[Override]) -> list[list[str]]:
 
     A later word for a key replaces an earlier one, as in Hydra's basic sweeper.
     """
-    values = {}
+    words = {}
     for override in overrides:
         key = override.get_key_element()
-        if override.is_discrete_sweep():
-            values[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
-        else:
-            values[key] = [f"{key}={override.get_value_element_as_str()}"]
-    jobs = [list(job) for job in itertools.product(*values.values())]
-    if not jobs:
-        empty = next(key for key, words in values.items() if not words)
-        raise ConfigError(empty, ..., "the sweep is empty: no choice matches")
-    return jobs
+        is_swept = override.is_discrete_sweep()
+        values = (
+            override.sweep_string_iterator() if is_swept else [override.get_value_element_as_str()]
+        )
+        words[key] = [f"{key}={value}" for value in values]
+        if not words[key]:
+            raise ConfigError(key, ..., "the sweep is empty: no choice matches")
+    return [list(job) for job in itertools.product(*words.values())]
+
+
+# -- a position encoding of one's own ------------------------------------------------------------
+
+
+def with_source(config: RunConfig, folders: Sequence[Path]) -> RunConfig:
+    """Return the config with the text of the file that pe.code names, if it names one.
+
+    A run's config.yaml and a record then hold all that they were made by, and the text's SHA-256
+    is part of their identity.
+
+    Args:
+        folders: in which the file may lie; the first that has it.
+    Raises:
+        ConfigError: there is no such file, it is not Python, it lacks the class, or it imports
+            another package.
+    """
+    code = config.pe.code
+    if code is None or config.pe.source is not None:
+        return config
+
+    file, name = code.split(".")
+    paths = [path for folder in folders if (path := folder / f"{file}.py").is_file()]
+    if not paths:
+        allowed = f"there is no {file}.py in configs/ or a folder of --config-dir"
+        raise ConfigError("pe.code", code, allowed)
+    try:
+        source = paths[0].read_text(encoding="utf-8-sig")
+        nodes = list(ast.walk(ast.parse(source)))
+    except (OSError, ValueError, SyntaxError, MemoryError) as error:
+        raise ConfigError("pe.code", code, f"{paths[0]}: {first_line(error)}") from None
+
+    if name not in [node.name for node in nodes if isinstance(node, ast.ClassDef)]:
+        raise ConfigError("pe.code", code, f"{paths[0]} has no class {name}")
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            _check_import(node, f"{paths[0]}, line {node.lineno}", code)
+    pe = replace(config.pe, source=source, code_sha256=source_sha256(source))
+    return replace(config, pe=pe)
+
+
+def _check_import(node: ast.Import | ast.ImportFrom, where: str, code: str) -> None:
+    """Refuse an import of a file or package that a run's folder does not hold."""
+    modules = [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        modules = ["." if node.level else str(node.module)]
+    for module in modules:
+        if module.split(".")[0] not in MAY_IMPORT:
+            allowed = f"may import Python's library, torch, numpy and rope_exp, not {module}"
+            raise ConfigError("pe.code", code, f"{where}: {allowed}")

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from glob import escape
 from pathlib import Path
@@ -21,10 +22,16 @@ from rope_exp.system.errors import ConfigError, first_line
 
 # A folder of configs that are not parts of a run's config.
 CAMPAIGNS = "campaign"
-# Hydra's sentences that name a key.
+# Hydra's sentences that name a key, and ours for the same.
 UNKNOWN = re.compile(r"Could not override '([^']*)'")
-TWICE = re.compile(r"Could not append to config\. An item is already at '([^']*)'")
-SEVERAL = re.compile(r"(?:Ambiguous value for argument|Sweep parameters) '([^=']*)=")
+SENTENCES = {
+    r"(?:Ambiguous value for argument|Sweep parameters) '\+*([^=']*)=": (
+        "several values make a sweep, which needs -m; a list is written [a,b]"
+    ),
+    r"Could not append to config\. An item is already at '([^']*)'": (
+        "is a key already; leave out the +"
+    ),
+}
 
 
 def explain(error: Exception, words: Sequence[str] = ()) -> ConfigError:
@@ -47,11 +54,9 @@ def explain(error: Exception, words: Sequence[str] = ()) -> ConfigError:
         return _missing(error)
 
     said = " ".join(str(error).split())
-    if match := SEVERAL.search(said):
-        allowed = "several values make a sweep, which needs -m; a list is written [a,b]"
-        return ConfigError(match[1].lstrip("+"), ..., allowed)
-    if match := TWICE.search(said):
-        return ConfigError(match[1], ..., "is a key already; leave out the +")
+    for pattern, allowed in SENTENCES.items():
+        if match := re.search(pattern, said):
+            return ConfigError(match[1], ..., allowed)
     if match := UNKNOWN.search(said):
         return _unknown(match[1], said)
 
@@ -83,7 +88,6 @@ def _unreadable(word: str) -> ConfigError:
 
 def _culprit(words: Sequence[str]) -> ConfigError | None:
     """Return the error for the first word that Hydra cannot parse, or that chooses no file."""
-    groups = {key.partition(".")[0] for key in known_keys(RunConfig) if "." in key}
     for word in words:
         if "=" not in word or word.startswith("-"):
             continue
@@ -91,9 +95,10 @@ def _culprit(words: Sequence[str]) -> ConfigError | None:
             override = OverridesParser.create().parse_overrides([word])[0]
         except (HydraException, ValueError, RecursionError):
             return _unreadable(word)
+        group = override.key_or_group
         value = override.value()
-        if override.key_or_group in groups and not isinstance(value, (str, list)):
-            return ConfigError(override.key_or_group, value, "must be the name of a choice")
+        if is_dataclass(getattr(RunConfig, group, None)) and not isinstance(value, (str, list)):
+            return ConfigError(group, value, "must be the name of a choice")
     return None
 
 

@@ -25,7 +25,7 @@ from rope_exp.model.decoder import Decoder
 from rope_exp.model.laws import certificate
 from rope_exp.model.own import explained_by
 from rope_exp.model.rope import angles, frequencies
-from rope_exp.plan.own import with_source
+from rope_exp.plan.compose import with_source
 from rope_exp.system.errors import ConfigError
 
 HEAD = "import torch\nfrom torch import nn\nfrom rope_exp import Position\n\n"

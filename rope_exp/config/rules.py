@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rope_exp.config.learning import WsdConfig
 from rope_exp.config.schema import Rule
 from rope_exp.config.tasks import TASK_PROBES
-from rope_exp.config.variants import OUR_NAMES, PAIRS, source_sha256
+from rope_exp.config.variants import EVERY, OUR_NAMES, PAIRS, source_sha256
 
 if TYPE_CHECKING:
     from rope_exp.config.run import RunConfig
@@ -19,37 +19,24 @@ MAX_POSITION = 2**24  # float32 represents all integers up to this one
 
 def rules(config: "RunConfig") -> Iterator[Rule]:
     """Yield every rule of a config. A rule may rely on those before it."""
-    yield from _of_keys(config)
-    yield from _of_data(config)
-    yield from _of_budget(config)
-    yield from _of_attention(config)
-    yield from _of_objective(config)
-    yield from _of_probes(config)
-    yield from _of_layers_and_positions(config)
-
-
-def _of_keys(config: "RunConfig") -> Iterator[Rule]:
-    """Yield what keys need, by the facts that they declare."""
+    kind = config.data.kind
     for name in ("pe", "model", "data", "tokenizer"):
         section = getattr(config, name)
         for field in fields(section):
             key = f"{name}.{field.name}"
             departs = getattr(section, field.name) != field.default
-            kinds = field.metadata.get("kinds", (config.data.kind,))
-            yield (
-                departs and config.data.kind not in kinds,
-                key,
-                f"is for data={' or '.join(kinds)} alone",
-            )
+            kinds = field.metadata.get("kinds", (kind,))
+            allowed = f"is for data={' or '.join(kinds)} alone"
+            yield departs and kind not in kinds, key, allowed
             for needed, sentence in field.metadata.get("needs", {}).items():
                 is_idle = departs and not attrgetter(needed)(config)
                 yield is_idle, key, sentence.format(config)
 
-    pe = config.pe
-    changed = pe.source is not None and pe.code_sha256 != source_sha256(pe.source)
-    yield changed, "pe.source", "was changed: pe.code_sha256 is of another text"
-    taken = pe.code is not None and pe.name in OUR_NAMES
-    yield taken, "pe.name", "is taken; with pe.code give a name of its own"
+    yield from _of_data(config)
+    yield from _of_budget(config)
+    yield from _of_attention(config)
+    yield from _of_probes(config)
+    yield from _of_positions(config)
 
 
 def _of_data(config: "RunConfig") -> Iterator[Rule]:
@@ -104,6 +91,8 @@ def _of_budget(config: "RunConfig") -> Iterator[Rule]:
         yield train.stages is not None, "train.stages", allowed
         allowed = f"must be at least {task.least_seq_len} for {name}"
         yield train.seq_len < task.least_seq_len, "train.seq_len", allowed
+    elif not config.predicts_tokens:
+        yield True, "train.objective", "is for data=spikes alone"
 
 
 def _of_attention(config: "RunConfig") -> Iterator[Rule]:
@@ -126,17 +115,8 @@ def _of_attention(config: "RunConfig") -> Iterator[Rule]:
         allowed = f"{name} has no such heads; leave it equal to model.num_attention_heads"
         yield model.num_key_value_heads != heads, "model.num_key_value_heads", allowed
     yield from attn.rules(model)
-
-
-def _of_objective(config: "RunConfig") -> Iterator[Rule]:
-    if not config.predicts_tokens:
-        data = config.data
-        yield data.task is None, "train.objective", "is for data=spikes alone"
-        allowed = f"has no rows for positions between whole ones, as those of data={data.kind} are"
-        yield config.pe.input == "learned", "pe.input", allowed
-    kind = config.attn.kind
-    allowed = f"looks both ways, and the state that attn.kind={kind} keeps goes one way alone"
-    yield not (config.causal or config.attn.keeps_keys), "train.objective", allowed
+    allowed = f"looks both ways, and the state that {name} keeps goes one way alone"
+    yield not (config.causal or attn.keeps_keys), "train.objective", allowed
 
 
 def _of_probes(config: "RunConfig") -> Iterator[Rule]:
@@ -193,18 +173,18 @@ def _of_probes(config: "RunConfig") -> Iterator[Rule]:
             yield is_lacking, "train.probes", allowed
 
 
-def _of_layers_and_positions(config: "RunConfig") -> Iterator[Rule]:
+def _of_positions(config: "RunConfig") -> Iterator[Rule]:
     model = config.model
     pe = config.pe
+    changed = pe.source is not None and pe.code_sha256 != source_sha256(pe.source)
+    yield changed, "pe.source", "was changed: pe.code_sha256 is of another text"
+    taken = pe.code is not None and pe.name in OUR_NAMES
+    yield taken, "pe.name", "is taken; with pe.code give a name of its own"
+
     num_layers = model.num_hidden_layers
-    for key, does in (
-        ("pe.layers", "rotates"),
-        ("pe.layers_vo", "rotates"),
-        ("model.window_layers", "has"),
-    ):
-        pattern = attrgetter(key)(config)
-        is_empty = pattern and 1 not in pattern[:num_layers]
-        yield is_empty, key, f"{does} none of the {num_layers} layers"
+    for key in ("pe.layers", "pe.layers_vo", "model.window_layers"):
+        pattern = attrgetter(key)(config) or EVERY
+        yield 1 not in pattern[:num_layers], key, f"reaches none of the {num_layers} layers"
 
     # NoPE must satisfy this, too: all variants must be comparable at a size.
     rotary_dim = config.attn.rotary_dim(model)
@@ -215,6 +195,9 @@ def _of_layers_and_positions(config: "RunConfig") -> Iterator[Rule]:
         allowed = f"leaves no pair to rotate in heads of {rotary_dim} features"
         yield pe.num_features(rotary_dim, pair) < 2, key, allowed
 
+    name = f"data={config.data.kind}"
+    allowed = f"has no rows for positions between whole ones, as those of {name} are"
+    yield pe.input == "learned" and not config.predicts_tokens, "pe.input", allowed
     is_odd = pe.is_sinusoidal and model.hidden_size % 2
     yield is_odd, "model.hidden_size", "must be even for pe.input=sinusoidal"
     key = "data.random_start" if config.data.random_start > pe.start else "pe.start"

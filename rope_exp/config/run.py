@@ -65,9 +65,9 @@ class RunConfig:
     optim: Annotated[OptimConfig | MuonConfig, Field(discriminator="name")] = OptimConfig()
     schedule: Annotated[ScheduleConfig, Field(discriminator="name")] = CosineConfig()
     train: TrainConfig = TrainConfig()
-    tracker: TrackerConfig = TrackerConfig()
-    launch: LaunchConfig = LaunchConfig()
-    run: PlaceConfig = PlaceConfig()
+    tracker: TrackerConfig = setting(TrackerConfig())
+    launch: LaunchConfig = setting(LaunchConfig())
+    run: PlaceConfig = setting(PlaceConfig())
 
     def __post_init__(self) -> None:
         refuse(self, rules(self))

@@ -13,7 +13,6 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from operator import attrgetter
-from pathlib import Path
 from typing import Annotated, Any, dataclass_transform
 
 from pydantic import (
@@ -67,7 +66,7 @@ def numeric(default: Any, **facts: Any) -> Any:
 
 
 def setting(default: Any, **facts: Any) -> Any:
-    """Declare a field that changes no number: logging, saving, places, names of presets."""
+    """Declare a field, or a section, that changes no number: logging, saving, places, presets."""
     return dataclasses.field(default=default, metadata={"numeric": False, **facts})
 
 
@@ -270,13 +269,15 @@ def numeric_values(section: Any, *, departing: bool = False) -> dict[str, Any]:
     found = {}
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
+        if not field.metadata.get("numeric", True):
+            continue
         if dataclasses.is_dataclass(value):
             below = numeric_values(value, departing=departing)
             if type(value) is not type(field.default):
                 below[tag(value)] = getattr(value, tag(value))
             if below:
                 found[field.name] = below
-        elif field.metadata.get("numeric", True) and not (departing and value == field.default):
+        elif not (departing and value == field.default):
             found[field.name] = value
     return found
 
@@ -295,16 +296,11 @@ def labelled(key: str, value: Any) -> str:
 
 def _is_path(text: str) -> bool:
     """Return whether the system accepts the path: else its first use would fail, perhaps late."""
-    path = os.fsencode(os.path.expanduser(Path(text)))
-    names_fit = all(len(name) <= 255 for name in path.split(b"/"))
+    path = os.fsencode(os.path.expanduser(text))
+    longest = max(map(len, path.split(b"/")))
     # A leading ~ that remains names a user that does not exist.
-    return (
-        text != ""
-        and names_fit
-        and len(path) <= 3840
-        and path[:1] not in b"~"
-        and b"\0" not in path
-    )
+    is_expanded = path[:1] != b"~"
+    return 0 < len(path) <= 3840 and longest <= 255 and is_expanded and b"\0" not in path
 
 
 Count = Annotated[int, Field(ge=1, lt=2**63)]

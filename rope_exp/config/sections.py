@@ -228,19 +228,9 @@ class TokenizerConfig:
 
 # Probes of a finished model (evaluation/probes.py and answers.py).
 Probe = Literal[
-    "windows",
-    "positions",
-    "shift",
-    "ablation",
-    "repeat",
-    "floors",
-    "distance",
-    "drift",
-    "token_shift",
-    "extension",
-    "answers",
-    "fit",
-]
+    "windows", "positions", "shift", "ablation", "repeat", "floors", "distance", "drift",
+    "token_shift", "extension", "answers", "fit",
+]  # fmt: skip
 Probes = Annotated[
     tuple[Probe, ...],
     rule(
@@ -417,35 +407,35 @@ class TrackerConfig:
     default, wandb's own environment variable applies: WANDB_MODE, WANDB_PROJECT, WANDB_TAGS, ...
     """
 
-    name: Literal["none", "wandb", "trackio"] = setting("none")
-    mode: Literal["online", "offline"] = setting("online")
-    project: Name = setting("rope_exp")
-    entity: Name | None = setting(None)
+    name: Literal["none", "wandb", "trackio"] = "none"
+    mode: Literal["online", "offline"] = "online"
+    project: Name = "rope_exp"
+    entity: Name | None = None
     # In addition to corpus, size and rotated sites.
-    tags: tuple[Tag, ...] = setting(())
-    notes: str | None = setting(None)
+    tags: tuple[Tag, ...] = ()
+    notes: str | None = None
     # null: variant, other swept values and seed.
-    run_name: str | None = setting(None)
+    run_name: str | None = None
 
 
 @section
 class LaunchConfig:
     """Placement of runs on the machine."""
 
-    name: Name = setting("local")
-    device: Literal["auto", "cpu", "cuda"] = setting("auto")
+    name: Name = "local"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     # Processes of one run; all: one per GPU.
-    num_processes: Count | Literal["all"] = setting(1)
+    num_processes: Count | Literal["all"] = 1
     # Threads of each process; auto: its share of the cores.
-    num_threads: Count | Literal["auto"] = setting("auto")
+    num_threads: Count | Literal["auto"] = "auto"
     # Concurrent runs; auto: as many as the GPUs allow, one on a CPU.
-    max_parallel: Count | Literal["auto"] = setting("auto")
+    max_parallel: Count | Literal["auto"] = "auto"
     # Run in the current process, for a debugger.
-    inline: bool = setting(False)
+    inline: bool = False
     # Runs that share a GPU.
-    runs_per_gpu: Count = setting(1)
+    runs_per_gpu: Count = 1
     # Runs of one job, for `rope-exp campaign` and `rope-exp sweep` on a cluster.
-    cells_per_job: Count = setting(1)
+    cells_per_job: Count = 1
 
 
 @section
@@ -453,10 +443,10 @@ class PlaceConfig:
     """The run's folder, its group, and the run from which it starts."""
 
     # null: results/runs/<group>/<pe>/seed<k>.
-    dir: PathText | None = setting(None)
+    dir: PathText | None = None
     # null: a name derived from everything but pe and seed.
-    group: Name | None = setting(None)
+    group: Name | None = None
     # Move an old folder aside instead of resuming in it.
-    fresh: bool = setting(False)
+    fresh: bool = False
     # Folder of a finished run that provides the initial weights; init_weights is their hash.
-    init_from: PathText | None = setting(None)
+    init_from: PathText | None = None

@@ -133,11 +133,13 @@ def _own_folders(hydra: Any) -> list[Path]:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder with a different choice under one of our names.
+    """Refuse a folder that does not exist, or has a different choice under one of our names.
 
     Hydra would silently ignore one of the two. Campaigns may reuse our names, because Hydra does
     not read them.
     """
+    if not folder.is_dir():
+        raise ConfigError("--config-dir", str(folder), "there is no such folder")
     for ours in sorted([*CONFIGS.rglob("*.yaml"), *CONFIGS.glob("*.py")]):
         choice = ours.relative_to(CONFIGS)
         if choice.parts[0] == CAMPAIGNS:
@@ -219,8 +221,7 @@ def compose_jobs(
     """
     search = []
     if config_dir is not None:
-        if not config_dir.is_dir():
-            raise ConfigError("--config-dir", str(config_dir), "there is no such folder")
+        check_folder(config_dir)
         search = [f"hydra.searchpath=[{json.dumps(f'file://{config_dir.absolute()}')}]"]
 
     try:

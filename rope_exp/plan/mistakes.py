@@ -13,7 +13,6 @@ from hydra.errors import (
     HydraException,
     MissingConfigException,
     OverrideParseException,
-    SearchPathException,
 )
 
 from rope_exp.config.run import RunConfig
@@ -47,9 +46,6 @@ def explain(error: Exception, words: Sequence[str] = ()) -> ConfigError:
 
     if isinstance(error, OverrideParseException):
         return _unreadable(error.override)
-    if isinstance(error, SearchPathException):
-        folder = str(error).partition("'")[2].partition("'")[0]
-        return ConfigError("--config-dir", folder, "there is no such folder")
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _missing(error)
 

@@ -19,22 +19,12 @@ from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import Rule, Seed, convert, refuse
 from rope_exp.config.sections import is_commit
 from rope_exp.plan.campaign_file import ORDER, SEEDS, CampaignFile, Entry, Test, read_campaign
-from rope_exp.plan.compose import Jobs, compose_jobs
-from rope_exp.plan.mistakes import CAMPAIGNS, explain
+from rope_exp.plan.compose import CAMPAIGNS, Jobs, compose_jobs, explain
 from rope_exp.plan.resolve import operations
 from rope_exp.system.errors import ConfigError, show
 
-# Keys that a campaign must fix: the machine's choice could change a number, or a cell's cores.
-# launch.max_parallel may be open on GPUs, because each run has its own.
-DECIDED = (
-    "train.precision",
-    "train.compile",
-    "train.deterministic",
-    "launch.device",
-    "launch.num_processes",
-    "launch.num_threads",
-    "launch.max_parallel",
-)
+# Values that a campaign must not leave: the machine's choice could change a number, or a cell's
+# cores. launch.max_parallel may be open on GPUs, because each run has its own.
 UNDECIDED = ("auto", "all")
 MAX_CELLS = 10_000
 # Limit of a cell's name in bytes: the name of its record has ten more while it is written.
@@ -214,10 +204,11 @@ def _named(cells: Sequence[Cell]) -> Sequence[Cell]:
 
 def _rules(config: RunConfig) -> Iterator[Rule]:
     """Yield what a cell may not leave open, because it can change a number, or set itself."""
-    for key in DECIDED:
-        may_vary = key == "launch.max_parallel" and config.launch.device == "cuda"
-        is_open = attrgetter(key)(config) in UNDECIDED and not may_vary
-        yield is_open, key, "must be fixed, as all of a campaign is"
+    for section in ("train", "launch"):
+        for key, value in vars(getattr(config, section)).items():
+            may_vary = key == "max_parallel" and config.launch.device == "cuda"
+            is_open = value in UNDECIDED and not may_vary
+            yield is_open, f"{section}.{key}", "must be fixed, as all of a campaign is"
 
     tokenizer = config.tokenizer.path
     is_on_hub = {

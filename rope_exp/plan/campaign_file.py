@@ -28,8 +28,7 @@ from hydra.core.override_parser.types import Override
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from rope_exp.config.schema import Name, in_words
-from rope_exp.plan.compose import CONFIGS, split
-from rope_exp.plan.mistakes import CAMPAIGNS
+from rope_exp.plan.compose import CAMPAIGNS, CONFIGS, split
 from rope_exp.system.errors import ConfigError, first_line
 
 # The test of differences. Records repeat it, so that tables are made from records alone.

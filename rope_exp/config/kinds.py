@@ -219,9 +219,8 @@ class SharedConfig(OwnSizes):
         return self.groups
 
     def rules(self, model: ModelConfig) -> Iterator[Rule]:
-        heads = model.num_attention_heads
-        allowed = f"must divide model.num_attention_heads={heads}"
-        yield heads % self.groups, "attn.groups", allowed
+        allowed = "must divide model.num_attention_heads={0.model.num_attention_heads}"
+        yield model.num_attention_heads % self.groups, "attn.groups", allowed
 
 
 # -- kinds that keep a state: counts are of the recurrent form, which adds to it and reads it -----
@@ -285,12 +284,12 @@ class DecayConfig(StateKind):
         return model.num_attention_heads * model.features_per_head
 
     def rules(self, model: ModelConfig) -> Iterator[Rule]:
-        heads = model.num_attention_heads
         allowed = (
             "begins at 1 - 2^(-5-h) of head h, which is too near 1 to be learned in more than "
-            f"{MAX_LEARNED_HEADS} heads; model.num_attention_heads is {heads}"
+            f"{MAX_LEARNED_HEADS} heads; model.num_attention_heads is {model.num_attention_heads}"
         )
-        yield self.gamma == "learned" and heads > MAX_LEARNED_HEADS, "attn.gamma", allowed
+        is_many = model.num_attention_heads > MAX_LEARNED_HEADS
+        yield self.gamma == "learned" and is_many, "attn.gamma", allowed
 
 
 AttnConfig = (

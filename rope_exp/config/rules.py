@@ -26,11 +26,9 @@ def rules(config: "RunConfig") -> Iterator[Rule]:
             key = f"{name}.{field.name}"
             departs = getattr(section, field.name) != field.default
             kinds = field.metadata.get("kinds", (kind,))
-            allowed = f"is for data={' or '.join(kinds)} alone"
-            yield departs and kind not in kinds, key, allowed
-            for needed, sentence in field.metadata.get("needs", {}).items():
-                is_idle = departs and not attrgetter(needed)(config)
-                yield is_idle, key, sentence.format(config)
+            yield departs and kind not in kinds, key, f"is for data={' or '.join(kinds)} alone"
+            for needed, allowed in field.metadata.get("needs", {}).items():
+                yield departs and not attrgetter(needed)(config), key, allowed
 
     yield from _of_data(config)
     yield from _of_budget(config)
@@ -49,18 +47,16 @@ def _of_data(config: "RunConfig") -> Iterator[Rule]:
 
     tokenizer = config.tokenizer
     kind = tokenizer.kind
-    for key in ("vocab_size", "train_bytes"):
-        is_open = kind == "bpe" and getattr(tokenizer, key) is None
+    for key in ("tokenizer.vocab_size", "tokenizer.train_bytes"):
         allowed = "must be set for a tokenizer that is trained on the corpus"
-        yield is_open, f"tokenizer.{key}", allowed
-    is_given = kind != "bpe" and tokenizer.vocab_size is not None
-    allowed = f"is given by tokenizer={tokenizer.name}; leave null"
-    yield is_given, "tokenizer.vocab_size", allowed
-    is_odd = (kind == "pretrained") != (tokenizer.path is not None)
-    yield is_odd, "tokenizer.path", "must be set for tokenizer=pretrained, and only there"
+        yield kind == "bpe" and attrgetter(key)(config) is None, key, allowed
+    allowed = "is given by tokenizer={0.tokenizer.name}; leave null"
+    yield kind != "bpe" and tokenizer.vocab_size is not None, "tokenizer.vocab_size", allowed
+    allowed = "must be set for tokenizer=pretrained, and only there"
+    yield (kind == "pretrained") != (tokenizer.path is not None), "tokenizer.path", allowed
     allowed = "is of generated data, such as data=addition, which choose it themselves"
     yield kind == "task" and not data.task, "tokenizer.kind", allowed
-    allowed = f"data={data.kind} has tokens of its own: leave out tokenizer=..."
+    allowed = "data={0.data.kind} has tokens of its own: leave out tokenizer=..."
     yield kind != "task" and data.task, "tokenizer.kind", allowed
 
 
@@ -83,39 +79,37 @@ def _of_budget(config: "RunConfig") -> Iterator[Rule]:
         exceeds = schedule.warmup_fraction + schedule.decay_fraction > 1
         yield exceeds, "schedule.warmup_fraction", "warm-up and decay exceed the run"
 
-    name = f"data={config.data.kind}"
     if task := config.data.task:
-        allowed = f"must be {task.objective} for {name}"
+        allowed = "must be {0.data.task.objective} for data={0.data.kind}"
         yield train.objective != task.objective, "train.objective", allowed
-        allowed = f"{name} has rows of one length; leave null"
-        yield train.stages is not None, "train.stages", allowed
-        allowed = f"must be at least {task.least_seq_len} for {name}"
+        yield train.stages, "train.stages", "data={0.data.kind} has rows of one length; leave null"
+        allowed = "must be at least {0.data.task.least_seq_len} for data={0.data.kind}"
         yield train.seq_len < task.least_seq_len, "train.seq_len", allowed
-    elif not config.predicts_tokens:
-        yield True, "train.objective", "is for data=spikes alone"
+    else:
+        yield not config.predicts_tokens, "train.objective", "is for data=spikes alone"
 
 
 def _of_attention(config: "RunConfig") -> Iterator[Rule]:
     model = config.model
-    pe = config.pe
     attn = config.attn
-    name = f"attn.kind={attn.kind}"
     heads = model.num_attention_heads
-    allowed = f"must divide model.num_attention_heads={heads}"
+    allowed = "must divide model.num_attention_heads={0.model.num_attention_heads}"
     yield heads % model.num_key_value_heads, "model.num_key_value_heads", allowed
 
-    refused = [site for site in pe.rotate if site not in attn.sites()]
-    why_not = attn.why_not or f"{name} can rotate {' and '.join(attn.sites()) or 'nothing'}"
-    yield refused, "pe.rotate", f"{why_not}; {' and '.join(refused)} must not stand there"
+    refused = [site for site in config.pe.rotate if site not in attn.sites()]
+    can = f"attn.kind={attn.kind} can rotate {' and '.join(attn.sites()) or 'nothing'}"
+    allowed = f"{attn.why_not or can}; {' and '.join(refused)} must not stand there"
+    yield refused, "pe.rotate", allowed
     if attn.takes_heads:
-        allowed = f"must divide model.hidden_size={model.hidden_size}, or model.head_dim be set"
+        allowed = "must divide model.hidden_size={0.model.hidden_size}, or model.head_dim be set"
         is_odd = model.head_dim is None and model.hidden_size % heads
         yield is_odd, "model.num_attention_heads", allowed
     else:
-        allowed = f"{name} has no such heads; leave it equal to model.num_attention_heads"
-        yield model.num_key_value_heads != heads, "model.num_key_value_heads", allowed
+        allowed = "attn.kind={0.attn.kind} has no such heads; leave it equal to "
+        is_other = model.num_key_value_heads != heads
+        yield is_other, "model.num_key_value_heads", f"{allowed}model.num_attention_heads"
     yield from attn.rules(model)
-    allowed = f"looks both ways, and the state that {name} keeps goes one way alone"
+    allowed = "looks both ways, and the state that attn.kind={0.attn.kind} keeps goes one way alone"
     yield not (config.causal or attn.keeps_keys), "train.objective", allowed
 
 
@@ -125,16 +119,15 @@ def _of_probes(config: "RunConfig") -> Iterator[Rule]:
     model = config.model
     train = config.train
     pe = config.pe
-    kind = f"attn.kind={config.attn.kind} cannot be asked for"
-    rotary_dim = config.attn.rotary_dim(model)
+    attn = config.attn
     rotating = [pair for pair in PAIRS if {*pair} & {*pe.rotate}]
-    num_features = [pe.num_features(rotary_dim, pair) for pair in rotating]
+    num_features = [pe.num_features(attn.rotary_dim(model), pair) for pair in rotating]
 
     # Whether a run lacks what a probe needs, by the sentence about it.
     lacks: dict[str, dict[str, object]] = {
-        "floors": {f"{kind} floors": not config.attn.has_floors},
+        "floors": {"attn.kind={0.attn.kind} cannot be asked for floors": not attn.has_floors},
         "distance": {
-            f"{kind} distance": not config.attn.keeps_keys,
+            "attn.kind={0.attn.kind} cannot be asked for distance": not attn.keeps_keys,
             "distance needs train.seq_len of at least 2": train.seq_len < 2,
             "distance has one uniform baseline: no model.window_layers": model.window_layers,
             "distance would read across documents; no data.document_mask": data.document_mask,
@@ -164,11 +157,11 @@ def _of_probes(config: "RunConfig") -> Iterator[Rule]:
     }
     for probe in train.probes:
         if data.task:
-            allowed = f"data={data.kind} can be asked for {data.task.probe} alone"
+            allowed = "data={0.data.kind} can be asked for {0.data.task.probe} alone"
             yield probe != data.task.probe, "train.probes", allowed
         else:
-            allowed = f"{' and '.join(TASK_PROBES)} are asked of generated data, such as "
-            yield probe in TASK_PROBES, "train.probes", f"{allowed}data=addition"
+            allowed = " and ".join(TASK_PROBES) + " are asked of generated data, such as "
+            yield probe in TASK_PROBES, "train.probes", allowed + "data=addition"
         for allowed, is_lacking in lacks.get(probe, {}).items():
             yield is_lacking, "train.probes", allowed
 
@@ -181,10 +174,10 @@ def _of_positions(config: "RunConfig") -> Iterator[Rule]:
     taken = pe.code is not None and pe.name in OUR_NAMES
     yield taken, "pe.name", "is taken; with pe.code give a name of its own"
 
-    num_layers = model.num_hidden_layers
     for key in ("pe.layers", "pe.layers_vo", "model.window_layers"):
         pattern = attrgetter(key)(config) or EVERY
-        yield 1 not in pattern[:num_layers], key, f"reaches none of the {num_layers} layers"
+        allowed = "reaches none of the {0.model.num_hidden_layers} layers"
+        yield 1 not in pattern[: model.num_hidden_layers], key, allowed
 
     # NoPE must satisfy this, too: all variants must be comparable at a size.
     rotary_dim = config.attn.rotary_dim(model)
@@ -195,11 +188,10 @@ def _of_positions(config: "RunConfig") -> Iterator[Rule]:
         allowed = f"leaves no pair to rotate in heads of {rotary_dim} features"
         yield pe.num_features(rotary_dim, pair) < 2, key, allowed
 
-    name = f"data={config.data.kind}"
-    allowed = f"has no rows for positions between whole ones, as those of {name} are"
+    allowed = "has no rows for positions between whole ones, as those of data={0.data.kind} are"
     yield pe.input == "learned" and not config.predicts_tokens, "pe.input", allowed
-    is_odd = pe.is_sinusoidal and model.hidden_size % 2
-    yield is_odd, "model.hidden_size", "must be even for pe.input=sinusoidal"
+    allowed = "must be even for pe.input=sinusoidal"
+    yield pe.is_sinusoidal and model.hidden_size % 2, "model.hidden_size", allowed
     key = "data.random_start" if config.data.random_start > pe.start else "pe.start"
     allowed = f"positions past {MAX_POSITION:,} are not exact in float32"
     yield config.num_positions > MAX_POSITION, key, allowed

@@ -27,7 +27,8 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from rope_exp.system.errors import ConfigError, first_line
 
-# A rule between keys: whether it is broken, the key at fault, what is allowed there.
+# A rule between keys: whether it is broken, the key at fault, and what is allowed there, formatted
+# with the config.
 Rule = tuple[Any, str, str]
 # Strict: neither true nor "3" is a number. A whole number is also a float.
 SECTION = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -55,9 +56,9 @@ def numeric(default: Any, **facts: Any) -> Any:
     Such a value is part of a run's identity.
 
     Args:
-        facts: about the key, read by `facts` below:
+        facts: about the key:
             needs: the attributes of the run's config without which the key may not depart from
-                its default, and a sentence for each, formatted with the config.
+                its default, and what to say of each.
             kinds: the kinds of data that have the key; without this, all have it.
             of_tokens: True if the key determines the tokens of a corpus.
             own_parameters: True if the key gives a variant parameters of its own.
@@ -70,10 +71,9 @@ def setting(default: Any, **facts: Any) -> Any:
     return dataclasses.field(default=default, metadata={"numeric": False, **facts})
 
 
-def facts(section: Any, name: str) -> dict[str, Any]:
-    """Return one fact about the keys of a dataclass, by key; keys without it are left out."""
-    fields = dataclasses.fields(section)
-    return {field.name: field.metadata[name] for field in fields if name in field.metadata}
+def keys_with(fact: str, section: Any) -> list[str]:
+    """Return the keys of a dataclass that declare a fact."""
+    return [field.name for field in dataclasses.fields(section) if fact in field.metadata]
 
 
 def refuse(config: Any, rules: Iterable[Rule]) -> None:
@@ -86,7 +86,7 @@ def refuse(config: Any, rules: Iterable[Rule]) -> None:
         if is_broken:
             # A file's text is too long to show.
             value = ... if key == "pe.source" else attrgetter(key)(config)
-            raise ConfigError(key, value, allowed)
+            raise ConfigError(key, value, allowed.format(config))
 
 
 def settle(section: Any, **values: Any) -> None:
@@ -168,9 +168,8 @@ def _refusal(error: ValidationError, values: Any, key: str, hint: Any) -> Config
         return unknown_key(where, known_keys(hint) - {where})
     # A value with several possible types has a fault for each.
     words = [in_words(fault) for fault in faults if _place(fault["loc"], values)[0] == path]
-    rest = [each.removeprefix("must be ") for each in words[1:]]
-    shown = value if where else ...
-    return ConfigError(where or "its content", shown, ", or ".join([words[0], *rest]))
+    allowed = ", or ".join(words).replace(", or must be ", ", or ")
+    return ConfigError(where or "its content", value if where else ..., allowed)
 
 
 def _place(location: Iterable[int | str], values: Any) -> tuple[list[str], Any]:
@@ -201,10 +200,10 @@ def in_words(fault: Any) -> str:
 def defaults_of(section: Any) -> dict[str, Any]:
     """Return the declared default of every key of a dataclass, as a mapping."""
     defaults = {field.name: field.default for field in dataclasses.fields(section)}
-    return {
-        name: defaults_of(default) if dataclasses.is_dataclass(default) else default
-        for name, default in defaults.items()
-    }
+    for name, default in defaults.items():
+        if dataclasses.is_dataclass(default):
+            defaults[name] = defaults_of(default)
+    return defaults
 
 
 def sections(hint: Any) -> dict[str, Any]:

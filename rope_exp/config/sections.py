@@ -338,8 +338,8 @@ class TrainConfig:
             if listed and [listed[-1][0], *listed[-1][2:]] == [seq_len, *own]:
                 num_steps += listed.pop()[1]
             listed.append((seq_len, num_steps, *own))
-        is_plain = listed in ([], [(self.seq_len, self.num_steps)])
-        settle(self, stages=None if is_plain else tuple(listed))
+        plain = [(self.seq_len, self.num_steps)]
+        settle(self, stages=None if listed in ([], plain) else tuple(listed))
 
     @property
     def tokens_per_step(self) -> int:

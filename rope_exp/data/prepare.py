@@ -16,7 +16,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from rope_exp.config.schema import facts
+from rope_exp.config.schema import keys_with
 from rope_exp.config.sections import DataConfig, TokenizerConfig, is_commit
 from rope_exp.data.corpora import (
     explaining,
@@ -147,7 +147,7 @@ def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
     values = {
         "format": FORMAT,
         "corpus": corpus_fingerprint(data),
-        "data": {name: getattr(data, name) for name in facts(DataConfig, "of_tokens")},
+        "data": {name: getattr(data, name) for name in keys_with("of_tokens", DataConfig)},
         "tokenizer": tokenizer_fingerprint(tokenizer),
     }
     cache = data.cache_dir or os.environ.get("ROPE_EXP_CACHE") or "~/.cache/rope_exp"

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from rope_exp.config.kinds import Kind
 from rope_exp.config.run import RunConfig, differing_keys
-from rope_exp.config.schema import facts
+from rope_exp.config.schema import keys_with
 from rope_exp.config.variants import PeConfig
 from rope_exp.evidence.runs import ReportError, Run, Status
 from rope_exp.plan.campaign_file import ORDER
@@ -67,7 +67,7 @@ _IDS = (*_VOCABULARY, "train.objective")
 _BEGINNING = ("seed", "init_weights", "model", "attn", *_IDS)
 _BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len", "train.stages")
 # Keys that give a variant its own parameters.
-_OWN_PARAMETERS = tuple(f"pe.{key}" for key in facts(PeConfig, "own_parameters"))
+_OWN_PARAMETERS = tuple(f"pe.{key}" for key in keys_with("own_parameters", PeConfig))
 _FACTS = (
     ("data_sha256", "read different corpora", _VOCABULARY),
     ("shared_init_sha256", "started from different weights", _BEGINNING),

@@ -103,15 +103,15 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
 
     # Seed by seed, and longest first within a seed, so that a partial campaign is balanced and
     # the last run to end is a short one.
-    ordered = sorted(found.values(), key=itemgetter(0))
-    cells = [cell for _, _, cell in ordered]
+    cells = [cell for _, _, cell in sorted(found.values(), key=itemgetter(0))]
     if not all(ORDER in cell.factors for cell in cells):
         for _, where, cell in found.values():
             with _within(where):
                 _check_factors(cell)
     if file.python is None and any(cell.config.data.kind == "stdlib" for cell in cells):
-        key = f"{CAMPAIGNS}/{name}.python"
-        raise ConfigError(key, ..., "is missing: its library is the corpus")
+        raise ConfigError(
+            f"{CAMPAIGNS}/{name}.python", ..., "is missing: its library is the corpus"
+        )
     return Campaign(name, file.about, file.python, tuple(_named(cells)))
 
 
@@ -210,14 +210,12 @@ def _rules(config: RunConfig) -> Iterator[Rule]:
             is_open = value in UNDECIDED and not may_vary
             yield is_open, f"{section}.{key}", "must be fixed, as all of a campaign is"
 
-    tokenizer = config.tokenizer.path
-    is_on_hub = {
-        "data.revision": config.data.kind == "hub",
-        "tokenizer.revision": tokenizer is not None and not Path(tokenizer).expanduser().is_dir(),
-    }
-    for key, on_hub in is_on_hub.items():
-        moves = on_hub and not is_commit(attrgetter(key)(config))
-        yield moves, key, "must be a commit: a branch moves"
+    allowed = "must be a commit: a branch moves"
+    moves = config.data.kind == "hub" and not is_commit(config.data.revision)
+    yield moves, "data.revision", allowed
+    tokenizer = config.tokenizer
+    is_on_hub = tokenizer.path and not Path(tokenizer.path).expanduser().is_dir()
+    yield is_on_hub and not is_commit(tokenizer.revision), "tokenizer.revision", allowed
     is_open = config.run.init_from is not None and config.init_weights is None
     yield is_open, "init_weights", "must be the hash of what run.init_from ends with"
     for key in ("data.path", "tokenizer.path", "run.init_from"):

@@ -137,16 +137,15 @@ def _secrets_kept() -> Iterator[None]:
 def check_folders(tree: DictConfig) -> None:
     """Refuse additional folders with a different choice under one of our names."""
     for folder in _own_folders(tree.hydra):
-        check_folder(folder)
+        if folder.is_dir():
+            check_folder(folder)
 
 
 def _own_folders(hydra: Any) -> list[Path]:
     """Return the user's folders of configs, from Hydra's own node."""
-    return [
-        Path(source.path)
-        for source in hydra.runtime.config_sources
-        if source.provider not in ("hydra", "main") and source.schema == "file"
-    ]
+    sources = hydra.runtime.config_sources
+    own = [each for each in sources if each.provider not in ("hydra", "main")]
+    return [Path(each.path) for each in own if each.schema == "file"]
 
 
 def check_folder(folder: Path) -> None:
@@ -257,20 +256,18 @@ def compose_jobs(
                     key = each.key_or_group
                     allowed = f"is no sweep; write one value with commas as '{key}=\"a,b\"'"
                     raise ConfigError(key, each.get_value_string(), allowed)
-            fixed = [str(each.input_line) for each in parsed if each not in swept]
-            tree = composed(fixed)
+            jobs = [[str(each.input_line) for each in parsed if each not in swept]]
+            tree = composed(jobs[0])
+            trees = [tree]
 
             if multirun or tree.hydra.mode == RunMode.MULTIRUN:
-                params = [
-                    f"{key}={value}" for key, value in (tree.hydra.sweeper.params or {}).items()
-                ]
-                parsed = parser.parse_overrides([*params, *words])
+                params = (tree.hydra.sweeper.params or {}).items()
+                parsed = parser.parse_overrides([*(f"{k}={value}" for k, value in params), *words])
                 jobs = split([each for each in parsed if not each.is_hydra_override()])
                 trees = [composed(job) for job in jobs]
-            else:
+            elif swept:
                 # Hydra raises the error about several values.
-                jobs = [fixed]
-                trees = [composed(words) if swept else tree]
+                composed(words)
     except Exception as error:
         raise explain(error, words) from error
 
@@ -391,11 +388,12 @@ def _unreadable(word: str) -> ConfigError:
     key = key.lstrip("+~")
     if not (key and equals):
         return ConfigError("override", word, "is not of the form key=value")
-    allowed = (
+    return ConfigError(
+        key,
+        ...,
         "its value cannot be read; special characters need quotes of their own, "
-        "as in \"key='a value'\""
+        "as in \"key='a value'\"",
     )
-    return ConfigError(key, ..., allowed)
 
 
 def _culprit(words: Sequence[str]) -> ConfigError | None:

@@ -111,7 +111,7 @@ def _rules(config: RunConfig, starts_processes: bool) -> Iterator[Rule]:
 
     train = config.train
     share, rest = divmod(train.global_batch_size, num_processes)
-    allowed = f"must be a multiple of the {num_processes} processes"
+    allowed = "must be a multiple of the {0.launch.num_processes} processes"
     yield rest, "train.global_batch_size", allowed
     is_odd = share % min(train.micro_batch_size or share, share)
     yield is_odd, "train.micro_batch_size", f"must divide a process's share of {share} sequences"

@@ -16,7 +16,7 @@ from rope_exp.config.learning import CosineConfig, MuonConfig, OptimConfig, WsdC
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import (
     convert,
-    facts,
+    keys_with,
     numeric,
     numeric_values,
     setting,
@@ -139,7 +139,7 @@ INIT_SHA256 = "974a1ad689b595d8052f2b532ed25f5543828304e29755ad3a3f36e2959d55ab"
 
 def test_the_keys_that_determine_tokens() -> None:
     """The fingerprint of prepared data covers these; one that is missing serves stale tokens."""
-    assert [*facts(DataConfig, "of_tokens")] == [
+    assert keys_with("of_tokens", DataConfig) == [
         "kind", "subset", "revision", "text_column", "sample_by", "validation_split",
         "holdout_fraction", "max_tokens",
     ]  # fmt: skip
@@ -147,7 +147,7 @@ def test_the_keys_that_determine_tokens() -> None:
 
 def test_the_keys_that_give_a_variant_parameters() -> None:
     own = ["trainable", "trainable_scope", "input", "bias", "code_sha256"]
-    assert [*facts(PeConfig, "own_parameters")] == own
+    assert keys_with("own_parameters", PeConfig) == own
 
 
 def test_defaults_are_what_they_were() -> None:

@@ -30,6 +30,7 @@ from rope_exp.config.schema import (
     setting,
 )
 from rope_exp.config.sections import (
+    MIN_VOCAB_SIZE,
     DataConfig,
     LaunchConfig,
     ModelConfig,
@@ -127,8 +128,9 @@ class RunConfig:
     @property
     def known_vocab_size(self) -> int | None:
         """The vocabulary's size; None if only a pretrained tokenizer itself knows it."""
-        task = self.data.task
-        return self.tokenizer.known_vocab_size if task is None else task.vocab_size
+        if self.data.task is not None:
+            return self.data.task.vocab_size
+        return MIN_VOCAB_SIZE if self.tokenizer.kind == "bytes" else self.tokenizer.vocab_size
 
     @property
     def predicts_tokens(self) -> bool:

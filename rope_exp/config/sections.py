@@ -220,11 +220,6 @@ class TokenizerConfig:
         None, needs={"tokenizer.path": "is for tokenizer=pretrained alone"}
     )
 
-    @property
-    def known_vocab_size(self) -> int | None:
-        """The vocabulary's size; None if a pretrained tokenizer or the task knows it."""
-        return MIN_VOCAB_SIZE if self.kind == "bytes" else self.vocab_size
-
 
 # Probes of a finished model (evaluation/probes.py and answers.py).
 Probe = Literal[

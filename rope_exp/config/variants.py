@@ -244,7 +244,6 @@ def source_sha256(source: str) -> str:
 def shortest(pattern: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return the shortest equivalent of a pattern of layers; None means every layer."""
     pattern = pattern or EVERY
-    for length in range(1, len(pattern)):
-        if len(pattern) % length == 0 and pattern == pattern[:length] * (len(pattern) // length):
-            return pattern[:length]
-    return pattern
+    # The least shift that keeps the pattern, cyclically, is its period.
+    shifts = range(1, len(pattern) + 1)
+    return next(pattern[:n] for n in shifts if pattern[n:] + pattern[:n] == pattern)

@@ -71,9 +71,9 @@ def setting(default: Any, **facts: Any) -> Any:
     return dataclasses.field(default=default, metadata={"numeric": False, **facts})
 
 
-def keys_with(fact: str, section: Any) -> list[str]:
-    """Return the keys of a dataclass that declare a fact."""
-    return [field.name for field in dataclasses.fields(section) if fact in field.metadata]
+def keys_with(fact: str, section: Any, prefix: str = "") -> list[str]:
+    """Return the keys of a dataclass that declare a fact, below a prefix."""
+    return [prefix + field.name for field in dataclasses.fields(section) if fact in field.metadata]
 
 
 def refuse(config: Any, rules: Iterable[Rule]) -> None:
@@ -333,3 +333,5 @@ HEX = "must be 64 hexadecimal digits"
 Sha256 = Annotated[str, rule(HEX, re.compile("[0-9a-f]{64}").fullmatch)]
 # Empty before the first step.
 OrderSha256 = Annotated[str, rule(f"{HEX}, or empty", re.compile("([0-9a-f]{64})?").fullmatch)]
+# The content of probes.json: the answer of each probe that was asked.
+Answers = dict[str, dict[str, Any]]

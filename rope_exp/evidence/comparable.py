@@ -66,13 +66,15 @@ _VOCABULARY = ("data", "tokenizer")
 _IDS = (*_VOCABULARY, "train.objective")
 _BEGINNING = ("seed", "init_weights", "model", "attn", *_IDS)
 _BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len", "train.stages")
-# Keys that give a variant its own parameters.
-_OWN_PARAMETERS = tuple(f"pe.{key}" for key in keys_with("own_parameters", PeConfig))
 _FACTS = (
     ("data_sha256", "read different corpora", _VOCABULARY),
     ("shared_init_sha256", "started from different weights", _BEGINNING),
     ("order_sha256", "saw different tokens", ("seed", *_BUDGET, *_IDS)),
-    ("params", "differ in parameters", ("model", "attn", *_OWN_PARAMETERS, *_IDS)),
+    (
+        "params",
+        "differ in parameters",
+        ("model", "attn", *keys_with("own_parameters", PeConfig, "pe."), *_IDS),
+    ),
 )
 
 

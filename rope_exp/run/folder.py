@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import (
+    Answers,
     Count,
     Natural,
     NonNegative,
@@ -226,7 +227,7 @@ def check_probes(path: Path, answers: Mapping[str, Any], result: Mapping[str, An
     Raises:
         RecordError: the content of `path` was changed since the run wrote it.
     """
-    checked(f"{path} probes", answers, dict[str, dict[str, Any]])
+    checked(f"{path} probes", answers, Answers)
     # JSON may hold numbers past a float's range, which Python reads as infinity.
     with readable(path):
         found = json_sha256(answers)

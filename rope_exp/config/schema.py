@@ -84,9 +84,10 @@ def refuse(config: Any, rules: Iterable[Rule]) -> None:
     """
     for is_broken, key, allowed in rules:
         if is_broken:
-            # A file's text is too long to show.
-            value = ... if key == "pe.source" else attrgetter(key)(config)
-            raise ConfigError(key, value, allowed.format(config))
+            value = attrgetter(key)(config)
+            # The text of a file is not shown.
+            shown = ... if "\n" in str(value) else value
+            raise ConfigError(key, shown, allowed.format(config))
 
 
 def settle(section: Any, **values: Any) -> None:

@@ -143,8 +143,7 @@ def train(words: list[str]) -> int:
     from omegaconf.errors import OmegaConfBaseException
 
     from rope_exp.launch.task import exit_codes, run_job
-    from rope_exp.plan.compose import CONFIGS, HYDRA_VERSION, check_folder
-    from rope_exp.plan.mistakes import explain
+    from rope_exp.plan.compose import CONFIGS, HYDRA_VERSION, check_folder, explain
 
     # Runs check every folder that Hydra reads; checking --config-dir here covers --cfg, too.
     parser = argparse.ArgumentParser(add_help=False)

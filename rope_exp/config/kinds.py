@@ -1,31 +1,92 @@
-"""Configs of the attention kinds that keep keys, and the union of all kinds.
+"""Configs of the kinds of attention: sizes, costs and checks of one layer, without torch.
 
-A kind has a dataclass here or in `state_kinds`, a module in model/attention/ and a file in
-configs/attn. Counts refer to one layer.
+A kind has a dataclass here, a module in model/attention/ and a file in configs/attn. Counts refer
+to one layer.
+
+Shapes: H query heads, G key/value heads, K features of a head, D model width, T tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
-from rope_exp.config.kind import Even, Kind
-from rope_exp.config.schema import SECTION, Size, numeric
+from rope_exp.config.schema import (
+    OpenShare,
+    Positive,
+    Rule,
+    Size,
+    labelled,
+    numeric_values,
+    section,
+)
 from rope_exp.config.sections import ModelConfig
-from rope_exp.config.state_kinds import DecayConfig, LinearConfig, RetentionConfig
-from rope_exp.config.variants import SITES, PeConfig
-from rope_exp.system.errors import ConfigError
+from rope_exp.config.variants import SITES
+
+Even = Annotated[int, Field(ge=2, le=2**20, multiple_of=2)]
+
+# Learned decays start at 1 - 2^(-5-h) for head h. With more heads, the last would start beyond the
+# slowest decay that can be learned, 1 - 2^-64, and get no gradient there.
+MAX_LEARNED_HEADS = 59
 
 
-class KeysKind(Kind):
-    """Base class of softmax over keys; its cost grows with the keys that a query attends to."""
+class Kind:
+    """Base class of attention kinds: dataclasses of config keys, starting with the kind's name."""
+
+    kind: str
+    # True if it keeps keys, which a window can forget; a state cannot forget.
+    keeps_keys = True
+    # True if it uses model.num_key_value_heads, model.head_dim and pe.fraction; False if it has
+    # its own sizes.
+    takes_heads = True
+    # True if it supports model.qk_norm, model.token_shift and pe.code.
+    takes_additions = False
+    # True if it divides by a sum that eps can replace.
+    has_floors = False
+    # Why other sites than `sites` cannot rotate; empty: no reason of its own.
+    why_not = ""
+
+    @property
+    def label(self) -> str:
+        """The kind's name in tables: latent, or latent-kv_rank128 if a key departs."""
+        departing = numeric_values(self, departing=True)
+        departing.pop("kind", None)
+        return self.kind + "".join(labelled(key, value) for key, value in departing.items())
+
+    def small(self) -> Self:
+        """Return this kind for two query heads over one shared key/value head."""
+        return self
+
+    def sites(self) -> tuple[str, ...]:
+        """Return the sites that can rotate."""
+        return SITES
+
+    def rotary_dim(self, model: ModelConfig) -> int:
+        """Return the number of features of a head, the last ones, that a rotation can act on."""
+        return model.features_per_head
+
+    def key_heads(self, model: ModelConfig) -> int:
+        """Return the number of key heads; each may learn its own frequencies."""
+        return model.num_key_value_heads
+
+    def widths(self, model: ModelConfig) -> tuple[int, int]:
+        """Return the features of a head's keys, and of its values and output."""
+        return model.features_per_head, model.features_per_head
+
+    def head_states(self, model: ModelConfig) -> int:
+        """Return the count of numbers in the states of all query heads, as in training."""
+        return 0
 
     def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
-        """Return 6 H (keys' width + values' width), times the mean number of keys of a token.
+        """Return the operations of one training token without the weights': 3 times the forward's.
 
-        A score and a weighted sum take 2 operations a feature each, three times with the backward
-        pass.
+        With keys: 6 H (keys' width + values' width), times the mean number of keys of a token. A
+        score and a weighted sum take 2 operations a feature each, three times with the backward
+        pass. Masked or recomputed operations of a kernel are not counted.
+
+        Args:
+            causal: whether a token attends to no later one; with a state it never does.
         """
         pairs = seq_len * seq_len
         if causal:
@@ -35,8 +96,12 @@ class KeysKind(Kind):
             pairs = sum(n * (n + 1) // 2 + (seq_len - n) * n for n in windows) // len(windows)
         return 6 * model.num_attention_heads * sum(self.widths(model)) * pairs // seq_len
 
+    def rules(self, model: ModelConfig) -> Iterator[Rule]:
+        """Yield what this kind alone refuses, as config/rules.py does."""
+        yield from ()
 
-class OwnSizes(KeysKind):
+
+class OwnSizes(Kind):
     """Base class of kinds with keys of nope_dim + rope_dim features, of which the last rotate."""
 
     nope_dim: int
@@ -61,18 +126,31 @@ class OwnSizes(KeysKind):
         return self.key_dim, self.out_dim
 
 
-@dataclass(frozen=True, config=SECTION)
-class SoftmaxConfig(KeysKind):
+class StateKind(Kind):
+    """Base class of sums over the past: each token adds to a state, and each query reads it."""
+
+    keeps_keys = False
+
+    def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
+        """Return 12 per number of the state: 2 to add, 2 to read, three times with backward."""
+        return 12 * self.head_states(model)
+
+
+# -- kinds that keep keys ------------------------------------------------------------------------
+
+
+@section
+class SoftmaxConfig(Kind):
     """Softmax attention with grouped queries."""
 
-    kind: Literal["softmax"] = numeric("softmax")
+    kind: Literal["softmax"] = "softmax"
     # Add one learned score per head to each softmax; its value is 0.
-    sink: bool = numeric(False)
+    sink: bool = False
 
     takes_additions = True
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class LatentConfig(OwnSizes):
     """MLA (`attn=mla`, `attn=mla_vo`): K and V from one latent of `kv_rank`, plus a rotating key.
 
@@ -80,15 +158,19 @@ class LatentConfig(OwnSizes):
     `value_rope` its values are [v_C; k_R], and its output is rotated back.
     """
 
-    kind: Literal["latent"] = numeric("latent")
-    kv_rank: Size = numeric(64)
+    kind: Literal["latent"] = "latent"
+    kv_rank: Size = 64
     # null: queries are projected from x itself.
-    q_rank: Size | None = numeric(None)
-    nope_dim: Size = numeric(48)
-    rope_dim: Even = numeric(16)
+    q_rank: Size | None = None
+    nope_dim: Size = 48
+    rope_dim: Even = 16
     # Width of v_C.
-    value_dim: Size = numeric(64)
-    value_rope: bool = numeric(False)
+    value_dim: Size = 64
+    value_rope: bool = False
+
+    why_not = (
+        "the values of attn=mla have no feature to rotate; attn=mla_vo (attn.value_rope=true) has"
+    )
 
     def sites(self) -> tuple[str, ...]:
         return SITES if self.value_rope else ("q", "k")
@@ -101,14 +183,8 @@ class LatentConfig(OwnSizes):
         # All heads share k_R.
         return 1
 
-    def why_not(self, refused: Sequence[str]) -> str:
-        return (
-            "the values of attn=mla have no feature to rotate; attn=mla_vo (attn.value_rope=true) "
-            f"has, and without it {' and '.join(refused)} must not stand there"
-        )
 
-
-@dataclass(frozen=True, config=SECTION)
+@section
 class SharedConfig(OwnSizes):
     """Keys and values that share a tensor, in `groups`; nope_dim features never rotate.
 
@@ -117,15 +193,17 @@ class SharedConfig(OwnSizes):
     is s2 with one group, a norm and a sink.
     """
 
-    kind: Literal["shared"] = numeric("shared")
-    form: Literal["s1", "s2", "s3"] = numeric("s2")
-    groups: Size = numeric(1)
-    nope_dim: Size = numeric(48)
-    rope_dim: Even = numeric(16)
+    kind: Literal["shared"] = "shared"
+    form: Literal["s1", "s2", "s3"] = "s2"
+    groups: Size = 1
+    nope_dim: Size = 48
+    rope_dim: Even = 16
     # Normalize the shared tensor, and queries without a weight, before rotation.
-    norm: bool = numeric(False)
+    norm: bool = False
     # Add one learned score per head to each softmax; its value is 0.
-    sink: bool = numeric(False)
+    sink: bool = False
+
+    why_not = "the values of attn.form=s3 have no feature to rotate; those of s1 and s2 have"
 
     def small(self) -> Self:
         return replace(self, groups=1)
@@ -140,20 +218,78 @@ class SharedConfig(OwnSizes):
     def key_heads(self, model: ModelConfig) -> int:
         return self.groups
 
-    def check(self, model: ModelConfig, pe: PeConfig) -> None:
-        super().check(model, pe)
-        if model.num_attention_heads % self.groups:
-            raise ConfigError(
-                "attn.groups",
-                self.groups,
-                f"must divide model.num_attention_heads={model.num_attention_heads}",
-            )
+    def rules(self, model: ModelConfig) -> Iterator[Rule]:
+        allowed = "must divide model.num_attention_heads={0.model.num_attention_heads}"
+        yield model.num_attention_heads % self.groups, "attn.groups", allowed
 
-    def why_not(self, refused: Sequence[str]) -> str:
-        return (
-            "the values of attn.form=s3 have no feature to rotate; those of s1 and s2 have, and "
-            f"here {' and '.join(refused)} must not stand there"
+
+# -- kinds that keep a state: counts are of the recurrent form, which adds to it and reads it -----
+
+
+@section
+class LinearConfig(StateKind):
+    """Linear attention, phi = elu + 1: o_i = sum_j sim_ij v_j / max(sum_j sim_ij, eps).
+
+    numerator: sim = (R phi(q))' (R phi(k)) in the numerator, phi(q)' phi(k) in the denominator (Su
+    2021, eq. 19). both: rotated in the denominator, too, whose sum can be negative. one_plus_cos:
+    sim = 1 + cos of the angle between rotated q and k.
+    """
+
+    kind: Literal["linear"] = "linear"
+    form: Literal["numerator", "both", "one_plus_cos"] = "numerator"
+    eps: Positive = 1e-6
+
+    has_floors = True
+
+    def head_states(self, model: ModelConfig) -> int:
+        # Sums over keys of values and of a one; 1 + cos has one more key feature, which is 1.
+        features = model.features_per_head
+        keys = features + (self.form == "one_plus_cos")
+        return model.num_attention_heads * keys * (features + 1)
+
+
+@section
+class RetentionConfig(StateKind):
+    """RetNet's retention: weights gamma_h^(i-j) q_i' k_j / sqrt(K), gamma_h = 1 - 2^(-5-h).
+
+    RMS norm over each head follows, without weights, after the output is rotated back; no gate.
+    """
+
+    kind: Literal["retention"] = "retention"
+
+    def head_states(self, model: ModelConfig) -> int:
+        return model.num_attention_heads * model.features_per_head**2
+
+
+@section
+class DecayConfig(StateKind):
+    """Weights gamma_h^(i-j) without queries and keys: h_i = gamma h_{i-1} + v_i, o_i = h_i.
+
+    If V and O rotate, this is h_i = gamma e^(-I theta) h_{i-1} + v_i, a complex linear recurrence
+    (Su 2025, related work).
+    """
+
+    kind: Literal["decay"] = "decay"
+    # retnet: 1 - 2^(-5-h); learned: exp(-exp(nu)) per head, starting there; or one number for all.
+    gamma: Literal["retnet", "learned"] | OpenShare = "retnet"
+    # sqrt: LRU's factor sqrt(1 - gamma^2).
+    normalise: Literal["none", "sqrt"] = "none"
+
+    why_not = "attn.kind=decay rotates v and o, and has neither queries nor keys"
+
+    def sites(self) -> tuple[str, ...]:
+        return ("v", "o")
+
+    def head_states(self, model: ModelConfig) -> int:
+        return model.num_attention_heads * model.features_per_head
+
+    def rules(self, model: ModelConfig) -> Iterator[Rule]:
+        allowed = (
+            "begins at 1 - 2^(-5-h) of head h, which is too near 1 to be learned in more than "
+            f"{MAX_LEARNED_HEADS} heads; model.num_attention_heads is {model.num_attention_heads}"
         )
+        is_many = model.num_attention_heads > MAX_LEARNED_HEADS
+        yield self.gamma == "learned" and is_many, "attn.gamma", allowed
 
 
 AttnConfig = (

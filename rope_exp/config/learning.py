@@ -3,77 +3,66 @@
 from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
-from rope_exp.config.schema import SECTION, NonNegative, Positive, Share, numeric
-from rope_exp.system.errors import ConfigError
+from rope_exp.config.schema import NonNegative, Positive, Share, section
 
 Momentum = Annotated[float, Field(ge=0, lt=1)]
-Betas = tuple[Momentum, Momentum]
 
 
-@dataclass(frozen=True, config=SECTION)
-class OptimConfig:
+@section
+class AnyOptimConfig:
+    """Keys of every optimizer."""
+
+    name: str = ""
+    # Learning rate at the peak of the schedule.
+    lr: Positive = 3e-3
+    betas: tuple[Momentum, Momentum] = (0.9, 0.95)
+    eps: Positive = 1e-8
+    # For matrices only.
+    weight_decay: NonNegative = 0.1
+    # Maximum norm of all gradients together.
+    grad_clip: Positive = 1.0
+
+
+@section
+class OptimConfig(AnyOptimConfig):
     """AdamW."""
 
-    name: Literal["adamw"] = numeric("adamw")
-    # Learning rate at the peak of the schedule.
-    lr: Positive = numeric(3e-3)
-    betas: Betas = numeric((0.9, 0.95))
-    eps: Positive = numeric(1e-8)
-    # For matrices only.
-    weight_decay: NonNegative = numeric(0.1)
-    # Maximum norm of all gradients together.
-    grad_clip: Positive = numeric(1.0)
+    name: Literal["adamw"] = "adamw"
 
 
-@dataclass(frozen=True, config=SECTION)
-class MuonConfig:
+@section
+class MuonConfig(AnyOptimConfig):
     """Muon for the matrices of the layers, a head at a time in attention; AdamW for the rest.
 
     A matrix's update has a root mean square of 0.2, about AdamW's, so one learning rate serves
-    both.
+    both. `betas` and `eps` are for AdamW.
     """
 
-    name: Literal["muon"] = numeric("muon")
-    # Learning rate at the peak of the schedule.
-    lr: Positive = numeric(3e-3)
-    momentum: Momentum = numeric(0.95)
-    # For AdamW.
-    betas: Betas = numeric((0.9, 0.95))
-    eps: Positive = numeric(1e-8)
-    # For matrices only.
-    weight_decay: NonNegative = numeric(0.1)
-    # Maximum norm of all gradients together.
-    grad_clip: Positive = numeric(1.0)
+    name: Literal["muon"] = "muon"
+    momentum: Momentum = 0.95
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class CosineConfig:
     """Warm-up, then half a cosine down to `final_fraction` of the peak at the last step.
 
     `warmup_fraction` is relative to train.num_steps, `final_fraction` to optim.lr.
     """
 
-    name: Literal["cosine"] = numeric("cosine")
-    warmup_fraction: Share = numeric(0.05)
-    final_fraction: Share = numeric(0.1)
+    name: Literal["cosine"] = "cosine"
+    warmup_fraction: Share = 0.05
+    final_fraction: Share = 0.1
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class WsdConfig:
     """Warm-up, a constant phase, then linear decay over the last `decay_fraction` of the run."""
 
-    name: Literal["wsd"] = numeric("wsd")
-    warmup_fraction: Share = numeric(0.05)
-    final_fraction: Share = numeric(0.0)
-    decay_fraction: Share = numeric(0.2)
-
-    def __post_init__(self) -> None:
-        if self.warmup_fraction + self.decay_fraction > 1:
-            raise ConfigError(
-                "schedule.warmup_fraction", self.warmup_fraction, "warm-up and decay exceed the run"
-            )
+    name: Literal["wsd"] = "wsd"
+    warmup_fraction: Share = 0.05
+    final_fraction: Share = 0.0
+    decay_fraction: Share = 0.2
 
 
 ScheduleConfig = CosineConfig | WsdConfig

@@ -14,25 +14,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from rope_exp.config.architecture import Architecture
-from rope_exp.config.generated import check_generated
 from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
 from rope_exp.config.learning import CosineConfig, MuonConfig, OptimConfig, ScheduleConfig
-from rope_exp.config.objective import check_objective
-from rope_exp.config.probing import check_probes
+from rope_exp.config.rules import rules
 from rope_exp.config.schema import (
-    SECTION,
     Name,
     Seed,
     Sha256,
     convert,
-    numeric,
     numeric_values,
+    refuse,
+    section,
     setting,
 )
 from rope_exp.config.sections import (
+    MIN_VOCAB_SIZE,
     DataConfig,
     LaunchConfig,
     ModelConfig,
@@ -42,25 +40,24 @@ from rope_exp.config.sections import (
     TrainConfig,
 )
 from rope_exp.config.variants import PeConfig
-from rope_exp.system.errors import ConfigError, show
+from rope_exp.system.errors import show
 from rope_exp.system.files import json_sha256
 
 FACTORS = ("pe", "seed")  # the keys in which runs of one group may differ
-MAX_POSITION = 2**24  # float32 represents all integers up to this one
 DEFAULT_OUTPUT = Path("results/runs")
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class RunConfig:
     """The configuration of one run. `from_dict` converts a plain mapping."""
 
     # Seed of the initial weights, and of the order of batches unless data.seed is set.
-    seed: Seed = numeric(0)
+    seed: Seed = 0
     # Name of the row in tables, if rows differ in more than the variant; campaigns set it.
     row_name: Name | None = setting(None)
     # SHA-256 of the initial weights, taken from the run that run.init_from names; null: weights
     # are drawn from the seed.
-    init_weights: Sha256 | None = numeric(None)
+    init_weights: Sha256 | None = None
     pe: PeConfig = PeConfig()
     attn: Annotated[AttnConfig, Field(discriminator="kind")] = SoftmaxConfig()
     model: ModelConfig = ModelConfig()
@@ -69,59 +66,12 @@ class RunConfig:
     optim: Annotated[OptimConfig | MuonConfig, Field(discriminator="name")] = OptimConfig()
     schedule: Annotated[ScheduleConfig, Field(discriminator="name")] = CosineConfig()
     train: TrainConfig = TrainConfig()
-    tracker: TrackerConfig = TrackerConfig()
-    launch: LaunchConfig = LaunchConfig()
-    run: PlaceConfig = PlaceConfig()
+    tracker: TrackerConfig = setting(TrackerConfig())
+    launch: LaunchConfig = setting(LaunchConfig())
+    run: PlaceConfig = setting(PlaceConfig())
 
     def __post_init__(self) -> None:
-        self.attn.check(self.model, self.pe)
-        check_generated(self.data, self.tokenizer, self.train, self.model, self.pe)
-        check_objective(self.train, self.model, self.attn)
-        check_probes(self.train, self.model, self.attn, self.pe, self.data)
-        num_layers = self.model.num_hidden_layers
-        for key, pattern, does in (
-            ("pe.layers", self.pe.layers, "rotates"),
-            ("pe.layers_vo", self.pe.layers_vo, "rotates"),
-            ("model.window_layers", self.model.window_layers, "has"),
-        ):
-            if pattern is not None and 1 not in pattern[:num_layers]:
-                raise ConfigError(key, list(pattern), f"{does} none of the {num_layers} layers")
-
-        # NoPE must satisfy this, too: all variants must be comparable at a size.
-        rotary_dim = self.attn.rotary_dim(self.model)
-        if rotary_dim % 2:
-            raise ConfigError(
-                "model.num_attention_heads" if self.model.head_dim is None else "model.head_dim",
-                self.model.head_dim or self.model.num_attention_heads,
-                f"leaves heads of {rotary_dim} features; rotation pairs them: it must be even",
-            )
-
-        if self.pe.input == "sinusoidal" and self.model.hidden_size % 2:
-            allowed = "must be even for pe.input=sinusoidal"
-            raise ConfigError("model.hidden_size", self.model.hidden_size, allowed)
-        if self.data.document_mask and not self.attn.keeps_keys:
-            raise ConfigError(
-                "data.document_mask",
-                True,
-                f"attn.kind={self.attn.kind} keeps a state, which goes on from one document into "
-                "the next; leave false",
-            )
-
-        if self.num_positions > MAX_POSITION:
-            is_random = self.data.random_start > self.pe.start
-            raise ConfigError(
-                "data.random_start" if is_random else "pe.start",
-                self.data.random_start if is_random else self.pe.start,
-                f"positions past {MAX_POSITION:,} are not exact in float32",
-            )
-
-        for pair, key in (("qk", "fraction"), ("vo", "fraction_vo")):
-            if self.pe.num_features(rotary_dim, pair) < 2:
-                raise ConfigError(
-                    f"pe.{key}",
-                    getattr(self.pe, key),
-                    f"leaves no pair to rotate in heads of {rotary_dim} features",
-                )
+        refuse(self, rules(self))
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "RunConfig":
@@ -178,8 +128,14 @@ class RunConfig:
     @property
     def known_vocab_size(self) -> int | None:
         """The vocabulary's size; None if only a pretrained tokenizer itself knows it."""
-        task = self.data.task
-        return self.tokenizer.known_vocab_size if task is None else task.vocab_size
+        if self.data.task is not None:
+            return self.data.task.vocab_size
+        return MIN_VOCAB_SIZE if self.tokenizer.kind == "bytes" else self.tokenizer.vocab_size
+
+    @property
+    def predicts_tokens(self) -> bool:
+        """False if it predicts real numbers."""
+        return self.train.objective != "regression"
 
     @property
     def causal(self) -> bool:

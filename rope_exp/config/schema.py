@@ -1,7 +1,6 @@
 """Types of config values, validation by pydantic with our error messages, and a run's identity.
 
-A section of a config is a frozen pydantic dataclass with the settings `SECTION`. A file that we
-read back is a TypedDict. This module knows no key by name.
+A file that we read back is a TypedDict. This module knows no key by name.
 """
 
 import contextlib
@@ -13,8 +12,8 @@ import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from pathlib import Path
-from typing import Annotated, Any
+from operator import attrgetter
+from typing import Annotated, Any, dataclass_transform
 
 from pydantic import (
     ConfigDict,
@@ -24,9 +23,13 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from rope_exp.system.errors import ConfigError, first_line
 
+# A rule between keys: whether it is broken, the key at fault, and what is allowed there, formatted
+# with the config.
+Rule = tuple[Any, str, str]
 # Strict: neither true nor "3" is a number. A whole number is also a float.
 SECTION = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 # Pydantic's phrases, and ours for the same.
@@ -41,14 +44,56 @@ WORDS = {
 }
 
 
-def numeric(default: Any) -> Any:
-    """Declare a field whose value can change a loss: it is part of a run's identity."""
-    return dataclasses.field(default=default, metadata={"numeric": True})
+@dataclass_transform(frozen_default=True)
+def section(cls: type[Any]) -> type[Any]:
+    """Make a class a section of a config: a frozen dataclass, checked by pydantic."""
+    return pydantic_dataclass(cls, frozen=True, config=SECTION)
 
 
-def setting(default: Any) -> Any:
-    """Declare a field that changes no number: logging, saving, places, names of presets."""
-    return dataclasses.field(default=default, metadata={"numeric": False})
+def numeric(default: Any, **facts: Any) -> Any:
+    """Declare facts about a field whose value can change a loss, as any field's that is no setting.
+
+    Such a value is part of a run's identity.
+
+    Args:
+        facts: about the key:
+            needs: the attributes of the run's config without which the key may not depart from
+                its default, and what to say of each.
+            kinds: the kinds of data that have the key; without this, all have it.
+            of_tokens: True if the key determines the tokens of a corpus.
+            own_parameters: True if the key gives a variant parameters of its own.
+    """
+    return dataclasses.field(default=default, metadata=facts)
+
+
+def setting(default: Any, **facts: Any) -> Any:
+    """Declare a field, or a section, that changes no number: logging, saving, places, presets."""
+    return dataclasses.field(default=default, metadata={"numeric": False, **facts})
+
+
+def keys_with(fact: str, section: Any, prefix: str = "") -> list[str]:
+    """Return the keys of a dataclass that declare a fact, below a prefix."""
+    return [prefix + field.name for field in dataclasses.fields(section) if fact in field.metadata]
+
+
+def refuse(config: Any, rules: Iterable[Rule]) -> None:
+    """Refuse a config that breaks a rule.
+
+    Raises:
+        ConfigError: naming the key and its value.
+    """
+    for is_broken, key, allowed in rules:
+        if is_broken:
+            value = attrgetter(key)(config)
+            # The text of a file is not shown.
+            shown = ... if "\n" in str(value) else value
+            raise ConfigError(key, shown, allowed.format(config))
+
+
+def settle(section: Any, **values: Any) -> None:
+    """Set keys of a frozen dataclass in its __post_init__, so that one meaning has one spelling."""
+    for key, value in values.items():
+        object.__setattr__(section, key, value)
 
 
 def rule(allowed: str, holds: Callable[[Any], object]) -> WrapValidator:
@@ -108,22 +153,24 @@ def _refusal(error: ValidationError, values: Any, key: str, hint: Any) -> Config
         key: of all the values.
         hint: their type; its keys are suggested in place of an unknown one.
     """
-    faults = error.errors()
-    path, value = _place(faults[0]["loc"], values)
+    faults: list[Any] = error.errors()
+    first = faults[0]
+    path, value = _place(first["loc"], values)
+    if first["type"] == "union_tag_invalid":
+        tag = first["ctx"]["discriminator"].replace("'", "")
+        allowed = f"must be one of {first['ctx']['expected_tags']}".replace("'", "")
+        return ConfigError(".".join([*path, tag]), first["ctx"]["tag"], allowed)
+    if first["type"] == "missing" and isinstance(first["loc"][-1], str):
+        path.append(first["loc"][-1])
+        return ConfigError(".".join(filter(None, [key, *path])), ..., "is missing")
+
     where = ".".join(filter(None, [key, *path]))
-    match faults[0]:
-        case {"type": "unexpected_keyword_argument" | "extra_forbidden"}:
-            return unknown_key(where, known_keys(hint) - {where})
-        case {"type": "union_tag_invalid", "ctx": {"tag": name, "expected_tags": allowed}}:
-            (key,) = {tag(section) for section in alternatives(hint)[path[-1]].values()}
-            return ConfigError(f"{where}.{key}", name, f"must be one of {allowed}".replace("'", ""))
-        case {"type": "missing", "loc": [*_, str(name)]}:
-            return ConfigError(".".join(filter(None, [where, name])), ..., "is missing")
+    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return unknown_key(where, known_keys(hint) - {where})
     # A value with several possible types has a fault for each.
-    said = [_words(fault) for fault in faults if _place(fault["loc"], values)[0] == path]
-    rest = [each.removeprefix("must be ") for each in said[1:]]
-    shown = value if where else ...
-    return ConfigError(where or "its content", shown, ", or ".join([said[0], *rest]))
+    words = [in_words(fault) for fault in faults if _place(fault["loc"], values)[0] == path]
+    allowed = ", or ".join(words).replace(", or must be ", ", or ")
+    return ConfigError(where or "its content", value if where else ..., allowed)
 
 
 def _place(location: Iterable[int | str], values: Any) -> tuple[list[str], Any]:
@@ -139,54 +186,48 @@ def _place(location: Iterable[int | str], values: Any) -> tuple[list[str], Any]:
     return path, values
 
 
-def _words(fault: Any) -> str:
-    """Return pydantic's message in the words of our own errors."""
-    if "error" in fault.get("ctx", {}):
-        return str(fault["ctx"]["error"])
-    said = re.sub("^[A-Z][a-z]+ should ", "must ", fault["msg"])
+def in_words(fault: Any) -> str:
+    """Return the message of one of pydantic's faults in the words of our own errors."""
+    message: str = fault["msg"].removeprefix("Value error, ")
+    message = re.sub("^[A-Z][a-z]+ should ", "must ", message)
     for theirs, ours in WORDS.items():
-        said = said.replace(theirs, ours)
-    return said
+        message = message.replace(theirs, ours)
+    return message
 
 
 # -- sections ----------------------------------------------------------------------------------
 
 
 def defaults_of(section: Any) -> dict[str, Any]:
-    """Return the declared default of every key of a dataclass, as a plain mapping."""
-    defaults = {}
-    for field in dataclasses.fields(section):
-        default = field.default
-        is_section = dataclasses.is_dataclass(default)
-        defaults[field.name] = defaults_of(type(default)) if is_section else default
-    plain: dict[str, Any] = json.loads(json.dumps(defaults))
-    return plain
+    """Return the declared default of every key of a dataclass, as a mapping."""
+    defaults = {field.name: field.default for field in dataclasses.fields(section)}
+    for name, default in defaults.items():
+        if dataclasses.is_dataclass(default):
+            defaults[name] = defaults_of(default)
+    return defaults
+
+
+def sections(hint: Any) -> dict[str, Any]:
+    """Return the possible dataclasses of a group of keys, by tag; empty for any other type."""
+    options = typing.get_args(hint) or (hint,)
+    return {getattr(each, tag(each)): each for each in options if dataclasses.is_dataclass(each)}
 
 
 def alternatives(section: Any) -> dict[str, dict[str, Any]]:
     """Return the alternative dataclasses of each field that has several, by field and tag."""
-    found = {}
-    for name, hint in typing.get_type_hints(section).items():
-        options = _sections(hint)
-        if len(options) > 1:
-            found[name] = {getattr(option, tag(option)): option for option in options}
-    return found
+    hints = typing.get_type_hints(section).items()
+    return {name: found for name, hint in hints if len(found := sections(hint)) > 1}
 
 
 def _with_tags(section: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section's values with tags; the first alternative is the default."""
+    """Return a section's values, in which each section below has its tag; missing ones default."""
     tagged = dict(values)
-    for name, options in alternatives(section).items():
-        first, option = next(iter(options.items()))
-        if isinstance(values.get(name), Mapping):
-            tagged[name] = {tag(option): first, **values[name]}
+    for field in dataclasses.fields(section):
+        below = values.get(field.name)
+        if dataclasses.is_dataclass(field.default) and isinstance(below, Mapping):
+            first = dataclasses.fields(field.default)[0]
+            tagged[field.name] = {first.name: first.default, **below}
     return tagged
-
-
-def _sections(hint: Any) -> tuple[Any, ...]:
-    """Return the possible dataclasses of a group of keys; none if the hint allows other values."""
-    options = typing.get_args(hint) or (hint,)
-    return options if all(map(dataclasses.is_dataclass, options)) else ()
 
 
 def tag(section: Any) -> str:
@@ -194,12 +235,12 @@ def tag(section: Any) -> str:
     return dataclasses.fields(section)[0].name
 
 
-def known_keys(hint: Any, prefix: str = "") -> set[str]:
+def known_keys(section: Any, prefix: str = "") -> set[str]:
     """Return the full path of every key below a section, in any alternative."""
     keys = set()
-    for section in _sections(hint):
-        for name, below in typing.get_type_hints(section).items():
-            keys |= known_keys(below, f"{prefix}{name}.") or {prefix + name}
+    for name, hint in typing.get_type_hints(section).items():
+        below = [known_keys(each, f"{prefix}{name}.") for each in sections(hint).values()]
+        keys |= set().union(*below) if below else {prefix + name}
     return keys
 
 
@@ -228,25 +269,26 @@ def numeric_values(section: Any, *, departing: bool = False) -> dict[str, Any]:
     found = {}
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
+        if not field.metadata.get("numeric", True):
+            continue
         if dataclasses.is_dataclass(value):
             below = numeric_values(value, departing=departing)
             if type(value) is not type(field.default):
                 below[tag(value)] = getattr(value, tag(value))
             if below:
                 found[field.name] = below
-        elif field.metadata["numeric"] and not (departing and value == field.default):
+        elif not (departing and value == field.default):
             found[field.name] = value
     return found
 
 
 def labelled(key: str, value: Any) -> str:
     """Return a label's suffix for a key that departs: -base500000, -trainable, -layers_1110."""
-    spelled = value
-    if isinstance(value, int | float):
-        spelled = f"{value:g}"
-    elif isinstance(value, tuple):
-        spelled = "_" + "".join(map(str, value))
-    return f"-{key}" if value is True else f"-{key}{spelled}"
+    if isinstance(value, tuple):
+        value = "_" + "".join(map(str, value))
+    elif isinstance(value, int | float):
+        value = "" if value is True else f"{value:g}"
+    return f"-{key}{value}"
 
 
 # -- kinds of values ---------------------------------------------------------------------------
@@ -254,16 +296,11 @@ def labelled(key: str, value: Any) -> str:
 
 def _is_path(text: str) -> bool:
     """Return whether the system accepts the path: else its first use would fail, perhaps late."""
-    path = os.fsencode(os.path.expanduser(Path(text)))
-    names_fit = all(len(name) <= 255 for name in path.split(b"/"))
+    path = os.fsencode(os.path.expanduser(text))
+    longest = max(map(len, path.split(b"/")))
     # A leading ~ that remains names a user that does not exist.
-    return (
-        text != ""
-        and names_fit
-        and len(path) <= 3840
-        and path[:1] not in b"~"
-        and b"\0" not in path
-    )
+    is_expanded = path[:1] != b"~"
+    return 0 < len(path) <= 3840 and longest <= 255 and is_expanded and b"\0" not in path
 
 
 Count = Annotated[int, Field(ge=1, lt=2**63)]
@@ -282,9 +319,6 @@ Name = Annotated[
         re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}").fullmatch,
     ),
 ]
-Digits = Annotated[
-    str, rule("must be a whole number", re.compile("[0-9]{1,6}", re.ASCII).fullmatch)
-]
 # wandb's limit.
 Tag = Annotated[str, Field(min_length=1, max_length=64)]
 PathText = Annotated[
@@ -300,3 +334,5 @@ HEX = "must be 64 hexadecimal digits"
 Sha256 = Annotated[str, rule(HEX, re.compile("[0-9a-f]{64}").fullmatch)]
 # Empty before the first step.
 OrderSha256 = Annotated[str, rule(f"{HEX}, or empty", re.compile("([0-9a-f]{64})?").fullmatch)]
+# The content of probes.json: the answer of each probe that was asked.
+Answers = dict[str, dict[str, Any]]

@@ -1,17 +1,15 @@
-"""The sections of a run's config: every key, its type, its default, and checks within a section.
+"""The sections of a run's config: every key, its type, its default, and what follows from it.
 
 A released default never changes, because identities cover departures from it.
 """
 
 import re
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
-from rope_exp.config.probes import Probes
 from rope_exp.config.schema import (
-    SECTION,
     Count,
     Name,
     Natural,
@@ -23,17 +21,19 @@ from rope_exp.config.schema import (
     Size,
     Tag,
     numeric,
-    numeric_values,
+    rule,
+    section,
     setting,
+    settle,
 )
-from rope_exp.config.stages import Budget, Stages
-from rope_exp.config.tasks import TASKS, TEXT_UNIT, TaskFacts
-from rope_exp.config.variants import EVERY, Pattern, shortest
-from rope_exp.system.errors import ConfigError
+from rope_exp.config.tasks import NUM_QUERIES, TASKS, TEXT_UNIT, TaskFacts
+from rope_exp.config.variants import ADDITION, EVERY, Pattern, shortest
 
 MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
 # Period of the fastest pair if positions are times, as POYO's t_min.
 PERIOD_S = 1e-4
+# Share of a sequence's tokens that mlm predicts (Devlin et al. 2019).
+MASKED_SHARE = 0.15
 INIT_STD = 0.02  # of weight matrices; times 1/sqrt(2 layers) for those onto the residual stream
 
 # Beyond this, a layer's objects outweigh its weights, and memory estimates would miss them.
@@ -48,52 +48,64 @@ def is_commit(revision: str | None) -> bool:
     return re.fullmatch("[0-9a-f]{40}", revision or "") is not None
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class ModelConfig:
     """The decoder's sizes, under LlamaConfig's names."""
 
     name: Name = setting("nano")
-    hidden_size: Size = numeric(128)
-    intermediate_size: Size = numeric(352)
-    num_hidden_layers: Layers = numeric(4)
-    num_attention_heads: Size = numeric(2)
-    num_key_value_heads: Size = numeric(2)
-    rms_norm_eps: Positive = numeric(1e-5)
-    tie_word_embeddings: bool = numeric(False)
+    hidden_size: Size = 128
+    intermediate_size: Size = 352
+    num_hidden_layers: Layers = 4
+    num_attention_heads: Size = 2
+    num_key_value_heads: Size = 2
+    rms_norm_eps: Positive = 1e-5
+    tie_word_embeddings: bool = numeric(
+        False,
+        needs={
+            "predicts_tokens": "data={0.data.kind} predicts no tokens, whose embeddings could be "
+            "shared; leave false"
+        },
+    )
     # null: hidden_size / num_attention_heads.
-    head_dim: Size | None = numeric(None)
+    head_dim: Size | None = numeric(
+        None, needs={"attn.takes_heads": "attn.kind={0.attn.kind} has its own sizes; leave null"}
+    )
     # Number of latest keys that a query attends to, its own included; null: all earlier keys.
-    window: Count | None = numeric(None)
+    window: Count | None = numeric(
+        None,
+        needs={
+            "attn.keeps_keys": "attn.kind={0.attn.kind} keeps a state, which cannot forget",
+            "causal": "is of the keys before a query, and train.objective={0.train.objective} "
+            "looks both ways",
+        },
+    )
     # Layers that have the window; null: all; [1, 1, 1, 0]: all but every fourth.
-    window_layers: Pattern | None = numeric(None)
+    window_layers: Pattern | None = numeric(None, needs={"model.window": "needs model.window"})
     # Normalize queries and keys per head, before rotation.
-    qk_norm: bool = numeric(False)
+    qk_norm: bool = numeric(False, needs=ADDITION)
     # Mix a learned share of the previous token into keys and values.
-    token_shift: bool = numeric(False)
+    token_shift: bool = numeric(
+        False,
+        needs={
+            **ADDITION,
+            "causal": "mixes in the token before, and train.objective={0.train.objective} looks "
+            "both ways; train.objective=causal does not, and here leave false",
+        },
+    )
     # Set the MLP's width so that the decoder has this many parameters; null: keep it.
     match_params: Count | None = setting(None)
 
     def __post_init__(self) -> None:
-        heads = self.num_attention_heads
-        if self.hidden_size == heads * (self.head_dim or 0):
-            # One spelling of one architecture.
-            object.__setattr__(self, "head_dim", None)
-        if heads % self.num_key_value_heads:
-            raise ConfigError(
-                "model.num_key_value_heads",
-                self.num_key_value_heads,
-                f"must divide model.num_attention_heads={heads}",
-            )
-        if self.window_layers is not None:
-            pattern = shortest(self.window_layers)
-            object.__setattr__(self, "window_layers", None if pattern == EVERY else pattern)
-        if self.window_layers is not None and self.window is None:
-            raise ConfigError("model.window_layers", list(self.window_layers), "needs model.window")
+        # One spelling of one architecture.
+        pattern = shortest(self.window_layers)
+        settle(self, window_layers=None if pattern == EVERY else pattern)
+        if self.hidden_size == self.num_attention_heads * (self.head_dim or 0):
+            settle(self, head_dim=None)
 
     def window_of(self, layer: int) -> int | None:
         """Return the window of a layer, counted from 0; None: it attends to all earlier keys."""
-        pattern = self.window_layers
-        return self.window if pattern is None or pattern[layer % len(pattern)] else None
+        pattern = self.window_layers or EVERY
+        return self.window if pattern[layer % len(pattern)] else None
 
     @property
     def features_per_head(self) -> int:
@@ -101,14 +113,12 @@ class ModelConfig:
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
 
-# Keys of DataConfig without a meaning for a kind of text.
-IDLE = {
-    "stdlib": ("subset", "revision", "text_column", "sample_by", "validation_split"),
-    "files": ("revision",),
-}
+# Kinds of data, for the keys that only these have.
+TEXT = ("stdlib", "files", "hub")
+DATASETS = ("files", "hub")
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class DataConfig:
     """The corpus, its source and its split; or the kind of generated data."""
 
@@ -116,58 +126,55 @@ class DataConfig:
     name: Name | None = setting(None)
     kind: Literal[
         "stdlib", "files", "hub", "addition", "copy", "repeats", "retrieval", "spikes"
-    ] = numeric("stdlib")
+    ] = numeric("stdlib", of_tokens=True)
     # files: a file or folder; hub: owner/name.
-    path: PathText | None = numeric(None)
+    path: PathText | None = None
     # The config of the dataset's card; for hub, and for files with such a card.
-    subset: str | None = numeric(None)
+    subset: str | None = numeric(None, kinds=DATASETS, of_tokens=True)
     # hub: the commit or branch; null: the default branch. Its commit is recorded.
-    revision: str | None = numeric(None)
+    revision: str | None = numeric(None, kinds=("hub",), of_tokens=True)
     # The column that holds the text.
-    text_column: str | None = numeric(None)
+    text_column: str | None = numeric(None, kinds=DATASETS, of_tokens=True)
     # files: the unit of a text file that makes one document.
-    sample_by: Literal["document", "paragraph", "line"] | None = numeric(None)
+    sample_by: Literal["document", "paragraph", "line"] | None = numeric(
+        None, kinds=DATASETS, of_tokens=True
+    )
     # null: hold out a share of the documents.
-    validation_split: str | None = numeric(None)
+    validation_split: str | None = numeric(None, kinds=DATASETS, of_tokens=True)
     # The share of the documents that is held out if there is no validation split.
-    holdout_fraction: OpenShare = numeric(0.05)
+    holdout_fraction: OpenShare = numeric(0.05, kinds=TEXT, of_tokens=True)
     # Maximum number of tokens that are prepared; null: all.
-    max_tokens: Count | None = numeric(None)
+    max_tokens: Count | None = numeric(None, kinds=TEXT, of_tokens=True)
     # Folder of prepared data; null: ROPE_EXP_CACHE, or ~/.cache/rope_exp.
     cache_dir: PathText | None = setting(None)
     # Seed of the order of batches and of generated rows; null: the run's seed.
-    seed: Seed | None = numeric(None)
+    seed: Seed | None = None
     # Restart positions at 0 at each document within a sequence, in evaluation, too.
-    reset_positions: bool = numeric(False)
+    reset_positions: bool = numeric(False, kinds=TEXT)
     # Restrict attention to the query's own document, in evaluation, too.
-    document_mask: bool = numeric(False)
+    document_mask: bool = numeric(
+        False,
+        kinds=TEXT,
+        needs={
+            "attn.keeps_keys": "attn.kind={0.attn.kind} keeps a state, which goes on from one "
+            "document into the next; leave false"
+        },
+    )
     # Positions of a training sequence start at a random number from 0 to this one, drawn by
     # data.seed, step and sequence; in evaluation they start at 0.
-    random_start: Natural = numeric(0)
+    random_start: Natural = numeric(0, kinds=TEXT)
     # addition: the most significant digit first (plain), or the least (reversed).
-    order: Literal["plain", "reversed"] = numeric("plain")
+    order: Literal["plain", "reversed"] = numeric("plain", kinds=("addition",))
     # spikes: seconds in which the fastest pair of features rotates once; null: 0.0001.
-    period: Positive | None = numeric(None)
+    period: Positive | None = numeric(None, kinds=("spikes",))
 
     def __post_init__(self) -> None:
-        if self.name is None:
-            object.__setattr__(self, "name", self._derived_name())
-        if self.period == PERIOD_S:
-            # One spelling of one data set.
-            object.__setattr__(self, "period", None)
-
-        has_path = self.kind in ("files", "hub")
-        if has_path != (self.path is not None):
-            raise ConfigError(
-                "data.path",
-                self.path,
-                "must name the corpus of data=files and data=hub; no other has a path",
-            )
-        if has_path and not self.text_column:
-            raise ConfigError(
-                "data.text_column", self.text_column, "must name the column that holds the text"
-            )
-        self._refuse_idle_keys()
+        # One spelling of one data set.
+        settle(
+            self,
+            name=self._derived_name() if self.name is None else self.name,
+            period=None if self.period == PERIOD_S else self.period,
+        )
 
     @property
     def task(self) -> TaskFacts | None:
@@ -184,19 +191,6 @@ class DataConfig:
         """Seconds in which the fastest pair rotates once, if positions are times."""
         return self.period or PERIOD_S
 
-    def _refuse_idle_keys(self) -> None:
-        """Refuse keys of another kind of data."""
-        owners = {task.key: kind for kind, task in TASKS.items() if task.key}
-        for key, value in numeric_values(self, departing=True).items():
-            owner = owners.get(key)
-            if owner is not None and owner != self.kind:
-                raise ConfigError(f"data.{key}", value, f"is for data={owner} alone")
-            if key in IDLE.get(self.kind, ()) and value is not None:
-                raise ConfigError(f"data.{key}", value, f"data={self.kind} has no such key")
-            if owner is None and self.task is not None and key not in ("kind", "seed"):
-                allowed = f"data={self.kind} is generated, and has no such key"
-                raise ConfigError(f"data.{key}", value, allowed)
-
     def _derived_name(self) -> str:
         """Derive the corpus's name in tables, so that it never has another corpus's name."""
         if self.order != "plain":
@@ -210,71 +204,110 @@ class DataConfig:
         return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")[:64]
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class TokenizerConfig:
     """The tokenizer, which converts text to token ids."""
 
     name: Name = setting("bpe_2k")
     # task: the tokens of generated data.
-    kind: Literal["bpe", "bytes", "pretrained", "task"] = numeric("bpe")
-    vocab_size: VocabSize | None = numeric(2048)
+    kind: Literal["bpe", "bytes", "pretrained", "task"] = "bpe"
+    vocab_size: VocabSize | None = 2048
     # bpe: bytes of text from which merges are learned.
-    train_bytes: Count | None = numeric(20_000_000)
+    train_bytes: Count | None = 20_000_000
     # pretrained: a folder, or a repository on the hub.
-    path: PathText | None = numeric(None)
-    revision: str | None = numeric(None)
+    path: PathText | None = None
+    revision: str | None = numeric(
+        None, needs={"tokenizer.path": "is for tokenizer=pretrained alone"}
+    )
 
-    def __post_init__(self) -> None:
-        if self.kind == "bpe":
-            for key in ("vocab_size", "train_bytes"):
-                if getattr(self, key) is None:
-                    raise ConfigError(
-                        f"tokenizer.{key}",
-                        None,
-                        "must be set for a tokenizer that is trained on the corpus",
-                    )
-        elif self.vocab_size is not None:
-            raise ConfigError(
-                "tokenizer.vocab_size",
-                self.vocab_size,
-                f"is given by tokenizer={self.name}; leave null",
-            )
 
-        if (self.kind == "pretrained") != (self.path is not None):
-            raise ConfigError(
-                "tokenizer.path", self.path, "must be set for tokenizer=pretrained, and only there"
-            )
-        if self.kind != "pretrained" and self.revision is not None:
-            allowed = "is for tokenizer=pretrained alone"
-            raise ConfigError("tokenizer.revision", self.revision, allowed)
+# Probes of a finished model (evaluation/probes.py and answers.py).
+Probe = Literal[
+    "windows", "positions", "shift", "ablation", "repeat", "floors", "distance", "drift",
+    "token_shift", "extension", "answers", "fit",
+]  # fmt: skip
+Probes = Annotated[
+    tuple[Probe, ...],
+    rule(
+        f"must be a list of some of {', '.join(get_args(Probe))}, each at most once",
+        lambda probes: len(set(probes)) == len(probes),
+    ),
+]
+Stages = Annotated[
+    tuple[tuple[Count, ...], ...],
+    rule(
+        "must be a list of stages, each [length, steps] or [length, steps, sequences], in whole "
+        "numbers of at least 1",
+        lambda stages: stages and all(len(stage) in (2, 3) for stage in stages),
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Steps on sequences of one length.
+
+    Attributes:
+        seq_len: T.
+        num_steps: of this stage.
+        batch_size: B, the sequences of a step, over all processes.
+        steps_before, samples_before, tokens_before: of all earlier stages; a sample is one
+            sequence of a step.
+    """
+
+    seq_len: int
+    num_steps: int
+    batch_size: int
+    steps_before: int = 0
+    samples_before: int = 0
+    tokens_before: int = 0
 
     @property
-    def known_vocab_size(self) -> int | None:
-        """The vocabulary's size; None if a pretrained tokenizer or the task knows it."""
-        return MIN_VOCAB_SIZE if self.kind == "bytes" else self.vocab_size
+    def last_step(self) -> int:
+        """Its last step, counted from 1 over the whole run."""
+        return self.steps_before + self.num_steps
+
+    @property
+    def tokens_per_step(self) -> int:
+        """The tokens of one step."""
+        return self.batch_size * self.seq_len
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of all its steps."""
+        return self.num_steps * self.tokens_per_step
+
+    def samples(self, step: int) -> range:
+        """Return the numbers of the samples of one of the stage's steps, over the whole run."""
+        first = self.samples_before + (step - 1 - self.steps_before) * self.batch_size
+        return range(first, first + self.batch_size)
+
+    def tokens_until(self, step: int) -> int:
+        """Return the tokens of the run up to and including one of the stage's steps."""
+        return self.tokens_before + (step - self.steps_before) * self.tokens_per_step
 
 
-@dataclass(frozen=True, config=SECTION)
-class TrainConfig(Budget):
+@section
+class TrainConfig:
     """The budget and the training loop. Batch sizes are in sequences, periods in steps."""
 
     name: Name = setting("nano")
-    num_steps: Count = numeric(500)
-    global_batch_size: Count = numeric(16)
+    num_steps: Count = 500
+    global_batch_size: Count = 16
     # Sequences of a micro-batch; null: a process's whole share.
-    micro_batch_size: Count | None = numeric(None)
+    micro_batch_size: Count | None = None
     # Length of evaluation sequences, and of training sequences unless stages are set.
-    seq_len: Count = numeric(256)
+    seq_len: Count = 256
     # Successive lengths, each [length, steps] with global_batch_size x seq_len tokens a step, or
     # [length, steps, sequences]; null: seq_len only.
-    stages: Stages | None = numeric(None)
+    stages: Stages | None = None
     # causal: predict every next token; mlm: hidden tokens, from both sides; regression: real
     # numbers at some places, from tokens on both sides.
-    objective: Literal["causal", "mlm", "regression"] = numeric("causal")
+    objective: Literal["causal", "mlm", "regression"] = "causal"
     # Steps between evaluations.
     eval_every: Count = setting(50)
     # Held-out sequences of an evaluation.
-    eval_sequences: Count = numeric(128)
+    eval_sequences: Count = 128
     # Steps between checkpoints.
     save_every: Count = setting(250)
     # The newest checkpoints that are kept.
@@ -282,18 +315,86 @@ class TrainConfig(Budget):
     # Steps between rows of metrics.jsonl.
     log_every: Count = setting(10)
     # auto: bf16 if the hardware supports it, else fp32.
-    precision: Literal["auto", "bf16", "fp32"] = numeric("auto")
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
     # auto: true if it pays back within the run.
-    compile: bool | Literal["auto"] = numeric("auto")
+    compile: bool | Literal["auto"] = "auto"
     # auto: true on a CPU, where it costs nothing.
-    deterministic: bool | Literal["auto"] = numeric("auto")
+    deterministic: bool | Literal["auto"] = "auto"
     # Probes of the finished model (evaluation/probes.py), written to probes.json.
     probes: Probes = setting(())
     # Dense bf16 peak of a GPU missing from plan/costs.py; 0: record no MFU.
     peak_tflops: NonNegative | None = setting(None)
 
+    def __post_init__(self) -> None:
+        """Spell stages in one way: equal neighbours merged, and no sequences that tokens imply."""
+        listed: list[tuple[int, ...]] = []
+        for seq_len, num_steps, *rows in self.stages or ():
+            own = [num for num in rows if num * seq_len != self.tokens_per_step]
+            if listed and [listed[-1][0], *listed[-1][2:]] == [seq_len, *own]:
+                num_steps += listed.pop()[1]
+            listed.append((seq_len, num_steps, *own))
+        plain = [(self.seq_len, self.num_steps)]
+        settle(self, stages=None if listed in ([], plain) else tuple(listed))
 
-@dataclass(frozen=True, config=SECTION)
+    @property
+    def tokens_per_step(self) -> int:
+        """global_batch_size x seq_len, the tokens of every step unless a stage sets its own."""
+        return self.global_batch_size * self.seq_len
+
+    @property
+    def staged(self) -> tuple[Stage, ...]:
+        """The stages in order; a single one if `stages` is null."""
+        stages = [Stage(0, 0, 0)]
+        for seq_len, num_steps, *rows in self.stages or [(self.seq_len, self.num_steps)]:
+            before = stages[-1]
+            batch_size = rows[0] if rows else self.tokens_per_step // seq_len
+            samples = before.samples_before + before.num_steps * before.batch_size
+            tokens = before.tokens_before + before.num_tokens
+            stages.append(Stage(seq_len, num_steps, batch_size, before.last_step, samples, tokens))
+        return tuple(stages[1:])
+
+    def stage_at(self, step: int) -> Stage:
+        """Return the stage of a step, counted from 1; past the end, the last."""
+        *stages, last = self.staged
+        return next((stage for stage in stages if step <= stage.last_step), last)
+
+    @property
+    def longest(self) -> int:
+        """The length of the longest sequences in training or evaluation."""
+        return max(self.seq_len, *(stage.seq_len for stage in self.staged))
+
+    def tokens_until(self, step: int) -> int:
+        """Return the number of tokens up to and including a step; 0 at step 0."""
+        return self.stage_at(step).tokens_until(step)
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the whole run."""
+        return self.tokens_until(self.num_steps)
+
+    def rows_at_once(self, share: int, seq_len: int) -> int:
+        """Return the sequences per micro-batch for a process's `share` of sequences of one length.
+
+        The share is split into the fewest micro-batches with no more tokens than micro_batch_size
+        sequences of train.seq_len; the last may be smaller.
+        """
+        if self.micro_batch_size is None:
+            return share
+        most = max(1, self.micro_batch_size * self.seq_len // seq_len)
+        num_parts = -(-share // most)
+        return -(-share // num_parts)
+
+    def num_predicted(self, seq_len: int) -> int:
+        """Return P, the number of predicted places of a sequence.
+
+        causal: every place; mlm: 15 %, rounded, at least one; regression: the queries.
+        """
+        if self.objective == "mlm":
+            return max(1, round(MASKED_SHARE * seq_len))
+        return seq_len if self.objective == "causal" else NUM_QUERIES
+
+
+@section
 class TrackerConfig:
     """The tracker that receives curves, in addition to metrics.jsonl.
 
@@ -301,46 +402,46 @@ class TrackerConfig:
     default, wandb's own environment variable applies: WANDB_MODE, WANDB_PROJECT, WANDB_TAGS, ...
     """
 
-    name: Literal["none", "wandb", "trackio"] = setting("none")
-    mode: Literal["online", "offline"] = setting("online")
-    project: Name = setting("rope_exp")
-    entity: Name | None = setting(None)
+    name: Literal["none", "wandb", "trackio"] = "none"
+    mode: Literal["online", "offline"] = "online"
+    project: Name = "rope_exp"
+    entity: Name | None = None
     # In addition to corpus, size and rotated sites.
-    tags: tuple[Tag, ...] = setting(())
-    notes: str | None = setting(None)
+    tags: tuple[Tag, ...] = ()
+    notes: str | None = None
     # null: variant, other swept values and seed.
-    run_name: str | None = setting(None)
+    run_name: str | None = None
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class LaunchConfig:
     """Placement of runs on the machine."""
 
-    name: Name = setting("local")
-    device: Literal["auto", "cpu", "cuda"] = setting("auto")
+    name: Name = "local"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     # Processes of one run; all: one per GPU.
-    num_processes: Count | Literal["all"] = setting(1)
+    num_processes: Count | Literal["all"] = 1
     # Threads of each process; auto: its share of the cores.
-    num_threads: Count | Literal["auto"] = setting("auto")
+    num_threads: Count | Literal["auto"] = "auto"
     # Concurrent runs; auto: as many as the GPUs allow, one on a CPU.
-    max_parallel: Count | Literal["auto"] = setting("auto")
+    max_parallel: Count | Literal["auto"] = "auto"
     # Run in the current process, for a debugger.
-    inline: bool = setting(False)
+    inline: bool = False
     # Runs that share a GPU.
-    runs_per_gpu: Count = setting(1)
+    runs_per_gpu: Count = 1
     # Runs of one job, for `rope-exp campaign` and `rope-exp sweep` on a cluster.
-    cells_per_job: Count = setting(1)
+    cells_per_job: Count = 1
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class PlaceConfig:
     """The run's folder, its group, and the run from which it starts."""
 
     # null: results/runs/<group>/<pe>/seed<k>.
-    dir: PathText | None = setting(None)
+    dir: PathText | None = None
     # null: a name derived from everything but pe and seed.
-    group: Name | None = setting(None)
+    group: Name | None = None
     # Move an old folder aside instead of resuming in it.
-    fresh: bool = setting(False)
+    fresh: bool = False
     # Folder of a finished run that provides the initial weights; init_weights is their hash.
-    init_from: PathText | None = setting(None)
+    init_from: PathText | None = None

@@ -3,13 +3,11 @@
 import hashlib
 import itertools
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from rope_exp.config.schema import (
-    SECTION,
     Name,
     Natural,
     Positive,
@@ -18,9 +16,10 @@ from rope_exp.config.schema import (
     numeric,
     numeric_values,
     rule,
+    section,
     setting,
+    settle,
 )
-from rope_exp.system.errors import ConfigError
 
 SITES = ("q", "k", "v", "o")
 
@@ -64,10 +63,30 @@ def subset_name(rotate: tuple[str, ...]) -> str:
 
 
 SUBSETS = [subset for size in range(5) for subset in itertools.combinations(SITES, size)]
-SUBSET_NAMES = frozenset(map(subset_name, SUBSETS))
+_INPUTS = {"none": "", "sinusoidal": "Sinusoidal", "learned": "Learned"}
+_BIASES = {"none": "", "alibi": "ALiBi", "t5": "T5"}
+# The names of the schemes besides rotation, by input and bias; empty: rotation only.
+SCHEMES = {
+    (key, bias): "+".join(filter(None, (_INPUTS[key], _BIASES[bias])))
+    for key, bias in itertools.product(_INPUTS, _BIASES)
+}
+# A name of ours describes a variant, and follows from its values.
+OUR_NAMES = {*map(subset_name, SUBSETS), *SCHEMES.values()}
+
+# Needs of keys that would have no effect, which suggests a mistake. Keys of any rotation (base,
+# fraction, precision, start) need none: a sweep over variants sets them for all, including NoPE.
+_ROTATION = {"pe.rotate": "needs at least one site in pe.rotate"}
+_VALUES = {"pe.rotates_vo": "needs v or o in pe.rotate"}
+_TRAINING = {"pe.trainable": "needs pe.trainable"}
+_CODE = {"pe.code": "needs pe.code"}
+_SHARE = {
+    "attn.takes_heads": "attn.kind={0.attn.kind} rotates attn.rope_dim features; leave it as it is"
+}
+# Needs of an addition to attention.
+ADDITION = {"attn.takes_additions": "attn.kind={0.attn.kind} has none; attn=softmax has"}
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class PeConfig:
     """Position encoding: rotation, and terms added to embeddings (`input`) or scores (`bias`).
 
@@ -76,55 +95,72 @@ class PeConfig:
     """
 
     # Name in tables and folders.
-    name: Name = numeric("QK-RoPE")
+    name: Name = "QK-RoPE"
     # The sites that rotate: queries, keys, values, and outputs, which are rotated back.
-    rotate: Sites = numeric(("q", "k"))
-    base: Base = numeric(10000.0)
+    rotate: Sites = ("q", "k")
+    base: Base = 10000.0
     # The share of each head's features that rotates.
-    fraction: Fraction = numeric(1.0)
+    fraction: Fraction = numeric(1.0, needs=_SHARE)
     # true: theta itself is learned (raw); log: s is learned, with theta = theta0 e^s.
-    trainable: bool | Literal["raw", "log"] = numeric(False)
+    trainable: bool | Literal["raw", "log"] = numeric(False, needs=_ROTATION, own_parameters=True)
     # The position of a sequence's first token.
-    start: Natural = numeric(0)
+    start: Natural = 0
     # Precision of angles and products. bf16 is for the study of noise: it is exact only up to
     # position 256.
-    precision: Literal["float32", "bf16"] = numeric("float32")
+    precision: Literal["float32", "bf16"] = "float32"
     # The base for v and o; null: as for q and k.
-    base_vo: Base | None = numeric(None)
+    base_vo: Base | None = numeric(None, needs=_VALUES)
     # The fraction for v and o; null: as for q and k.
-    fraction_vo: Fraction | None = numeric(None)
+    fraction_vo: Fraction | None = numeric(None, needs=_VALUES | _SHARE)
     # The layers that rotate; null: all; [1, 1, 1, 0]: all but every fourth.
-    layers: Pattern | None = numeric(None)
+    layers: Pattern | None = numeric(None, needs=_ROTATION)
     # The layers that rotate v and o; null: as for q and k.
-    layers_vo: Pattern | None = numeric(None)
+    layers_vo: Pattern | None = numeric(None, needs=_VALUES)
     # Learning rate of learned frequencies, as a multiple of optim.lr.
-    trainable_lr: Positive = numeric(1.0)
+    trainable_lr: Positive = numeric(1.0, needs=_TRAINING)
     # The unit that has its own learned frequencies; head: a key/value head of a layer.
-    trainable_scope: Literal["model", "layer", "head"] = numeric("model")
+    trainable_scope: Literal["model", "layer", "head"] = numeric(
+        "model", needs=_TRAINING, own_parameters=True
+    )
     # Added to the embeddings: sines and cosines of the position, or a learned row per position.
-    input: Literal["none", "sinusoidal", "learned"] = numeric("none")
+    input: Literal["none", "sinusoidal", "learned"] = numeric("none", own_parameters=True)
     # Amplitude of sines and cosines; null: as large as the initial embeddings.
-    input_scale: Positive | None = numeric(None)
+    input_scale: Positive | None = numeric(
+        None, needs={"pe.is_sinusoidal": "needs pe.input=sinusoidal"}
+    )
     # Added to the scores: the distance times a slope per head, or a learned value per distance.
-    bias: Literal["none", "alibi", "t5"] = numeric("none")
+    bias: Literal["none", "alibi", "t5"] = numeric(
+        "none",
+        needs={
+            "attn.keeps_keys": "attn.kind={0.attn.kind} has no scores of pairs to add it to",
+            "predicts_tokens": "goes by places in the row, and positions of data={0.data.kind} are "
+            "times; leave none",
+        },
+        own_parameters=True,
+    )
     # A position encoding of your own: wave.Wave is the class Wave in wave.py, in a folder of
     # --config-dir.
-    code: ClassOfFile | None = numeric(None)
+    code: ClassOfFile | None = numeric(None, needs=ADDITION)
     # SHA-256 of that file's text; filled in.
-    code_sha256: Sha256 | None = numeric(None)
+    code_sha256: Sha256 | None = numeric(None, needs=_CODE, own_parameters=True)
     # The file's text; filled in.
-    source: str | None = setting(None)
+    source: str | None = setting(None, needs=_CODE)
 
     def __post_init__(self) -> None:
-        ordered = tuple(site for site in SITES if site in self.rotate)
-        object.__setattr__(self, "rotate", ordered)
-        self._one_spelling()
-        self._refuse_idle_keys()
-        self._check_code()
-
-        # A scheme's name describes the scheme, so `pe.rotate=[q,v]` alone renames the variant.
-        if self.name in SUBSET_NAMES | SCHEME_NAMES.keys():
-            object.__setattr__(self, "name", self._scheme() or subset_name(ordered))
+        layers = shortest(self.layers)
+        layers_vo = shortest(self.layers_vo or self.layers)
+        settle(
+            self,
+            rotate=tuple(site for site in SITES if site in self.rotate),
+            trainable=True if self.trainable == "raw" else self.trainable,
+            base_vo=None if self.base_vo == self.base else self.base_vo,
+            fraction_vo=None if self.fraction_vo == self.fraction else self.fraction_vo,
+            layers=None if layers == EVERY else layers,
+            layers_vo=None if layers_vo == layers else layers_vo,
+        )
+        # So `pe.rotate=[q,v]` alone renames the variant.
+        if self.name in OUR_NAMES:
+            settle(self, name=self._scheme or subset_name(self.rotate))
 
     # -- pairs of sites: qk or vo --------------------------------------------------------------
 
@@ -134,9 +170,7 @@ class PeConfig:
 
     def num_features(self, head_dim: int, pair: str = "qk") -> int:
         """Return the rotating features of a head: a share, rounded down to whole pairs."""
-        own = pair == "vo" and self.fraction_vo is not None
-        share = self.fraction_vo if own else self.fraction
-        assert share is not None
+        share = self.fraction if pair == "qk" else self.fraction_vo or self.fraction
         # In floats 0.58 of 100 is a little less than 58, and would lose a pair.
         return 2 * int(head_dim * share / 2 + 1e-9)
 
@@ -148,14 +182,22 @@ class PeConfig:
         """
         return self.base_vo is None and self.fraction_vo is None and not self.trainable
 
+    @property
+    def rotates_vo(self) -> bool:
+        """True if v or o rotates."""
+        return "v" in self.rotate or "o" in self.rotate
+
+    @property
+    def is_sinusoidal(self) -> bool:
+        """True if sines and cosines are added to the embeddings."""
+        return self.input == "sinusoidal"
+
     def sites_of(self, layer: int) -> tuple[str, ...]:
         """Return the sites that rotate in a layer, counted from 0."""
-        patterns = {"qk": self.layers, "vo": self.layers_vo or self.layers}
-        found = []
-        for pair, pattern in patterns.items():
-            if pattern is None or pattern[layer % len(pattern)]:
-                found += [site for site in pair if site in self.rotate]
-        return tuple(found)
+        layers = self.layers or EVERY
+        patterns = {"qk": layers, "vo": self.layers_vo or layers}
+        pairs = [pair for pair, on in patterns.items() if on[layer % len(on)]]
+        return tuple(site for site in self.rotate if site in "".join(pairs))
 
     @property
     def trained_pairs(self) -> tuple[str, ...]:
@@ -169,91 +211,29 @@ class PeConfig:
 
     def trained_shape(self, num_layers: int, num_heads: int) -> tuple[int, ...]:
         """Return the leading shape of learned frequencies: (), (layers,) or (layers, key heads)."""
-        shapes: dict[str, tuple[int, ...]] = {
-            "model": (),
-            "layer": (num_layers,),
-            "head": (num_layers, num_heads),
-        }
-        return shapes[self.trainable_scope]
+        num_dims = ("model", "layer", "head").index(self.trainable_scope)
+        return (num_layers, num_heads)[:num_dims]
 
-    # -- names and spellings -------------------------------------------------------------------
+    # -- names -----------------------------------------------------------------------------------
 
     @property
     def label(self) -> str:
         """The variant in paths, tables and run names: vo_rope, or qk_rope-base500000."""
         label = re.sub(r"[^a-z0-9._+]+", "_", self.name.lower())
-        if self.name not in SUBSET_NAMES | SCHEME_NAMES.keys():
+        if self.name not in OUR_NAMES:
             return label
 
-        if self.name in SCHEME_NAMES and self.rotate:
+        if self._scheme and self.rotate:
             label += labelled("rotate", self.rotate)
-        said = {"name", "rotate", *SCHEME_NAMES.get(self.name, {})}
         for key, value in numeric_values(self, departing=True).items():
-            if key not in said:
+            if key not in ("name", "rotate", "input", "bias"):
                 label += labelled(key, value)
         return label
 
-    def _scheme(self) -> str | None:
-        """Return the name of the position encoding besides rotation; None: rotation only."""
-        own = {"input": self.input, "bias": self.bias}
-        departing = {key: value for key, value in own.items() if value != "none"}
-        names = [name for name, keys in SCHEME_NAMES.items() if keys == departing]
-        return names[0] if names else None
-
-    def _one_spelling(self) -> None:
-        """Normalize equivalent settings to the same values."""
-        settled: dict[str, Any] = {}
-        if self.trainable == "raw":
-            settled["trainable"] = True
-        if self.base_vo == self.base:
-            settled["base_vo"] = None
-        if self.fraction_vo == self.fraction:
-            settled["fraction_vo"] = None
-        layers = shortest(self.layers)
-        layers_vo = shortest(self.layers_vo or self.layers)
-        settled["layers"] = None if layers == EVERY else layers
-        settled["layers_vo"] = None if layers_vo == layers else layers_vo
-        for key, value in settled.items():
-            object.__setattr__(self, key, value)
-
-    def _check_code(self) -> None:
-        """Refuse a text that is not the hash's, and a name of ours for other code.
-
-        Raises:
-            ConfigError: naming the key.
-        """
-        if self.source is not None and self.code_sha256 != source_sha256(self.source):
-            raise ConfigError("pe.source", ..., "was changed: pe.code_sha256 is of another text")
-        if self.code is not None and self.name in SUBSET_NAMES | SCHEME_NAMES.keys():
-            raise ConfigError("pe.name", self.name, "is taken; with pe.code give a name of its own")
-
-    def _refuse_idle_keys(self) -> None:
-        """Refuse a key that would have no effect, which suggests a mistake.
-
-        Keys of any rotation (base, fraction, precision, start) are exempt: a sweep over variants
-        sets them for all, including NoPE.
-
-        Raises:
-            ConfigError: naming the key.
-        """
-        turns_vo = {"v", "o"} & set(self.rotate)
-        needs = {
-            "trainable": (bool(self.rotate), "at least one site in pe.rotate"),
-            "layers": (bool(self.rotate), "at least one site in pe.rotate"),
-            "base_vo": (turns_vo, "v or o in pe.rotate"),
-            "fraction_vo": (turns_vo, "v or o in pe.rotate"),
-            "layers_vo": (turns_vo, "v or o in pe.rotate"),
-            "trainable_lr": (self.trainable, "pe.trainable"),
-            "trainable_scope": (self.trainable, "pe.trainable"),
-            "input_scale": (self.input == "sinusoidal", "pe.input=sinusoidal"),
-            "code_sha256": (self.code, "pe.code"),
-        }
-        if self.source is not None and self.code is None:
-            raise ConfigError("pe.source", ..., "needs pe.code")
-        departing = numeric_values(self, departing=True)
-        for key, (is_met, what) in needs.items():
-            if key in departing and not is_met:
-                raise ConfigError(f"pe.{key}", departing[key], f"needs {what}")
+    @property
+    def _scheme(self) -> str:
+        """The name of the position encoding besides rotation; empty: rotation only."""
+        return SCHEMES[self.input, self.bias]
 
 
 def source_sha256(source: str) -> str:
@@ -264,21 +244,6 @@ def source_sha256(source: str) -> str:
 def shortest(pattern: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return the shortest equivalent of a pattern of layers; None means every layer."""
     pattern = pattern or EVERY
-    for length in range(1, len(pattern)):
-        if len(pattern) % length == 0 and pattern == pattern[:length] * (len(pattern) // length):
-            return pattern[:length]
-    return pattern
-
-
-def _scheme_names() -> dict[str, dict[str, str]]:
-    """Return the names of the schemes besides rotation, and the keys that each name implies."""
-    inputs = {"": {}, "Sinusoidal": {"input": "sinusoidal"}, "Learned": {"input": "learned"}}
-    biases = {"": {}, "ALiBi": {"bias": "alibi"}, "T5": {"bias": "t5"}}
-    found = {}
-    for (of_input, keys), (of_bias, more) in itertools.product(inputs.items(), biases.items()):
-        if keys or more:
-            found["+".join(filter(None, (of_input, of_bias)))] = {**keys, **more}
-    return found
-
-
-SCHEME_NAMES = _scheme_names()
+    # The least shift that keeps the pattern, cyclically, is its period.
+    shifts = range(1, len(pattern) + 1)
+    return next(pattern[:n] for n in shifts if pattern[n:] + pattern[:n] == pattern)

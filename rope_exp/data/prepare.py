@@ -16,6 +16,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
+from rope_exp.config.schema import keys_with
 from rope_exp.config.sections import DataConfig, TokenizerConfig, is_commit
 from rope_exp.data.corpora import (
     explaining,
@@ -56,18 +57,6 @@ from rope_exp.system.files import (
 )
 
 LOCKS = "locks"
-
-# Keys of data that determine the tokens; the fingerprint covers the content of a path.
-OF_TOKENS = (
-    "kind",
-    "subset",
-    "revision",
-    "text_column",
-    "sample_by",
-    "validation_split",
-    "holdout_fraction",
-    "max_tokens",
-)
 
 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -> Prepared:
@@ -158,7 +147,7 @@ def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
     values = {
         "format": FORMAT,
         "corpus": corpus_fingerprint(data),
-        "data": {name: getattr(data, name) for name in OF_TOKENS},
+        "data": {name: getattr(data, name) for name in keys_with("of_tokens", DataConfig)},
         "tokenizer": tokenizer_fingerprint(tokenizer),
     }
     cache = data.cache_dir or os.environ.get("ROPE_EXP_CACHE") or "~/.cache/rope_exp"

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from rope_exp.config.objective import num_predicted
 from rope_exp.config.run import RunConfig
 from rope_exp.data.batches import Batch, Ids, next_tokens, training_ids, validation_ids
 from rope_exp.data.documents import TRAIN, VALIDATION
@@ -60,5 +59,5 @@ def read(
     batch = placed(batch, config.data, found.corpus["end_id"], start_B)
     if config.train.objective == "causal":
         return batch
-    num_places = num_predicted(config.train, batch.ids_BT.shape[1])
+    num_places = config.train.num_predicted(batch.ids_BT.shape[1])
     return masked(batch, key, num_places, found.vocab_size)

@@ -13,8 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from rope_exp.config.kind import Kind
+from rope_exp.config.kinds import Kind
 from rope_exp.config.run import RunConfig, differing_keys
+from rope_exp.config.schema import keys_with
+from rope_exp.config.variants import PeConfig
 from rope_exp.evidence.runs import ReportError, Run, Status
 from rope_exp.plan.campaign_file import ORDER
 from rope_exp.run import provenance
@@ -64,19 +66,15 @@ _VOCABULARY = ("data", "tokenizer")
 _IDS = (*_VOCABULARY, "train.objective")
 _BEGINNING = ("seed", "init_weights", "model", "attn", *_IDS)
 _BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len", "train.stages")
-# Keys that give a variant its own parameters.
-_OWN_PARAMETERS = (
-    "pe.trainable",
-    "pe.trainable_scope",
-    "pe.input",
-    "pe.bias",
-    "pe.code_sha256",
-)
 _FACTS = (
     ("data_sha256", "read different corpora", _VOCABULARY),
     ("shared_init_sha256", "started from different weights", _BEGINNING),
     ("order_sha256", "saw different tokens", ("seed", *_BUDGET, *_IDS)),
-    ("params", "differ in parameters", ("model", "attn", *_OWN_PARAMETERS, *_IDS)),
+    (
+        "params",
+        "differ in parameters",
+        ("model", "attn", *keys_with("own_parameters", PeConfig, "pe."), *_IDS),
+    ),
 )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +16,15 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from rope_exp.config.run import RunConfig
-from rope_exp.config.schema import Seed, convert
-from rope_exp.config.sections import PlaceConfig, is_commit
+from rope_exp.config.schema import Rule, Seed, convert, refuse
+from rope_exp.config.sections import is_commit
 from rope_exp.plan.campaign_file import ORDER, SEEDS, CampaignFile, Entry, Test, read_campaign
-from rope_exp.plan.compose import Jobs, compose_jobs
-from rope_exp.plan.mistakes import CAMPAIGNS, explain
+from rope_exp.plan.compose import CAMPAIGNS, Jobs, compose_jobs, explain
 from rope_exp.plan.resolve import operations
 from rope_exp.system.errors import ConfigError, show
 
-# Keys that a campaign must fix: the machine's choice could change a number, or a cell's cores.
-# launch.max_parallel may be open on GPUs, because each run has its own.
-DECIDED = (
-    "train.precision",
-    "train.compile",
-    "train.deterministic",
-    "launch.device",
-    "launch.num_processes",
-    "launch.num_threads",
-    "launch.max_parallel",
-)
+# Values that a campaign must not leave: the machine's choice could change a number, or a cell's
+# cores. launch.max_parallel may be open on GPUs, because each run has its own.
 UNDECIDED = ("auto", "all")
 MAX_CELLS = 10_000
 # Limit of a cell's name in bytes: the name of its record has ten more while it is written.
@@ -95,39 +85,34 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
     file = read_campaign(name, config_dir)
     # Cells that differ only in their seed are composed once: each takes a tenth of a second.
     compose = cache(partial(compose_jobs, config_dir=config_dir))
-    cells: dict[str, Cell] = {}
-    places: dict[str, tuple[int, int]] = {}
-    entries: dict[str, int] = {}
+    found: dict[str, tuple[tuple[int, int], str, Cell]] = {}
     for number, entry in enumerate(file.cells):
-        with _within(f"{CAMPAIGNS}/{name}.cells.{number}"):
+        where = f"{CAMPAIGNS}/{name}.cells.{number}"
+        with _within(where):
             listed = entry.cells(file.rows)
-            if len(cells) + len(listed) > MAX_CELLS:
+            if len(found) + len(listed) > MAX_CELLS:
                 raise ConfigError("sweep", ..., f"makes more than {MAX_CELLS:,} cells")
 
             seeds: dict[Any, int] = {}
             for overrides in listed:
                 cell = _cell(overrides, entry, file, runs / name, compose)
-                if cell.name in cells:
+                if cell.name in found:
                     raise ConfigError(cell.name, ..., "is listed twice")
-                cells[cell.name] = cell
-                entries[cell.name] = number
                 place = seeds.setdefault(tuple(map(cell.factors.get, SEEDS)), len(seeds))
-                places[cell.name] = (place, -operations(cell.config))
-
-    has_blocks = not all(ORDER in cell.factors for cell in cells.values())
-    for cell in cells.values() if has_blocks else ():
-        with _within(f"{CAMPAIGNS}/{name}.cells.{entries[cell.name]}"):
-            _check_factors(cell)
-
-    is_embedded = any(cell.config.data.kind == "stdlib" for cell in cells.values())
-    if is_embedded and file.python is None:
-        key = f"{CAMPAIGNS}/{name}.python"
-        raise ConfigError(key, ..., "is missing: its library is the corpus")
+                found[cell.name] = (place, -operations(cell.config)), where, cell
 
     # Seed by seed, and longest first within a seed, so that a partial campaign is balanced and
     # the last run to end is a short one.
-    ordered = [cells[each] for each in sorted(cells, key=places.__getitem__)]
-    return Campaign(name, file.about, file.python, tuple(_named(ordered)))
+    cells = [cell for _, _, cell in sorted(found.values(), key=itemgetter(0))]
+    if not all(ORDER in cell.factors for cell in cells):
+        for _, where, cell in found.values():
+            with _within(where):
+                _check_factors(cell)
+    if file.python is None and any(cell.config.data.kind == "stdlib" for cell in cells):
+        raise ConfigError(
+            f"{CAMPAIGNS}/{name}.python", ..., "is missing: its library is the corpus"
+        )
+    return Campaign(name, file.about, file.python, tuple(_named(cells)))
 
 
 def cell_name(row: str, factors: Mapping[str, Any]) -> str:
@@ -195,7 +180,7 @@ def _cell(
             raise ConfigError("launch", ..., "is given to `rope-exp campaign NAME launch=...`")
 
         config = replace(jobs.configs[0], seed=seed)
-        _check_decided(config)
+        refuse(config, _rules(config))
         config = config.replace("run", dir=str(runs / name))
     return Cell(name, row, factors, config, file.test)
 
@@ -217,32 +202,27 @@ def _named(cells: Sequence[Cell]) -> Sequence[Cell]:
     return cells
 
 
-def _check_decided(config: RunConfig) -> None:
-    """Refuse a cell with open keys that can change a number, or with settings of its folder."""
-    for key in DECIDED:
-        value = attrgetter(key)(config)
-        may_vary = key == "launch.max_parallel" and config.launch.device == "cuda"
-        if value in UNDECIDED and not may_vary:
-            raise ConfigError(key, value, "must be fixed, as all of a campaign is")
+def _rules(config: RunConfig) -> Iterator[Rule]:
+    """Yield what a cell may not leave open, because it can change a number, or set itself."""
+    for section in ("train", "launch"):
+        for key, value in vars(getattr(config, section)).items():
+            may_vary = key == "max_parallel" and config.launch.device == "cuda"
+            is_open = value in UNDECIDED and not may_vary
+            yield is_open, f"{section}.{key}", "must be fixed, as all of a campaign is"
 
-    tokenizer = config.tokenizer.path
-    is_on_hub = {
-        "data.revision": config.data.kind == "hub",
-        "tokenizer.revision": tokenizer is not None and not Path(tokenizer).expanduser().is_dir(),
-    }
-    for key, on_hub in is_on_hub.items():
-        revision = attrgetter(key)(config)
-        if on_hub and not is_commit(revision):
-            raise ConfigError(key, revision, "must be a commit: a branch moves")
-    origin = config.run.init_from
-    if origin is not None and config.init_weights is None:
-        raise ConfigError("init_weights", None, "must be the hash of what run.init_from ends with")
+    allowed = "must be a commit: a branch moves"
+    moves = config.data.kind == "hub" and not is_commit(config.data.revision)
+    yield moves, "data.revision", allowed
+    tokenizer = config.tokenizer
+    is_on_hub = tokenizer.path and not Path(tokenizer.path).expanduser().is_dir()
+    yield is_on_hub and not is_commit(tokenizer.revision), "tokenizer.revision", allowed
+    is_open = config.run.init_from is not None and config.init_weights is None
+    yield is_open, "init_weights", "must be the hash of what run.init_from ends with"
     for key in ("data.path", "tokenizer.path", "run.init_from"):
-        path = attrgetter(key)(config)
-        if path is not None and Path(path).expanduser().is_absolute():
-            raise ConfigError(key, path, "must be relative: records are committed")
-    if config.run != PlaceConfig(init_from=origin):
-        raise ConfigError("run", ..., "is not for a cell, whose folder has its name")
+        is_absolute = Path(attrgetter(key)(config) or "").expanduser().is_absolute()
+        yield is_absolute, key, "must be relative: records are committed"
+    for key in ("run.dir", "run.group", "run.fresh"):
+        yield attrgetter(key)(config), key, "is not for a cell, whose folder has its name"
 
 
 def _check_factors(cell: Cell) -> None:

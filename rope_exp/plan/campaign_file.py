@@ -27,9 +27,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from rope_exp.config.schema import Name
-from rope_exp.plan.compose import CONFIGS, split
-from rope_exp.plan.mistakes import CAMPAIGNS
+from rope_exp.config.schema import Name, in_words
+from rope_exp.plan.compose import CAMPAIGNS, CONFIGS, split
 from rope_exp.system.errors import ConfigError, first_line
 
 # The test of differences. Records repeat it, so that tables are made from records alone.
@@ -128,8 +127,7 @@ def read_campaign(name: str, config_dir: Path | None) -> CampaignFile:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, (f"{CAMPAIGNS}/{name}", *first["loc"])))
-        allowed = first["msg"].removeprefix("Value error, ").replace("Input should", "must")
-        raise ConfigError(key, ..., allowed) from None
+        raise ConfigError(key, ..., in_words(first)) from None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         # A ValueError comes from text that is not UTF-8, or from an invalid date or number.
         raise ConfigError(str(files[name]), ..., f"cannot be read: {first_line(error)}") from error

@@ -6,7 +6,6 @@ Parameters are counted by building a model (model/count.py).
 import re
 
 from rope_exp.config.learning import MuonConfig
-from rope_exp.config.objective import num_predicted
 from rope_exp.config.run import RunConfig
 from rope_exp.model.count import layer_weights, num_parameters
 from rope_exp.model.limits import TOKENS_OF_A_CHUNK
@@ -80,7 +79,7 @@ def flops_per_token(config: RunConfig, vocab_size: int, seq_len: int | None = No
 
     in_layers = 6 * model.num_hidden_layers * layer_weights(architecture)
     head = architecture.head_size * model.hidden_size
-    in_head = 6 * head * num_predicted(config.train, seq_len) // seq_len
+    in_head = 6 * head * config.train.num_predicted(seq_len) // seq_len
     return in_layers + in_head + attention_flops_per_token(config, seq_len)
 
 

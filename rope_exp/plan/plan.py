@@ -47,33 +47,38 @@ def cost_lines(
         ConfigError: the vocabulary's size is known only to a pretrained tokenizer.
     """
     model = config.model
-    attn = config.attn
     train = config.train
     vocab_size = vocabulary(config)
     architecture = config.architecture(vocab_size)
     params = num_parameters(architecture)
-    tokens = train.num_tokens
     total = run_flops(config, vocab_size)
+    tokens = train.num_tokens
+    epochs = f", {tokens / num_corpus_tokens:.3g} epochs" if num_corpus_tokens else ""
+    widths = " and ".join(map(str, dict.fromkeys(config.attn.widths(model))))
+    steps = [
+        f"{stage.num_steps:,} steps of {stage.batch_size} x {stage.seq_len}"
+        for stage in train.staged
+    ]
     in_attention = sum(
         stage.num_tokens * attention_flops_per_token(config, stage.seq_len)
         for stage in train.staged
     )
-    memory = memory_bytes(config, vocab_size)
-    epochs = f", {tokens / num_corpus_tokens:.3g} epochs" if num_corpus_tokens else ""
 
     return [
         f"run          {config.pe.label} {model.name} on {config.data.name}, group {config.group}",
         f"model        {params:,} parameters: {model.num_hidden_layers} layers of "
-        f"{model.hidden_size}, {model.num_attention_heads} heads of {_widths(config)}, "
+        f"{model.hidden_size}, {model.num_attention_heads} heads of {widths}, "
         f"vocabulary {architecture.vocab_size:,}",
-        f"attention    {attn.label}{_kept(config)}",
-        f"tokens       {tokens:,} in {_steps(config)}, {tokens / params:.1f} a parameter{epochs}",
+        f"attention    {config.attn.label}{_kept(config)}",
+        f"tokens       {tokens:,} in {', then '.join(steps)}, {tokens / params:.1f} a parameter"
+        f"{epochs}",
         f"operations   {total / tokens:.3e} a token, {in_attention / tokens:.3e} of them in "
         f"attention, {total:.3e} in all",
-        f"memory       about {memory / GIB:.1f} GiB a process in {train.precision}",
+        f"memory       about {memory_bytes(config, vocab_size) / GIB:.1f} GiB a process in "
+        f"{train.precision}",
         f"disk         {checkpoint_bytes(config, vocab_size) / GIB:.2f} GiB a checkpoint, "
         f"{train.keep_checkpoints} kept and one more while saving",
-        *_times(total, tokens, params, config.launch.device, measured_tokens_per_s),
+        *_times([config], measured_tokens_per_s),
     ]
 
 
@@ -90,11 +95,10 @@ def sweep_lines(
     """
     total = sum(run_flops(config, vocabulary(config)) for config in configs)
     tokens = sum(config.train.num_tokens for config in configs)
-    params = min(num_parameters(config.architecture(vocabulary(config))) for config in configs)
     return [
         f"sweep        {len(configs)} runs, of which the above is the first: {tokens:,} tokens, "
         f"{total:.3e} operations; one after another they take",
-        *_times(total, tokens, params, configs[0].launch.device, measured_tokens_per_s),
+        *_times(configs, measured_tokens_per_s),
     ]
 
 
@@ -111,28 +115,25 @@ def vocabulary(config: RunConfig) -> int:
     return config.known_vocab_size
 
 
-def _times(
-    total: float, tokens: int, params: int, device: str, measured_tokens_per_s: float | None
-) -> list[str]:
-    """Return a line with the estimated time for each assumed or measured speed.
-
-    Args:
-        params: of the smallest model.
-    """
+def _times(configs: Sequence[RunConfig], measured_tokens_per_s: float | None) -> list[str]:
+    """Return a line with the estimated time of all runs for each assumed or measured speed."""
+    total = sum(run_flops(config, vocabulary(config)) for config in configs)
+    smallest = min(num_parameters(config.architecture(vocabulary(config))) for config in configs)
     lines = []
-    if device == "cpu":
+    if configs[0].launch.device == "cpu":
         rate = matmul_flops_per_s()
         where = f"here, if training keeps the {rate / 1e9:,.0f} GFLOP/s of a product"
         lines.append(_time(total / rate, where))
-    if params < LEAST_ESTIMATED:
+    if smallest < LEAST_ESTIMATED:
         lines.append(
             f"time         no estimate below {LEAST_ESTIMATED:,} parameters on a GPU, where "
             "starting kernels takes longer than their arithmetic"
         )
-    for card in SHOWN if params >= LEAST_ESTIMATED else ():
+    for card in SHOWN if smallest >= LEAST_ESTIMATED else ():
         rate = PEAK_TFLOPS[card] * 1e12 * ASSUMED_MFU
         lines.append(_time(total / rate, f"on one {card} at an assumed {ASSUMED_MFU:.0%} MFU"))
     if measured_tokens_per_s is not None:
+        tokens = sum(config.train.num_tokens for config in configs)
         where = f"at the {measured_tokens_per_s:,.0f} tokens/s measured in this group"
         lines.append(_time(tokens / measured_tokens_per_s, where))
     return lines
@@ -169,17 +170,3 @@ def _kept(config: RunConfig) -> str:
     if a_token is None:
         return f"; what pe.code={config.pe.code} caches is not counted"
     return f"; a layer caches {a_token:,} numbers a token, and {at_all:,} that do not grow"
-
-
-def _steps(config: RunConfig) -> str:
-    """Describe the steps of each stage, and their sequences."""
-    return ", then ".join(
-        f"{stage.num_steps:,} steps of {stage.batch_size} x {stage.seq_len}"
-        for stage in config.train.staged
-    )
-
-
-def _widths(config: RunConfig) -> str:
-    """Describe the features of a head: of keys, and of values if they differ."""
-    keys, values = config.attn.widths(config.model)
-    return f"{keys}" if keys == values else f"{keys} and {values}"

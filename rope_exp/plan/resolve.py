@@ -3,12 +3,13 @@
 The dispatcher calls both before it starts any run.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from rope_exp.config.run import RunConfig
-from rope_exp.config.sections import MIN_VOCAB_SIZE, LaunchConfig, TrainConfig
-from rope_exp.system.errors import ConfigError
+from rope_exp.config.schema import Rule, refuse
+from rope_exp.config.sections import MIN_VOCAB_SIZE, LaunchConfig
 from rope_exp.system.machine import cpu_has_bf16, gpus, gpus_have_bf16, has_compiler
 
 # Floating-point operations of a run from which compiling pays back on a CPU, as measured
@@ -49,49 +50,30 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     Raises:
         ConfigError: the config asks for missing GPUs, or its batch does not divide.
     """
-    launch = _placed(config.launch, world_size)
-    train = config.train
-    device = launch.device
-    _check_batch(train, int(launch.num_processes))
+    config = replace(config, launch=_placed(config.launch, world_size))
+    refuse(config, _rules(config, world_size is None))
 
-    has_bf16 = gpus_have_bf16() if device == "cuda" else cpu_has_bf16()
+    train = config.train
+    device = config.launch.device
     chosen: dict[str, Any] = {}
     if train.precision == "auto":
+        has_bf16 = gpus_have_bf16() if device == "cuda" else cpu_has_bf16()
         chosen["precision"] = "bf16" if has_bf16 else "fp32"
     if train.compile == "auto":
         chosen["compile"] = pays_to_compile(config, device) and has_compiler(device)
     if train.deterministic == "auto":
         chosen["deterministic"] = device == "cpu"
-    return replace(config, launch=launch, train=replace(train, **chosen))
+    return config.replace("train", **chosen)
 
 
 def _placed(launch: LaunchConfig, world_size: int | None) -> LaunchConfig:
     """Return `launch` with its device, processes and concurrent runs resolved."""
-    num_gpus = len(gpus())
-
     device = launch.device
     if device == "auto":
-        device = "cuda" if num_gpus else "cpu"
-    if device == "cuda" and not num_gpus:
-        raise ConfigError(
-            "launch.device",
-            launch.device,
-            "this machine shows no GPU; a run takes launch.device=auto, a GPU campaign a GPU",
-        )
-
+        device = "cuda" if gpus() else "cpu"
     processes = world_size or launch.num_processes
     if processes == "all":
-        processes = max(num_gpus, 1)
-    assert isinstance(processes, int)
-    if world_size is None and device == "cuda" and processes > num_gpus:
-        raise ConfigError("launch.num_processes", processes, f"this machine shows {num_gpus} GPUs")
-    if world_size is None and launch.inline and processes > 1:
-        raise ConfigError(
-            "launch.num_processes",
-            processes,
-            "must be 1 for launch=inline, which starts no process",
-        )
-
+        processes = max(len(gpus()), 1)
     launch = replace(launch, device=device, num_processes=processes)
     return replace(launch, max_parallel=runs_at_a_time(launch))
 
@@ -108,28 +90,31 @@ def runs_at_a_time(launch: LaunchConfig) -> int:
     return max(places // int(launch.num_processes), 1) if launch.device == "cuda" else 1
 
 
-def _check_batch(train: TrainConfig, num_processes: int) -> None:
-    """Refuse a global batch that does not divide into equal micro-batches over the processes."""
+def _rules(config: RunConfig, starts_processes: bool) -> Iterator[Rule]:
+    """Yield what this machine lacks, and batches that do not divide into equal parts.
+
+    Args:
+        config: with its device and processes resolved.
+        starts_processes: False if a launcher has started them.
+    """
+    launch = config.launch
+    num_gpus = len(gpus())
+    on_gpus = launch.device == "cuda"
+    num_processes = int(launch.num_processes)
+    allowed = "this machine shows no GPU; a run takes launch.device=auto, a GPU campaign a GPU"
+    yield on_gpus and not num_gpus, "launch.device", allowed
+    if starts_processes:
+        allowed = f"this machine shows {num_gpus} GPUs"
+        yield on_gpus and num_processes > num_gpus, "launch.num_processes", allowed
+        allowed = "must be 1 for launch=inline, which starts no process"
+        yield launch.inline and num_processes > 1, "launch.num_processes", allowed
+
+    train = config.train
     share, rest = divmod(train.global_batch_size, num_processes)
-    if rest:
-        raise ConfigError(
-            "train.global_batch_size",
-            train.global_batch_size,
-            f"must be a multiple of the {num_processes} processes",
-        )
-
-    if share % min(train.micro_batch_size or share, share):
-        raise ConfigError(
-            "train.micro_batch_size",
-            train.micro_batch_size,
-            f"must divide a process's share of {share} sequences",
-        )
-
+    allowed = "must be a multiple of the {0.launch.num_processes} processes"
+    yield rest, "train.global_batch_size", allowed
+    is_odd = share % min(train.micro_batch_size or share, share)
+    yield is_odd, "train.micro_batch_size", f"must divide a process's share of {share} sequences"
     for stage in train.staged:
-        if stage.batch_size % num_processes:
-            raise ConfigError(
-                "train.stages",
-                train.stages,
-                f"a step has {stage.batch_size} sequences of {stage.seq_len}, which must be a "
-                f"multiple of the {num_processes} processes",
-            )
+        step = f"a step has {stage.batch_size} sequences of {stage.seq_len}, which"
+        yield stage.batch_size % num_processes, "train.stages", f"{step} {allowed}"

@@ -14,9 +14,9 @@ import yaml
 from pydantic import ConfigDict, Field, FiniteFloat, with_config
 from typing_extensions import TypedDict
 
-from rope_exp.config.probes import Answers
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import (
+    Answers,
     Count,
     Natural,
     NonNegative,
@@ -222,7 +222,7 @@ def read_probes(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_probes(path: Path, answers: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-    """Refuse answers of other types, or with another digest than the result's, if it has one.
+    """Refuse what are no answers, or have another digest than the result's, if it has one.
 
     Raises:
         RecordError: the content of `path` was changed since the run wrote it.

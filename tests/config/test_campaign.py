@@ -207,7 +207,7 @@ def test_a_file_that_is_no_campaign(tmp_path: Path, text: str, words: list[str])
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"about": 3}, ["campaign/mine.about: ", "a valid string"]),
+        ({"about": 3}, ["campaign/mine.about: must be text"]),
         ({"test": "welch"}, ["campaign/mine.test: ", "'paired'"]),
         ({"fixed": "pe=nope"}, ["campaign/mine.fixed: ", "a valid list"]),
         ({"rows": None}, ["campaign/mine.rows: ", "a valid dictionary"]),
@@ -261,7 +261,7 @@ def test_a_cell_that_is_none(tmp_path: Path, sweep: str, words: str) -> None:
         ("launch=slurm", "launch: is given to `rope-exp campaign NAME launch=...`"),
         ("+experiment=subsets", "is a sweep of several runs, and a cell is one"),
         ("optim.lr=1e-3,2e-3", "optim.lr: several values make a sweep"),
-        ("run.group=x", "run: is not for a cell"),
+        ("run.group=x", "run.group=x: is not for a cell"),
         ("optim.rate=1", "optim.rate: there is no such key; did you mean"),
         ("data=fineweb_edu data.revision=main", "data.revision=main: must be a commit"),
         (

@@ -285,9 +285,15 @@ def test_experiments_on_generated_data_ask_it(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["data.sample_by=line"], "data.sample_by=line: data=stdlib has no such key"),
-        (["data=files", "data.path=x", "data.revision=a"], "data.revision=a: data=files has no"),
-        (["tokenizer=bytes", "tokenizer.revision=a"], "tokenizer.revision=a: is for tokenizer=pre"),
+        (["data.sample_by=line"], "data.sample_by=line: is for data=files or hub alone"),
+        (
+            ["data=files", "data.path=x", "data.revision=a"],
+            "data.revision=a: is for data=hub",
+        ),
+        (
+            ["tokenizer=bytes", "tokenizer.revision=a"],
+            "tokenizer.revision=a: is for tokenizer=pre",
+        ),
         (["pe=sinusoidal", "model.hidden_size=33", "model.head_dim=8"], "must be even"),
         (["data.document_mask=true", "train.probes=[repeat]"], "would read across documents"),
     ],

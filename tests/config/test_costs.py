@@ -7,10 +7,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from rope_exp.config.architecture import Architecture
-from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
+from rope_exp.config.kinds import (
+    AttnConfig,
+    DecayConfig,
+    LinearConfig,
+    RetentionConfig,
+    SoftmaxConfig,
+)
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import TrainConfig
-from rope_exp.config.state_kinds import DecayConfig, LinearConfig, RetentionConfig
 from rope_exp.model.count import num_parameters
 from rope_exp.model.decoder import Decoder
 from rope_exp.plan.compose import run_config

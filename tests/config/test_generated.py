@@ -33,7 +33,11 @@ MISTAKES = [
     (["data=addition", "data.path=x"], "data.path=x", "no other has a path"),
     (["data=copy", "data.order=reversed"], "data.order=reversed", "data=addition alone"),
     (["data=addition", "data.period=0.1"], "data.period=0.1", "data=spikes alone"),
-    (["data=retrieval", "data.max_tokens=9"], "data.max_tokens=9", "is generated"),
+    (
+        ["data=retrieval", "data.max_tokens=9"],
+        "data.max_tokens=9",
+        "stdlib or files or hub alone",
+    ),
     (["data=copy", "train.probes=[windows]"], 'train.probes=["windows"]', "answers alone"),
     (["train.probes=[answers]"], 'train.probes=["answers"]', "asked of generated data"),
     ([*SPIKES, "train.objective=causal"], "train.objective=causal", "must be regression"),

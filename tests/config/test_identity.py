@@ -1,25 +1,28 @@
 """Tests of the hashes that identify runs, which must never change."""
 
 import dataclasses
-from typing import Any
 
 import pytest
 from support.configs import NINE
 
-from rope_exp.config.kinds import LatentConfig, SharedConfig
+from rope_exp.config.kinds import (
+    DecayConfig,
+    LatentConfig,
+    LinearConfig,
+    RetentionConfig,
+    SharedConfig,
+)
 from rope_exp.config.learning import CosineConfig, MuonConfig, OptimConfig, WsdConfig
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import (
     convert,
+    keys_with,
     numeric,
     numeric_values,
     setting,
 )
 from rope_exp.config.sections import DataConfig
-from rope_exp.config.state_kinds import DecayConfig, LinearConfig, RetentionConfig
 from rope_exp.config.variants import PeConfig
-from rope_exp.data.prepare import OF_TOKENS
-from rope_exp.evidence.comparable import _OWN_PARAMETERS
 from rope_exp.model.decoder import Decoder, weights, weights_sha256
 from rope_exp.plan.compose import run_config
 from rope_exp.system.files import json_sha256
@@ -134,45 +137,17 @@ MUON_SHA256 = "cff3586e2f638063"
 INIT_SHA256 = "974a1ad689b595d8052f2b532ed25f5543828304e29755ad3a3f36e2959d55ab"
 
 
-# Numeric keys that change no token: the fingerprint of the corpus covers its path.
-NOT_OF_TOKENS = {
-    "path",
-    "seed",
-    "reset_positions",
-    "document_mask",
-    "random_start",
-    "order",
-    "period",
-}
-# Numeric keys of a variant that give it no parameters by themselves.
-NO_PARAMETERS = {
-    "name",
-    "rotate",
-    "base",
-    "fraction",
-    "start",
-    "precision",
-    "base_vo",
-    "fraction_vo",
-    "layers",
-    "layers_vo",
-    "trainable_lr",
-    "input_scale",
-    "code",
-}
+def test_the_keys_that_determine_tokens() -> None:
+    """The fingerprint of prepared data covers these; one that is missing serves stale tokens."""
+    assert keys_with("of_tokens", DataConfig) == [
+        "kind", "subset", "revision", "text_column", "sample_by", "validation_split",
+        "holdout_fraction", "max_tokens",
+    ]  # fmt: skip
 
 
-def test_a_new_key_is_entered_in_every_list() -> None:
-    """A key that is forgotten in OF_TOKENS would serve stale tokens in silence."""
-
-    def numeric(section: Any) -> set[str]:
-        return {field.name for field in dataclasses.fields(section) if field.metadata["numeric"]}
-
-    assert numeric(DataConfig) == {*OF_TOKENS} | NOT_OF_TOKENS
-    assert {*OF_TOKENS} & NOT_OF_TOKENS == set()
-    own = {key.removeprefix("pe.") for key in _OWN_PARAMETERS}
-    assert numeric(PeConfig) == own | NO_PARAMETERS
-    assert own & NO_PARAMETERS == set()
+def test_the_keys_that_give_a_variant_parameters() -> None:
+    own = ["trainable", "trainable_scope", "input", "bias", "code_sha256"]
+    assert keys_with("own_parameters", PeConfig) == own
 
 
 def test_defaults_are_what_they_were() -> None:

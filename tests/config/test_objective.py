@@ -9,7 +9,6 @@ from support.refused import refused
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from rope_exp.config.objective import num_predicted
 from rope_exp.config.run import RunConfig
 from rope_exp.config.sections import TrainConfig
 from rope_exp.model.count import num_parameters
@@ -53,10 +52,10 @@ def test_a_plan_says_what_attention_and_vocabulary_are(monkeypatch: pytest.Monke
 def test_a_share_of_each_sequence_is_predicted() -> None:
     """mlm predicts 15 % of a sequence, rounded, at least one token; causal training, all."""
     mlm = TrainConfig(objective="mlm")
-    assert [num_predicted(mlm, length) for length in (1, 3, 7, 16, 256, 512)] == [
+    assert [mlm.num_predicted(length) for length in (1, 3, 7, 16, 256, 512)] == [
         1, 1, 1, 2, 38, 77,
     ]  # fmt: skip
-    assert num_predicted(TrainConfig(), 256) == 256
+    assert TrainConfig().num_predicted(256) == 256
 
 
 def test_counted_operations_are_those_that_torch_does() -> None:
@@ -67,7 +66,7 @@ def test_counted_operations_are_those_that_torch_does() -> None:
     config = RunConfig(pe=make_pe("q", "k"), model=sizes, train=train)
     decoder = Decoder(config.architecture(VOCAB))
     ids_BT = tokens(1, length)
-    place_BP = torch.arange(num_predicted(train, length))[None]
+    place_BP = torch.arange(train.num_predicted(length))[None]
 
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         decoder(ids_BT, ids_BT[:, : place_BP.shape[1]], predicted_BP=place_BP).backward()

@@ -45,7 +45,7 @@ def test_what_cannot_be_answered_is_refused(words: list[str], probe: str, said: 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["pe.layers=[0,0,0,0,1]"], "pe.layers=[0, 0, 0, 0, 1]: rotates none of the 4 layers"),
+        (["pe.layers=[0,0,0,0,1]"], "pe.layers=[0, 0, 0, 0, 1]: reaches none of the 4 layers"),
         (["pe=qkvo_rope", "pe.layers_vo=[0,1]", "model.num_hidden_layers=1"], "pe.layers_vo="),
     ],
 )

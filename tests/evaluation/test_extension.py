@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from rope_exp.config.kinds import RetentionConfig
 from rope_exp.config.sections import TrainConfig
-from rope_exp.config.state_kinds import RetentionConfig
 from rope_exp.data.batches import validation_ids
 from rope_exp.evaluation.contexts import attentions
 from rope_exp.evaluation.extension import extended

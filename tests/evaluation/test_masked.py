@@ -8,7 +8,6 @@ import pytest
 import torch
 from support.models import VOCAB, opinionated
 
-from rope_exp.config.objective import num_predicted
 from rope_exp.config.sections import TrainConfig
 from rope_exp.data import masking
 from rope_exp.data.batches import Batch, Ids, next_tokens, validation_ids
@@ -30,7 +29,7 @@ def read(windows_NS: Ids) -> Batch:
     """Return masked rows, as data/sources.py makes them for a run."""
     length = windows_NS.shape[1] - 1
     plain = next_tokens(windows_NS)
-    return masking.masked(plain, masking.HELD_OUT, num_predicted(TRAIN, length), VOCAB)
+    return masking.masked(plain, masking.HELD_OUT, TRAIN.num_predicted(length), VOCAB)
 
 
 def ask(decoder: Decoder, name: str, at_once: int = 4) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import torch
 from support.corpora import data_config
 from support.models import SUBSETS, VOCAB, make_decoder, opinionated
 
+from rope_exp.config.kinds import LinearConfig
 from rope_exp.config.sections import TrainConfig
-from rope_exp.config.state_kinds import LinearConfig
 from rope_exp.data.batches import Batch, next_tokens, validation_ids
 from rope_exp.data.places import placed
 from rope_exp.evaluation.contexts import attentions

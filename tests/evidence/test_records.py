@@ -343,7 +343,7 @@ CONTRADICTIONS: dict[str, tuple[Edit, str]] = {
     ),
     "an answer that nests without end": (
         at("probes", "shift", "x", to=functools.reduce(lambda inner, _: [inner], range(700), [])),
-        "its content: recursion limit",
+        "recursion limit",
     ),
     "git that is text": (at("env", "git", to="x"), "git=x"),
     "a torch that is a number": (at("env", "torch", to=2), "torch=2"),

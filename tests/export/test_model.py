@@ -10,8 +10,7 @@ from support.own import PULL, example, with_text
 from support.refused import refused
 
 from rope_exp.config.architecture import Architecture
-from rope_exp.config.kinds import AttnConfig, LatentConfig
-from rope_exp.config.state_kinds import LinearConfig
+from rope_exp.config.kinds import AttnConfig, LatentConfig, LinearConfig
 from rope_exp.export import modeling_rope_exp
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM
 from rope_exp.export.write import exported

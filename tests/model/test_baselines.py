@@ -24,6 +24,7 @@ from transformers.models.marian.modeling_marian import MarianSinusoidalPositiona
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from rope_exp.config.kinds import AttnConfig
+from rope_exp.config.run import RunConfig
 from rope_exp.model.decoder import Decoder
 from rope_exp.system.errors import ConfigError
 
@@ -116,7 +117,7 @@ def test_kinds_with_keys_take_a_bias(attn: AttnConfig, bias: str) -> None:
 @pytest.mark.parametrize("attn", [kind for kind in KINDS if not kind.keeps_keys], ids=str)
 def test_a_state_has_no_scores_to_add_to(attn: AttnConfig) -> None:
     with pytest.raises(ConfigError, match=r"pe.bias=alibi: .* has no scores of pairs"):
-        attn.check(make_sizes(), make_pe(bias="alibi"))
+        RunConfig(pe=make_pe(bias="alibi"), attn=attn)
 
 
 @torch.no_grad()

@@ -11,8 +11,7 @@ from support.kinds import KINDS, allowed
 from support.models import BASE, SIZES, SUBSETS, make_pe, make_sizes, rotation_matrix
 from torch import Tensor, nn
 
-from rope_exp.config.kinds import AttnConfig, LatentConfig, SoftmaxConfig
-from rope_exp.config.state_kinds import RetentionConfig
+from rope_exp.config.kinds import AttnConfig, LatentConfig, RetentionConfig, SoftmaxConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.model.attention.base import Attention
 from rope_exp.model.attention.latent import LatentAttention

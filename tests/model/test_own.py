@@ -25,7 +25,7 @@ from rope_exp.model.decoder import Decoder
 from rope_exp.model.laws import certificate
 from rope_exp.model.own import explained_by
 from rope_exp.model.rope import angles, frequencies
-from rope_exp.plan.own import with_source
+from rope_exp.plan.compose import with_source
 from rope_exp.system.errors import ConfigError
 
 HEAD = "import torch\nfrom torch import nn\nfrom rope_exp import Position\n\n"
@@ -272,9 +272,9 @@ def test_a_changed_text_is_refused() -> None:
     changed = str(pe.source) + "\n"
     for digest in (pe.code_sha256, None):
         with refused("pe.source", "was changed", by=ConfigError):
-            replace(pe, source=changed, code_sha256=digest)
+            RunConfig(pe=replace(pe, source=changed, code_sha256=digest))
     with refused("pe.source", "needs pe.code", by=ConfigError):
-        PeConfig(source="hello")
+        RunConfig(pe=PeConfig(source="hello"))
     other = with_text(pe, "mine.Own", changed)
     assert RunConfig(pe=pe).config_sha256 != RunConfig(pe=other).config_sha256
 

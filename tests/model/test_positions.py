@@ -23,6 +23,7 @@ from support.models import (
 )
 
 from rope_exp.config.architecture import Architecture
+from rope_exp.config.run import RunConfig
 from rope_exp.config.variants import PeConfig
 from rope_exp.model.attention.base import turned
 from rope_exp.model.decoder import Decoder, llama_weights, weights, weights_sha256
@@ -95,7 +96,7 @@ def test_one_meaning_has_one_spelling() -> None:
 )
 def test_a_key_without_effect_is_refused(key: str, value: Any, needs: str) -> None:
     with pytest.raises(ConfigError, match=f"pe.{key}=.*needs {needs}"):
-        make_pe("q", "k", **{key: value})
+        RunConfig(pe=make_pe("q", "k", **{key: value}))
 
 
 # -- frequencies -----------------------------------------------------------------------------------

@@ -4,9 +4,16 @@ from collections.abc import Collection
 
 import torch
 
-from rope_exp.config.kinds import AttnConfig, LatentConfig, SharedConfig, SoftmaxConfig
+from rope_exp.config.kinds import (
+    AttnConfig,
+    DecayConfig,
+    LatentConfig,
+    LinearConfig,
+    RetentionConfig,
+    SharedConfig,
+    SoftmaxConfig,
+)
 from rope_exp.config.sections import ModelConfig
-from rope_exp.config.state_kinds import DecayConfig, LinearConfig, RetentionConfig
 from rope_exp.model.attention.base import Attention
 from rope_exp.model.attention.build import make_attention
 from support.models import SIZES

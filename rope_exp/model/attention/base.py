@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rope_exp.config.kind import Kind
+from rope_exp.config.kinds import Kind
 from rope_exp.config.sections import ModelConfig
 from rope_exp.model.attention.kernel import attention, attention_after, wide
 from rope_exp.model.cache import LayerCache

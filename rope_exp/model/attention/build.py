@@ -1,11 +1,9 @@
 """Construction of the attention module that implements a config's kind."""
 
 from collections.abc import Collection
-from typing import assert_never
 
-from rope_exp.config.kinds import AttnConfig, LatentConfig, SharedConfig, SoftmaxConfig
+from rope_exp.config.kinds import AttnConfig
 from rope_exp.config.sections import ModelConfig
-from rope_exp.config.state_kinds import DecayConfig, LinearConfig, RetentionConfig
 from rope_exp.model.attention.base import Attention
 from rope_exp.model.attention.decay import DecayAttention
 from rope_exp.model.attention.latent import LatentAttention
@@ -14,6 +12,16 @@ from rope_exp.model.attention.retention import RetentionAttention
 from rope_exp.model.attention.shared import SharedAttention
 from rope_exp.model.attention.softmax import SoftmaxAttention
 
+# The module of each kind.
+MODULES: dict[str, type[Attention]] = {
+    "softmax": SoftmaxAttention,
+    "linear": LinearAttention,
+    "retention": RetentionAttention,
+    "decay": DecayAttention,
+    "latent": LatentAttention,
+    "shared": SharedAttention,
+}
+
 
 def make_attention(config: ModelConfig, attn: AttnConfig, sites: Collection[str]) -> Attention:
     """Return the attention module of one layer.
@@ -21,17 +29,4 @@ def make_attention(config: ModelConfig, attn: AttnConfig, sites: Collection[str]
     Args:
         sites: those of q, k, v, o that rotate.
     """
-    match attn:
-        case SoftmaxConfig():
-            return SoftmaxAttention(config, attn, sites)
-        case LinearConfig():
-            return LinearAttention(config, attn, sites)
-        case RetentionConfig():
-            return RetentionAttention(config, attn, sites)
-        case DecayConfig():
-            return DecayAttention(config, attn, sites)
-        case LatentConfig():
-            return LatentAttention(config, attn, sites)
-        case SharedConfig():
-            return SharedAttention(config, attn, sites)
-    assert_never(attn)
+    return MODULES[attn.kind](config, attn, sites)

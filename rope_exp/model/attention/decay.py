@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor, nn
 
+from rope_exp.config.kinds import MAX_LEARNED_HEADS, DecayConfig
 from rope_exp.config.sections import ModelConfig
-from rope_exp.config.state_kinds import MAX_LEARNED_HEADS, DecayConfig
 from rope_exp.model.attention.base import for_queries, from_heads, split_heads, to_heads
 from rope_exp.model.attention.kernel import wide
 from rope_exp.model.attention.retention import STATE, retnet_log_gamma

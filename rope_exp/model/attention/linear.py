@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rope_exp.config.kinds import LinearConfig
 from rope_exp.config.sections import ModelConfig
-from rope_exp.config.state_kinds import LinearConfig
 from rope_exp.model.attention.base import for_queries, linears, split_heads
 from rope_exp.model.attention.kernel import wide
 from rope_exp.model.attention.state import StateAttention, Sums

@@ -10,12 +10,14 @@ from support.kinds import KINDS, allowed, make_layer
 from support.models import BASE, SIZES, make_positions, make_sizes, normal, rotation_matrix
 from torch import Tensor
 
-from rope_exp.config.kinds import AttnConfig, LatentConfig, SharedConfig
-from rope_exp.config.state_kinds import (
+from rope_exp.config.kinds import (
     MAX_LEARNED_HEADS,
+    AttnConfig,
     DecayConfig,
+    LatentConfig,
     LinearConfig,
     RetentionConfig,
+    SharedConfig,
 )
 from rope_exp.config.variants import SUBSETS
 from rope_exp.model.attention.base import Attention

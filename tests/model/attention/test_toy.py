@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import pytest
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass, rebuild_dataclass
+from pydantic.dataclasses import rebuild_dataclass
 from support.command import write
 from support.models import SIZES, SUBSETS, VOCAB, make_pe, normal, num_numbers, tokens
 from support.refused import refused
@@ -19,11 +19,10 @@ from torch import Tensor
 
 from rope_exp.config import schema
 from rope_exp.config.architecture import Architecture
-from rope_exp.config.kinds import AttnConfig
+from rope_exp.config.kinds import AttnConfig, StateKind
 from rope_exp.config.run import RunConfig
-from rope_exp.config.schema import SECTION, numeric
+from rope_exp.config.schema import section
 from rope_exp.config.sections import ModelConfig
-from rope_exp.config.state_kinds import StateKind
 from rope_exp.model.attention.base import for_queries, from_heads, split_heads, to_heads
 from rope_exp.model.attention.build import make_attention
 from rope_exp.model.attention.state import StateAttention, Sums
@@ -35,11 +34,11 @@ from rope_exp.plan.compose import run_config
 from rope_exp.plan.resolve import resolve
 
 
-@dataclass(frozen=True, config=SECTION)
+@section
 class MeanConfig(StateKind):
     """The mean of all values up to the query's."""
 
-    kind: Literal["mean"] = numeric("mean")
+    kind: Literal["mean"] = "mean"
 
     def sites(self) -> tuple[str, ...]:
         return ("v", "o")

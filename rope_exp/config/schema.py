@@ -334,5 +334,3 @@ HEX = "must be 64 hexadecimal digits"
 Sha256 = Annotated[str, rule(HEX, re.compile("[0-9a-f]{64}").fullmatch)]
 # Empty before the first step.
 OrderSha256 = Annotated[str, rule(f"{HEX}, or empty", re.compile("([0-9a-f]{64})?").fullmatch)]
-# The content of probes.json: the answer of each probe that was asked.
-Answers = dict[str, dict[str, Any]]

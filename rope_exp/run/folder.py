@@ -16,7 +16,6 @@ from typing_extensions import TypedDict
 
 from rope_exp.config.run import RunConfig
 from rope_exp.config.schema import (
-    Answers,
     Count,
     Natural,
     NonNegative,
@@ -25,6 +24,7 @@ from rope_exp.config.schema import (
     Sha256,
     convert,
 )
+from rope_exp.run.answers import Answers
 from rope_exp.system.errors import ConfigError, RecordError
 from rope_exp.system.files import (
     check_regular,
@@ -222,7 +222,7 @@ def read_probes(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_probes(path: Path, answers: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-    """Refuse what are no answers, or have another digest than the result's, if it has one.
+    """Refuse answers of other types, or with another digest than the result's, if it has one.
 
     Raises:
         RecordError: the content of `path` was changed since the run wrote it.

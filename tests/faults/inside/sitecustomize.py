@@ -1,6 +1,6 @@
 """Breaks ranks of runs if it is on PYTHONPATH, by SABOTAGE=<pe>:<rank>:<step>:<what>,...
 
-PATIENCE_S=<seconds> replaces the heartbeat's patience, and BUSY_S the 12 s of a busy rank.
+PATIENCE_S=<seconds> replaces the heartbeat's patience.
 """
 
 import math
@@ -41,7 +41,7 @@ if "SABOTAGE" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
             if what == "hang":
                 time.sleep(600)
             if what == "busy":
-                time.sleep(float(os.environ.get("BUSY_S", "12")))
+                time.sleep(12)
                 return healthy(self, step)
             if what == "memory":
                 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

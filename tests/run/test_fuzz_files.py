@@ -48,7 +48,7 @@ def test_a_harmed_run_folder_is_read_or_refused(
     strategy = st.tuples(
         st.sampled_from(files), st.integers(0, 10**6), st.integers(0, 30), st.binary(max_size=8)
     )
-    few = settings(
+    effort = settings(
         max_examples=num_examples, derandomize=True, suppress_health_check=list(HealthCheck)
     )
-    few(given(strategy)(check))()
+    effort(given(strategy)(check))()

@@ -8,10 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rope_exp.evaluation.load import load_run
-    from rope_exp.evidence.frames import load_metrics, load_probes, load_runs, load_table
+    from rope_exp.encoding import Position, Sizes
     from rope_exp.export.patch import patch
-    from rope_exp.model.position import Position, Sizes
+    from rope_exp.frames import load_metrics, load_probes, load_runs, load_table
+    from rope_exp.load import load_run
 
 __version__ = "0.2.0"
 
@@ -30,10 +30,10 @@ __all__ = [
 
 # By module. Imported lazily: `--help` and completion need no torch.
 _NAMES = {
-    "evaluation.load": ("load_run",),
-    "evidence.frames": ("load_metrics", "load_probes", "load_runs", "load_table"),
+    "load": ("load_run",),
+    "frames": ("load_metrics", "load_probes", "load_runs", "load_table"),
     "export.patch": ("patch",),
-    "model.position": ("Position", "Sizes"),
+    "encoding": ("Position", "Sizes"),
 }
 
 

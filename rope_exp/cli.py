@@ -13,8 +13,9 @@ import os
 import sys
 from pathlib import Path
 
-from rope_exp.system.errors import ConfigError, RecordError, explained
-from rope_exp.system.signals import starting_runs
+from rope_exp.errors import ConfigError, RecordError, explained
+from rope_exp.identity import chosen
+from rope_exp.signals import starting_runs
 
 HELP = """Where in attention should a rotation go?
 
@@ -31,24 +32,12 @@ HELP = """Where in attention should a rotation go?
 `rope-exp COMMAND --help` says more. `python train.py` and `python scripts/report.py` are the same.
 """
 
-# The commands of rope_exp/commands.py.
-OTHERS = (
-    "campaign",
-    "sweep",
-    "report",
-    "plan",
-    "prepare",
-    "generate",
-    "export",
-    "check-records",
-)
-
 
 def main(command: str | None = None) -> int:
     """Run the command that this process's command line names, and return its exit code.
 
     Args:
-        command: train, or one of `OTHERS`; None: the first word of the command line.
+        command: train, or a file of `commands`; None: the first word of the command line.
     """
     _open_closed_streams()
     words = sys.argv[1:]
@@ -109,11 +98,8 @@ def _check_surroundings(words: list[str]) -> None:
 
 
 def _other(command: str, words: list[str]) -> int:
-    from rope_exp import commands
-
-    if command not in OTHERS:
-        raise ConfigError("command", command, f"must be one of train, {', '.join(OTHERS)}")
-    return int(getattr(commands, command.replace("-", "_"))(words))
+    module = chosen("commands", command.replace("-", "_"), "command")
+    return int(module.main(words))
 
 
 # -- train -------------------------------------------------------------------------------------
@@ -125,7 +111,7 @@ def train(words: list[str]) -> int:
     Raises:
         ConfigError: Hydra refuses the command line or a file; the message is ours.
     """
-    from rope_exp.launch.as_rank import check_ranks
+    from rope_exp.ranks import check_ranks
 
     check_ranks()
     _add_plugin()
@@ -142,8 +128,8 @@ def train(words: list[str]) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from rope_exp.launch.task import exit_codes, run_job
-    from rope_exp.plan.compose import CONFIGS, HYDRA_VERSION, check_folder, explain
+    from rope_exp.compose import CONFIGS, HYDRA_VERSION, check_folder, explain
+    from rope_exp.sweep import exit_codes, run_job
 
     # Runs check every folder that Hydra reads; checking --config-dir here covers --cfg, too.
     parser = argparse.ArgumentParser(add_help=False)
@@ -185,9 +171,9 @@ def _add_plugin() -> None:
     Hydra finds plugins only in the package hydra_plugins. An installed copy of this package adds to
     it; a checkout adds its folder to the paths of this process and of those that a launcher starts.
     """
-    from rope_exp.system.processes import PACKAGE, child_environment
+    from rope_exp.machine import PACKAGE, child_environment
 
-    folder = PACKAGE / "launch" / "plugin"
+    folder = PACKAGE / "plugin"
     if folder.is_dir():
         sys.path.append(str(folder))
         paths = [child_environment().get("PYTHONPATH"), str(folder)]

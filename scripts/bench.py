@@ -24,16 +24,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from rope_exp.config.run import RunConfig
-from rope_exp.data.generated import DataSet, open_data
-from rope_exp.data.sources import training_batch
-from rope_exp.model.decoder import Decoder, weights
-from rope_exp.plan.compose import run_config
-from rope_exp.plan.resolve import resolve
-from rope_exp.system.errors import EXIT_DONE, EXIT_USAGE, ConfigError
-from rope_exp.training.parallel import Parallel
-from rope_exp.training.step import TrainingStep
-from rope_exp.training.worker import set_up_process
+from rope_exp.compose import run_config
+from rope_exp.config import RunConfig
+from rope_exp.decoder import Decoder, weights
+from rope_exp.errors import EXIT_DONE, EXIT_USAGE, ConfigError
+from rope_exp.generated import DataSet, open_data
+from rope_exp.parallel import Parallel
+from rope_exp.settle import resolve
+from rope_exp.sources import training_batch
+from rope_exp.step import TrainingStep
+from rope_exp.worker import set_up_process
 
 NEVER = 10**9  # a step that no benchmark reaches
 WARM_UP = 3  # steps after the first one

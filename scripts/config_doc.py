@@ -16,10 +16,10 @@ from typing import Annotated, Any
 
 from pydantic.fields import FieldInfo
 
-from rope_exp.config.run import RunConfig
-from rope_exp.config.schema import alternatives, convert, tag
-from rope_exp.system.errors import ConfigError
-from rope_exp.system.processes import ROOT
+from rope_exp.config import RunConfig
+from rope_exp.errors import ConfigError
+from rope_exp.identity import alternatives, convert, tag
+from rope_exp.machine import ROOT
 
 PAGE = ROOT / "docs" / "config.md"
 HEAD = """# Every key

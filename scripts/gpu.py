@@ -29,10 +29,9 @@ from pathlib import Path
 
 import gpu_pack
 
-from rope_exp.system.console import log
-from rope_exp.system.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, ConfigError
-from rope_exp.system.files import read_json, write_json
-from rope_exp.system.processes import ROOT, child_environment, output_of
+from rope_exp.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, ConfigError, log
+from rope_exp.files import read_json, write_json
+from rope_exp.machine import ROOT, child_environment, output_of
 
 PARTS = ("tests", "tune", "race", "nine_10m")
 TOGETHER = 9  # runs of a campaign at a time: all rows of a seed

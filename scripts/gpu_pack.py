@@ -17,10 +17,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rope_exp.system.console import log
-from rope_exp.system.errors import ConfigError
-from rope_exp.system.files import read_json, write_json
-from rope_exp.system.processes import output_of
+from rope_exp.errors import ConfigError, log
+from rope_exp.files import read_json, write_json
+from rope_exp.machine import output_of
 
 # What a run imports beyond the packages named above.
 PACKAGES = (
@@ -52,10 +51,10 @@ def pack(folder: Path, campaigns: Sequence[str], config_dir: Path | None, python
         ConfigError: a campaign or corpus cannot be read, a package cannot be fetched, or the folder
             would be too large.
     """
-    from rope_exp.config.run import DEFAULT_OUTPUT
-    from rope_exp.data.corpora import list_files
-    from rope_exp.data.prepare import prepare
-    from rope_exp.plan.campaign import load_campaign
+    from rope_exp.campaign.cells import load_campaign
+    from rope_exp.config import DEFAULT_OUTPUT
+    from rope_exp.corpora import list_files
+    from rope_exp.prepare import prepare
 
     shutil.rmtree(folder, ignore_errors=True)
     _fetch_wheels(folder / WHEELS, python)

@@ -27,14 +27,13 @@ import torch._functorch.config as functorch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from rope_exp.model.decoder import Decoder
-from rope_exp.plan.compose import run_config
-from rope_exp.plan.costs import flops_per_token, peak_flops_per_s
-from rope_exp.plan.plan import vocabulary
-from rope_exp.run.provenance import machine_facts
-from rope_exp.system.console import log
-from rope_exp.system.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, first_line
-from rope_exp.system.files import read_json, write_json
+from rope_exp.compose import run_config
+from rope_exp.costs import flops_per_token, peak_flops_per_s
+from rope_exp.decoder import Decoder
+from rope_exp.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, first_line, log
+from rope_exp.files import read_json, write_json
+from rope_exp.plan.tables import vocabulary
+from rope_exp.provenance import machine_facts
 
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 # Rows of a step; with a preset's own batch, one step would take seconds.

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 from support.configs import TINY, composed
 
-from rope_exp.config.run import RunConfig
+from rope_exp.config import RunConfig
 
 # Examples have no time limit: a shared machine can pause at any moment.
 settings.register_profile("shared", deadline=None)
@@ -87,7 +87,7 @@ def home(tmp_path: Path, corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     monkeypatch.setenv("ROPE_EXP_CACHE", str(cache))
-    monkeypatch.setattr("rope_exp.launch.campaign.git_state", lambda: None)
+    monkeypatch.setattr("rope_exp.campaign.campaign.git_state", lambda: None)
     return make_home(tmp_path, corpus)
 
 

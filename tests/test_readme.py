@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.configs import REPOSITORY
 
-from rope_exp.plan.campaign_file import read_campaign
-from rope_exp.plan.compose import compose_jobs
+from rope_exp.campaign.file import read_campaign
+from rope_exp.compose import compose_jobs
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 RECIPES = (REPOSITORY / "docs" / "recipes.md").read_text(encoding="utf-8")

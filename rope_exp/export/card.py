@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from rope_exp import __version__
-from rope_exp.config.run import RunConfig
-from rope_exp.config.schema import numeric_values
-from rope_exp.evidence.runs import bits_per_byte, perplexity
-from rope_exp.run.folder import read_env, read_result
-from rope_exp.system.errors import show
+from rope_exp.config import RunConfig
+from rope_exp.errors import show
+from rope_exp.folder import read_env, read_result
+from rope_exp.identity import numeric_values
+from rope_exp.records import bits_per_byte, perplexity
 
 CARD = """\
 ---

@@ -8,14 +8,14 @@ import re
 from pathlib import Path
 
 import rope_exp
-from rope_exp.config.variants import PeConfig
-from rope_exp.system.errors import ConfigError
+from rope_exp.errors import ConfigError
+from rope_exp.sections import PeConfig
 
 # The names under which modules of this package are copied; each imports torch alone.
 COPIED = {
-    "rope_exp": ("position_rope_exp", "model/position.py"),
-    "rope_exp.model.position": ("position_rope_exp", "model/position.py"),
-    "rope_exp.model.rope": ("rope_rope_exp", "model/rope.py"),
+    "rope_exp": ("position_rope_exp", "encoding.py"),
+    "rope_exp.encoding": ("position_rope_exp", "encoding.py"),
+    "rope_exp.rope": ("rope_rope_exp", "rope.py"),
 }
 NOTHING = "OWN: Any = None"
 OWN_FILE = "own_rope_exp"
@@ -67,7 +67,7 @@ def own_file(pe: PeConfig) -> str:
                 pe.code,
                 f"imports {', '.join(sorted(names))} of {modules[0]}, and cannot be exported to "
                 "transformers; that takes `from rope_exp import Position, Sizes`, or from "
-                "rope_exp.model.rope",
+                "rope_exp.rope",
             )
         lines[line] = new
     return "\n".join(lines)

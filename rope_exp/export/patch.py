@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import rotate_half
 
-from rope_exp.config.variants import SITES
-from rope_exp.system.errors import ConfigError
+from rope_exp.errors import ConfigError
+from rope_exp.sections import SITES
 
 # A first position at which rotations do something, and a relative error that rounding stays below.
 FIRST = 7

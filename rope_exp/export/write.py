@@ -22,22 +22,21 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 from transformers.models.smollm3.modeling_smollm3 import SmolLM3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from rope_exp.config.architecture import Architecture
-from rope_exp.config.kinds import LatentConfig, SoftmaxConfig
-from rope_exp.config.run import RunConfig
-from rope_exp.config.variants import PeConfig
-from rope_exp.data.tokenizer import vocab_size
-from rope_exp.evaluation.load import end_of_text, load_checkpoint
+from rope_exp.config import RunConfig
+from rope_exp.decoder import Decoder, weights, weights_sha256
+from rope_exp.errors import ConfigError
 from rope_exp.export import modeling_rope_exp
 from rope_exp.export.card import card
 from rope_exp.export.configuration_rope_exp import RopeExpConfig
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM, RopeExpForMaskedLM
 from rope_exp.export.own_code import own_file, write_own
-from rope_exp.model.biases import sinusoid_scale
-from rope_exp.model.decoder import Decoder, weights, weights_sha256
-from rope_exp.model.own import class_of
-from rope_exp.run.folder import read_config
-from rope_exp.system.errors import ConfigError
+from rope_exp.folder import read_config
+from rope_exp.kinds import Architecture, LatentConfig, SoftmaxConfig
+from rope_exp.load import end_of_text, load_checkpoint
+from rope_exp.position._biases import sinusoid_scale
+from rope_exp.position.own import class_of
+from rope_exp.sections import PeConfig
+from rope_exp.tokenizer import vocab_size
 
 Code = Literal["auto", "always"]
 MASK = "<|mask|>"

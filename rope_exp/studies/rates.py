@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from rope_exp.evidence.comparable import (
+from rope_exp.campaign.file import SEEDS
+from rope_exp.comparable import (
     OF_ROW,
     OWN_RATE,
     ROW,
@@ -26,12 +27,10 @@ from rope_exp.evidence.comparable import (
     name_of,
     telling,
 )
-from rope_exp.evidence.contrasts import adjusted_means
-from rope_exp.evidence.runs import ReportError, Run
-from rope_exp.plan.campaign_file import SEEDS
-from rope_exp.report.content import Report, build
-from rope_exp.report.spelling import markdown_table, span
-from rope_exp.system.console import log
+from rope_exp.content import Report, build, markdown_table, span
+from rope_exp.errors import log
+from rope_exp.records import ReportError, Run
+from rope_exp.stats import adjusted_means
 
 # In nats. The runs of 26M tokens that ended low gain 0.19 to 0.23, all others of rates_26m at most
 # 0.16 (docs/protocol-2.md, section 6).

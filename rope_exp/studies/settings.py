@@ -9,18 +9,14 @@ from urllib.parse import quote
 import altair as alt
 import pandas as pd
 
-from rope_exp.evidence import published
-from rope_exp.evidence.comparable import spelled
-from rope_exp.evidence.contrasts import compare
-from rope_exp.evidence.layout import ALPHA
-from rope_exp.evidence.runs import Run
-from rope_exp.evidence.significance import MARGIN
-from rope_exp.plan.campaign_file import SEEDS
-from rope_exp.report.charts.style import SIGNED, explanation, limits, zero_and_margin
-from rope_exp.report.charts.svg import INK, svg_of
-from rope_exp.report.content import Report
-from rope_exp.report.spelling import corpus_name, markdown_table, millions, setting_name
-from rope_exp.report.tables import WORDS
+from rope_exp import published
+from rope_exp.campaign.file import SEEDS
+from rope_exp.comparable import spelled
+from rope_exp.content import Report, corpus_name, markdown_table, millions, setting_name
+from rope_exp.figures._style import INK, SIGNED, explanation, limits, svg_of, zero_and_margin
+from rope_exp.records import Run
+from rope_exp.report import WORDS
+from rope_exp.stats import ALPHA, MARGIN, compare
 
 # Best first, according to the only published table of all nine variants.
 COLUMNS = [label for label in published.TABLE.losses if label != published.REFERENCE]

@@ -24,8 +24,8 @@ from support.configs import REPOSITORY, left_in
 from support.disks import Disk
 from support.runs import Process, assert_same_run, num_rows, numbers, start, train
 
-from rope_exp.evidence.records import read_record
-from rope_exp.run.checkpoint import list_steps, load
+from rope_exp.checkpoint import list_steps, load
+from rope_exp.records import read_record
 
 pytestmark = pytest.mark.cluster
 

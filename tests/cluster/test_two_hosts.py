@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from support.runs import Process, Trial, assert_same_run, start, train, wait_for
 
-from rope_exp.run.checkpoint import load
-from rope_exp.system.files import read_json
-from rope_exp.training.parallel import BEAT_SECONDS, PATIENCE
+from rope_exp.checkpoint import load
+from rope_exp.files import read_json
+from rope_exp.parallel import BEAT_SECONDS, PATIENCE
 
 pytestmark = pytest.mark.cluster
 

@@ -10,12 +10,12 @@ import pytest
 from support.campaigns import FIXED, ROWS, load, names, write_campaign
 from support.refused import refused
 
-from rope_exp.plan import campaign
-from rope_exp.plan.campaign import cell_name, load_campaign
-from rope_exp.plan.campaign_file import Entry, campaign_files, read_campaign
-from rope_exp.plan.compose import run_config
-from rope_exp.plan.resolve import operations
-from rope_exp.system.errors import ConfigError
+from rope_exp.campaign import cells as campaign
+from rope_exp.campaign.cells import cell_name, load_campaign
+from rope_exp.campaign.file import Entry, campaign_files, read_campaign
+from rope_exp.compose import run_config
+from rope_exp.errors import ConfigError
+from rope_exp.settle import operations
 
 RUNS = Path("results/runs")
 

@@ -8,7 +8,7 @@ from support.command import command, write
 from support.configs import NINE
 from support.refused import refused
 
-from rope_exp.plan.compose import CONFIGS, Jobs, compose_jobs, run_config, titles
+from rope_exp.compose import CONFIGS, Jobs, compose_jobs, run_config, titles
 
 # -- files ---------------------------------------------------------------------------------------
 

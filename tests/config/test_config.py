@@ -8,11 +8,11 @@ from hydra.types import RunMode
 from support.configs import NINE, composed
 from support.refused import refused
 
-from rope_exp.config.run import RunConfig, differing_keys
-from rope_exp.config.variants import SITES
-from rope_exp.plan.campaign_file import read_campaign
-from rope_exp.plan.compose import CONFIGS, compose_jobs, run_config
-from rope_exp.system.errors import ConfigError
+from rope_exp.campaign.file import read_campaign
+from rope_exp.compose import CONFIGS, compose_jobs, run_config
+from rope_exp.config import RunConfig, differing_keys
+from rope_exp.errors import ConfigError
+from rope_exp.sections import SITES
 
 GROUPS = ("pe", "model", "data", "tokenizer", "optim", "schedule", "train", "tracker", "launch")
 CHOICES = [

@@ -6,24 +6,24 @@ from support.models import VOCAB, make_architecture, make_pe, make_sizes, tokens
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from rope_exp.config.architecture import Architecture
-from rope_exp.config.kinds import (
+from rope_exp.compose import run_config
+from rope_exp.config import RunConfig
+from rope_exp.costs import (
+    attention_flops_per_token,
+    flops_per_token,
+    num_parameters,
+    peak_flops_per_s,
+)
+from rope_exp.decoder import Decoder
+from rope_exp.kinds import (
+    Architecture,
     AttnConfig,
     DecayConfig,
     LinearConfig,
     RetentionConfig,
     SoftmaxConfig,
 )
-from rope_exp.config.run import RunConfig
-from rope_exp.config.sections import TrainConfig
-from rope_exp.model.count import num_parameters
-from rope_exp.model.decoder import Decoder
-from rope_exp.plan.compose import run_config
-from rope_exp.plan.costs import (
-    attention_flops_per_token,
-    flops_per_token,
-    peak_flops_per_s,
-)
+from rope_exp.sections import TrainConfig
 
 
 @pytest.mark.parametrize("size", ["nano", "10m", "30m", "60m", "125m", "350m", "1b", "sequel"])

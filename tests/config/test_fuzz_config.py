@@ -14,14 +14,14 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from support.configs import NINE
 
-from rope_exp.config.run import RunConfig
-from rope_exp.data.prepare import prepare
-from rope_exp.plan.compose import run_config
-from rope_exp.plan.costs import memory_bytes
-from rope_exp.plan.resolve import resolve
-from rope_exp.system.errors import ConfigError, DataError
-from rope_exp.training.parallel import Parallel
-from rope_exp.training.trainer import Trainer
+from rope_exp.compose import run_config
+from rope_exp.config import RunConfig
+from rope_exp.costs import memory_bytes
+from rope_exp.errors import ConfigError, DataError
+from rope_exp.parallel import Parallel
+from rope_exp.prepare import prepare
+from rope_exp.settle import resolve
+from rope_exp.trainer import Trainer
 
 
 def hints(section: Any, prefix: str = "") -> dict[str, Any]:

@@ -3,12 +3,12 @@
 import pytest
 from support.refused import refused
 
-from rope_exp.config.run import RunConfig
-from rope_exp.config.tasks import TASKS
-from rope_exp.model.decoder import Decoder
-from rope_exp.plan.compose import run_config
-from rope_exp.plan.costs import attention_flops_per_token
-from rope_exp.system.errors import ConfigError
+from rope_exp.compose import run_config
+from rope_exp.config import RunConfig
+from rope_exp.costs import attention_flops_per_token
+from rope_exp.decoder import Decoder
+from rope_exp.errors import ConfigError
+from rope_exp.sections import TASKS
 
 SPIKES = ["data=spikes"]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from support.refused import refused
 
-from rope_exp.config.run import RunConfig
-from rope_exp.launch.admit import acquire, admit
-from rope_exp.model.laws import certificate
-from rope_exp.plan.compose import run_config
-from rope_exp.plan.resolve import resolve
-from rope_exp.run.folder import read_config
+from rope_exp.admit import acquire, admit
+from rope_exp.compose import run_config
+from rope_exp.config import RunConfig
+from rope_exp.folder import read_config
+from rope_exp.laws.certificate import certificate
+from rope_exp.settle import resolve
 
 # -- text and numbers ----------------------------------------------------------------------------
 

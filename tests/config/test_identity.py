@@ -5,27 +5,13 @@ import dataclasses
 import pytest
 from support.configs import NINE
 
-from rope_exp.config.kinds import (
-    DecayConfig,
-    LatentConfig,
-    LinearConfig,
-    RetentionConfig,
-    SharedConfig,
-)
-from rope_exp.config.learning import CosineConfig, MuonConfig, OptimConfig, WsdConfig
-from rope_exp.config.run import RunConfig
-from rope_exp.config.schema import (
-    convert,
-    keys_with,
-    numeric,
-    numeric_values,
-    setting,
-)
-from rope_exp.config.sections import DataConfig
-from rope_exp.config.variants import PeConfig
-from rope_exp.model.decoder import Decoder, weights, weights_sha256
-from rope_exp.plan.compose import run_config
-from rope_exp.system.files import json_sha256
+from rope_exp.compose import run_config
+from rope_exp.config import RunConfig
+from rope_exp.decoder import Decoder, weights, weights_sha256
+from rope_exp.files import json_sha256
+from rope_exp.identity import convert, keys_with, numeric, numeric_values, setting
+from rope_exp.kinds import DecayConfig, LatentConfig, LinearConfig, RetentionConfig, SharedConfig
+from rope_exp.sections import CosineConfig, DataConfig, MuonConfig, OptimConfig, PeConfig, WsdConfig
 
 # A released default never changes: hashes leave out defaults, so they would not show it.
 DEFAULTS = {

@@ -9,12 +9,11 @@ from support.kinds import KINDS
 from support.models import SIZES, make_pe
 from support.refused import refused
 
-from rope_exp.config.architecture import Architecture
-from rope_exp.config.kinds import AttnConfig
-from rope_exp.config.run import RunConfig
-from rope_exp.model.count import kept, num_parameters
-from rope_exp.model.decoder import Decoder
-from rope_exp.plan.compose import compose_jobs, run_config
+from rope_exp.compose import compose_jobs, run_config
+from rope_exp.config import RunConfig
+from rope_exp.costs import kept, num_parameters
+from rope_exp.decoder import Decoder
+from rope_exp.kinds import Architecture, AttnConfig
 
 # The sequel's shapes at small size: parameters, and numbers cached per token and layer.
 MINI = {

@@ -9,15 +9,14 @@ from support.refused import refused
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from rope_exp.config.run import RunConfig
-from rope_exp.config.sections import TrainConfig
-from rope_exp.model.count import num_parameters
-from rope_exp.model.decoder import Decoder
-from rope_exp.plan import plan
-from rope_exp.plan.campaign_file import CampaignFile, Entry, read_campaign
-from rope_exp.plan.compose import compose_jobs, run_config
-from rope_exp.plan.costs import checkpoint_bytes, flops_per_token
-from rope_exp.plan.resolve import resolve
+from rope_exp.campaign.file import CampaignFile, Entry, read_campaign
+from rope_exp.compose import compose_jobs, run_config
+from rope_exp.config import RunConfig
+from rope_exp.costs import checkpoint_bytes, flops_per_token, num_parameters
+from rope_exp.decoder import Decoder
+from rope_exp.plan import tables as plan
+from rope_exp.sections import TrainConfig
+from rope_exp.settle import resolve
 
 MLM = "train.objective=mlm"
 

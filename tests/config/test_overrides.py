@@ -3,8 +3,8 @@
 import pytest
 from support.refused import refused
 
-from rope_exp.plan.compose import compose_jobs, run_config
-from rope_exp.system.errors import ConfigError
+from rope_exp.compose import compose_jobs, run_config
+from rope_exp.errors import ConfigError
 
 CHOICES = [
     ("pe=vo_rop", "pe=vo_rop: there is no such choice; did you mean vo_rope?"),

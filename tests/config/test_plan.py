@@ -7,11 +7,11 @@ import pytest
 from support.command import assert_refused, command
 from support.refused import refused
 
-from rope_exp.config.run import RunConfig
-from rope_exp.plan import plan
-from rope_exp.plan.compose import compose_jobs, run_config
-from rope_exp.plan.costs import run_flops
-from rope_exp.plan.resolve import resolve
+from rope_exp.compose import compose_jobs, run_config
+from rope_exp.config import RunConfig
+from rope_exp.costs import run_flops
+from rope_exp.plan import tables as plan
+from rope_exp.settle import resolve
 
 
 def test_parameters_operations_memory_and_time_are_printed(tmp_path: Path) -> None:

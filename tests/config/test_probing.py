@@ -3,7 +3,7 @@
 import pytest
 from support.refused import refused
 
-from rope_exp.plan.compose import run_config
+from rope_exp.compose import run_config
 
 ASKED = [
     ["train.probes=[distance]", "attn=mla_vo"],

@@ -6,10 +6,10 @@ import pytest
 from support.gpus import show_gpus
 from support.refused import refused
 
-from rope_exp.config.run import RunConfig
-from rope_exp.plan.compose import run_config
-from rope_exp.plan.resolve import resolve
-from rope_exp.system import machine
+from rope_exp import machine
+from rope_exp.compose import run_config
+from rope_exp.config import RunConfig
+from rope_exp.settle import resolve
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.refused import refused
 
-from rope_exp.config.run import RunConfig
-from rope_exp.config.sections import TrainConfig
-from rope_exp.plan import plan
-from rope_exp.plan.compose import run_config
-from rope_exp.plan.costs import flops_per_token, run_flops
-from rope_exp.plan.resolve import operations, resolve
+from rope_exp.compose import run_config
+from rope_exp.config import RunConfig
+from rope_exp.costs import flops_per_token, run_flops
+from rope_exp.plan import tables as plan
+from rope_exp.sections import TrainConfig
+from rope_exp.settle import operations, resolve
 
 # 6,144 tokens a step.
 SIZES = {"global_batch_size": 12, "seq_len": 512}

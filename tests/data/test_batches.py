@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from rope_exp.data.batches import chain_sha256, epoch_order, training_ids, validation_ids
+from rope_exp.batches import chain_sha256, epoch_order, training_ids, validation_ids
 
 TOKENS = np.arange(1009, dtype=np.uint16)  # each token is its own index
 GOLDEN_ORDER = [0, 2, 9, 1, 8, 5, 4, 3, 6, 7]  # for seed 0, epoch 0 and ten windows

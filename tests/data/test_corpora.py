@@ -22,8 +22,8 @@ from support.corpora import (
 )
 from support.refused import refused
 
-from rope_exp.data.corpora import open_dataset
-from rope_exp.data.prepare import prepare
+from rope_exp.corpora import open_dataset
+from rope_exp.prepare import prepare
 
 
 def texts_of(path: Path, **changes: Any) -> list[str]:

@@ -9,11 +9,11 @@ import pytest
 from support.corpora import BPE, BYTES, TEXTS, data_config, write_parquet
 from tokenizers import Tokenizer
 
-from rope_exp.config.sections import TokenizerConfig
-from rope_exp.data import encoding as encoding_module
-from rope_exp.data.documents import PIECE_CHARS
-from rope_exp.data.prepare import prepare
-from rope_exp.system import console
+from rope_exp import errors as console
+from rope_exp import prepare as encoding_module
+from rope_exp.corpora import PIECE_CHARS
+from rope_exp.prepare import prepare
+from rope_exp.sections import TokenizerConfig
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, BPE], ids=["bytes", "bpe"])

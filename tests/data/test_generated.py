@@ -7,18 +7,17 @@ import numpy as np
 import pytest
 from support.corpora import BYTES, data_config
 
-from rope_exp.config.run import RunConfig
-from rope_exp.config.sections import DataConfig
-from rope_exp.config.tasks import TASKS
-from rope_exp.data.batches import Batch
-from rope_exp.data.generated import Generated, open_data
-from rope_exp.data.meta import Prepared
-from rope_exp.data.sources import held_out_rows, training_batch
-from rope_exp.data.tasks.addition import Addition
-from rope_exp.data.tasks.rows import spell
-from rope_exp.data.tasks.spikes import QUERY_S, Spikes
-from rope_exp.data.tokenizer import Tokenizer, load_tokenizer
-from rope_exp.plan.compose import run_config
+from rope_exp.batches import Batch
+from rope_exp.compose import run_config
+from rope_exp.config import RunConfig
+from rope_exp.generated import Generated, open_data
+from rope_exp.prepare import Prepared
+from rope_exp.rows import spell
+from rope_exp.sections import TASKS, DataConfig
+from rope_exp.sources import held_out_rows, training_batch
+from rope_exp.tasks.addition import Addition
+from rope_exp.tasks.spikes import QUERY_S, Spikes
+from rope_exp.tokenizer import Tokenizer, load_tokenizer
 
 KINDS = tuple(TASKS)
 each_kind = pytest.mark.parametrize("kind", KINDS)

@@ -18,10 +18,10 @@ from support.corpora import BYTES, data_config, tokenizer_config
 from support.corpora import PLAIN_TEXTS as TEXTS
 from support.refused import REFUSALS, refused
 
-from rope_exp.config.sections import DataConfig
-from rope_exp.data.prepare import prepare
-from rope_exp.data.tokenizer import encode, load_tokenizer, train_bpe
-from rope_exp.system.errors import DataError
+from rope_exp.errors import DataError
+from rope_exp.prepare import prepare
+from rope_exp.sections import DataConfig
+from rope_exp.tokenizer import encode, load_tokenizer, train_bpe
 
 Harms = list[tuple[str, float, bytes]]
 NAMES = ["meta.json", "tokenizer.json", "train.bin", "validation.bin"]

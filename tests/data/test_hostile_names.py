@@ -8,8 +8,8 @@ from support.configs import left_in
 from support.corpora import BYTES, data_config, num_documents
 from support.refused import refused
 
-from rope_exp.data.prepare import prepare
-from rope_exp.system.errors import ConfigError
+from rope_exp.errors import ConfigError
+from rope_exp.prepare import prepare
 
 
 def test_links_are_read(folder: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from support.hub_commands import (
     Run,
 )
 
-from rope_exp.system.files import read_json
+from rope_exp.files import read_json
 
 # -- tokens ----------------------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rope_exp.data.batches import Batch, chain_sha256, next_tokens, training_ids
-from rope_exp.data.masking import HELD_OUT, masked
+from rope_exp.batches import Batch, chain_sha256, next_tokens, training_ids
+from rope_exp.objective.mlm import HELD_OUT, masked
 
 VOCAB = 50
 MASK = VOCAB

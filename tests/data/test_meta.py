@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from support.corpora import BYTES, data_config
 from support.refused import refused
 
-from rope_exp.config.sections import DataConfig
-from rope_exp.data.batches import training_ids
-from rope_exp.data.documents import SIDES
-from rope_exp.data.meta import BLOCK_BYTES, Prepared, _digests, token_dtype
-from rope_exp.data.prepare import prepare
-from rope_exp.system.errors import ConfigError, DataError
-from rope_exp.system.files import json_sha256
+from rope_exp.batches import training_ids
+from rope_exp.corpora import SIDES
+from rope_exp.errors import ConfigError, DataError
+from rope_exp.files import json_sha256
+from rope_exp.prepare import BLOCK_BYTES, Prepared, _digests, prepare, token_dtype
+from rope_exp.sections import DataConfig
 
 NAMES = ("train.bin", "validation.bin", "meta.json", "tokenizer.json")
 

@@ -11,10 +11,18 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from support.corpora import philox
 
-from rope_exp.config.run import RunConfig
-from rope_exp.data.batches import Batch, chain_sha256, epoch_order, next_tokens, training_ids
-from rope_exp.data.places import documents, positions, random_starts
-from rope_exp.data.sources import training_batch
+from rope_exp.batches import (
+    Batch,
+    chain_sha256,
+    documents,
+    epoch_order,
+    next_tokens,
+    positions,
+    random_starts,
+    training_ids,
+)
+from rope_exp.config import RunConfig
+from rope_exp.sources import training_batch
 
 END = 0
 # A quarter of the ids end a document, so rows hold many documents, also empty ones.

@@ -24,9 +24,9 @@ from support.corpora import (
 )
 from support.refused import refused
 
-from rope_exp.data import prepare as prepare_module
-from rope_exp.data.prepare import prepare
-from rope_exp.system.errors import ConfigError, DataError, DiskError
+from rope_exp import prepare as prepare_module
+from rope_exp.errors import ConfigError, DataError, DiskError
+from rope_exp.prepare import prepare
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from support.corpora import BPE, TEXTS, start_python, tokenizer_config
 from support.refused import refused
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from rope_exp.data.tokenizer import END_OF_TEXT, build_tokenizer, train_bpe
-from rope_exp.system.errors import ConfigError, DataError
+from rope_exp.errors import ConfigError, DataError
+from rope_exp.tokenizer import END_OF_TEXT, build_tokenizer, train_bpe
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,8 @@ def save_as_transformers_does(tokenizer: Tokenizer, folder: Path, **settings: st
 
 CHILD = """
 import json, sys
-from rope_exp.data.tokenizer import build_tokenizer
-from rope_exp.data.tokenizer import encode
+from rope_exp.tokenizer import build_tokenizer
+from rope_exp.tokenizer import encode
 from support.corpora import tokenizer_config
 path, text = map(json.loads, sys.argv[1:])
 tokenizer, end_id = build_tokenizer(tokenizer_config("pretrained", path=path), [])

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rope_exp.config.run import RunConfig
-from rope_exp.data.batches import Batch, training_ids, validation_ids
-from rope_exp.data.sources import held_out_rows, read, training_batch
+from rope_exp.batches import Batch, training_ids, validation_ids
+from rope_exp.config import RunConfig
+from rope_exp.sources import held_out_rows, read, training_batch
 
 TOKENS = np.arange(5000, dtype=np.uint16)  # each token is its own index
 VOCAB = 5000

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.corpora import BYTES, all_documents, data_config
 
-from rope_exp.data.prepare import prepare
-from rope_exp.data.stdlib import library_files
+from rope_exp.corpora import library_files
+from rope_exp.prepare import prepare
 
 
 def test_the_library_without_tests_and_build_output() -> None:

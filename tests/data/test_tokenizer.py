@@ -12,7 +12,8 @@ from support.corpora import start_python, tokenizer_config
 from support.refused import refused
 from tokenizers import Tokenizer
 
-from rope_exp.data.tokenizer import (
+from rope_exp.errors import ConfigError
+from rope_exp.tokenizer import (
     END_OF_TEXT,
     byte_tokenizer,
     encode,
@@ -21,7 +22,6 @@ from rope_exp.data.tokenizer import (
     train_bpe,
     vocab_size,
 )
-from rope_exp.system.errors import ConfigError
 
 TEXTS = [
     Path(json.__file__).read_text(),
@@ -92,7 +92,7 @@ def test_the_text_of_a_special_token_stays_text(both: list[Tokenizer], tmp_path:
 
 CHILD = """
 import json, sys
-from rope_exp.data.tokenizer import train_bpe
+from rope_exp.tokenizer import train_bpe
 from support.corpora import tokenizer_config
 config = tokenizer_config("bpe", vocab_size=600, train_bytes=200_000)
 print(train_bpe(config, json.loads(sys.argv[1])).to_str(), end="")

@@ -13,9 +13,9 @@ from support.runs import (
 )
 
 from rope_exp import load_run
-from rope_exp.commands import generate
-from rope_exp.system.errors import MISTAKES
-from rope_exp.system.files import read_json, write_json
+from rope_exp.commands.generate import main as generate
+from rope_exp.errors import MISTAKES
+from rope_exp.files import read_json, write_json
 
 
 def test_generate_prints_what_a_run_says(

@@ -13,9 +13,11 @@ from support.refused import refused
 from support.runs import final_weights, train
 
 from rope_exp import load_run
-from rope_exp.commands import export, generate, report
-from rope_exp.run.folder import read_config
-from rope_exp.system.errors import RecordError
+from rope_exp.commands.export import main as export
+from rope_exp.commands.generate import main as generate
+from rope_exp.commands.report import main as report
+from rope_exp.errors import RecordError
+from rope_exp.folder import read_config
 
 
 @pytest.fixture(scope="module")

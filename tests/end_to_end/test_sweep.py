@@ -10,7 +10,7 @@ from support.runs import (
     train,
 )
 
-from rope_exp.system.files import read_json
+from rope_exp.files import read_json
 
 # Of the nine: each is trained in a process of its own.
 THREE = ("nope", "qk_rope", "vo_rope")

@@ -8,11 +8,12 @@ from support.refused import refused
 from support.runs import Trial, assert_same_losses, kill_the_tree, train
 
 from rope_exp import load_run
-from rope_exp.commands import generate, prepare
-from rope_exp.evidence.runs import read_run
-from rope_exp.run.metrics import read_metrics
-from rope_exp.system.errors import ConfigError
-from rope_exp.system.files import read_json
+from rope_exp.commands.generate import main as generate
+from rope_exp.commands.prepare import main as prepare
+from rope_exp.errors import ConfigError
+from rope_exp.files import read_json
+from rope_exp.folder import read_metrics
+from rope_exp.records import read_run
 
 SMALL = (
     "model.hidden_size=32",

@@ -15,8 +15,8 @@ from support.runs import (
     train,
 )
 
-from rope_exp.run.metrics import read_metrics
-from rope_exp.system.files import read_json
+from rope_exp.files import read_json
+from rope_exp.folder import read_metrics
 
 
 def test_a_run_folder_holds_what_the_contract_says(whole: tuple[Path, list[str]]) -> None:

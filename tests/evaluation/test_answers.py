@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from rope_exp.config.run import RunConfig
-from rope_exp.data.generated import Generated, open_data
-from rope_exp.data.sources import held_out_rows
-from rope_exp.data.tasks.addition import DIGITS
-from rope_exp.data.tasks.rows import Rows, spell
-from rope_exp.evaluation.answers import TaskQuestions, make_questions
-from rope_exp.evaluation.held_out import held_out_loss
-from rope_exp.evaluation.inputs import on_device
-from rope_exp.model.decoder import Decoder
-from rope_exp.plan.compose import run_config
+from rope_exp.compose import run_config
+from rope_exp.config import RunConfig
+from rope_exp.decoder import Decoder
+from rope_exp.evaluate import held_out_loss, on_device
+from rope_exp.generated import Generated, open_data
+from rope_exp.probes.answers import TaskQuestions, make_questions
+from rope_exp.rows import Rows, spell
+from rope_exp.sources import held_out_rows
+from rope_exp.tasks.addition import DIGITS
 
 CPU = torch.device("cpu")
 SIZES = (

@@ -8,12 +8,12 @@ from support.kinds import KINDS
 from support.models import BASE, make_sizes, opinionated, tokens
 from torch import Tensor
 
-from rope_exp.config.kinds import AttnConfig
-from rope_exp.config.sections import ModelConfig
-from rope_exp.evaluation.contexts import attentions, scores_times, turning_by, weighed
-from rope_exp.model.attention.base import Attention, for_queries
-from rope_exp.model.decoder import Decoder
-from rope_exp.model.rope import frequencies
+from rope_exp.attention import Attention, for_queries
+from rope_exp.decoder import Decoder
+from rope_exp.kinds import AttnConfig
+from rope_exp.probes._contexts import attentions, scores_times, turning_by, weighed
+from rope_exp.rope import frequencies
+from rope_exp.sections import ModelConfig
 
 LENGTH = 13
 KEEPING_KEYS = [attn for attn in KINDS if attn.keeps_keys]

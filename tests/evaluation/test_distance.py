@@ -9,14 +9,14 @@ import torch
 from support.models import VOCAB, make_sizes, opinionated
 from torch import Tensor
 
-from rope_exp.config.kinds import AttnConfig, LatentConfig, SharedConfig
-from rope_exp.config.sections import ModelConfig, TrainConfig
-from rope_exp.evaluation.contexts import attentions, weighed
-from rope_exp.evaluation.probes import Questions
-from rope_exp.model.biases import alibi_slopes
-from rope_exp.model.decoder import Decoder
-from rope_exp.model.distance import decay_bound
-from rope_exp.model.rope import frequencies
+from rope_exp.decoder import Decoder
+from rope_exp.kinds import AttnConfig, LatentConfig, SharedConfig
+from rope_exp.position._biases import alibi_slopes
+from rope_exp.probes._contexts import attentions, weighed
+from rope_exp.probes._probes import Questions
+from rope_exp.probes.distance import decay_bound
+from rope_exp.rope import frequencies
+from rope_exp.sections import ModelConfig, TrainConfig
 
 LENGTH = 16
 M = [0, 1, 2, 3, 4, 6]

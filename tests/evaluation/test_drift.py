@@ -8,10 +8,10 @@ import pytest
 import torch
 from support.models import BASE, VOCAB, make_decoder
 
-from rope_exp.config.sections import TrainConfig
-from rope_exp.evaluation.probes import Questions
-from rope_exp.model.decoder import Decoder
-from rope_exp.model.rope import frequencies
+from rope_exp.decoder import Decoder
+from rope_exp.probes._probes import Questions
+from rope_exp.rope import frequencies
+from rope_exp.sections import TrainConfig
 
 TRAIN = TrainConfig(seq_len=16)
 HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=33)

@@ -11,13 +11,13 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from rope_exp.config.kinds import RetentionConfig
-from rope_exp.config.sections import TrainConfig
-from rope_exp.data.batches import validation_ids
-from rope_exp.evaluation.contexts import attentions
-from rope_exp.evaluation.extension import extended
-from rope_exp.evaluation.probes import Questions
-from rope_exp.model.decoder import Decoder
+from rope_exp.batches import validation_ids
+from rope_exp.decoder import Decoder
+from rope_exp.kinds import RetentionConfig
+from rope_exp.probes._contexts import attentions
+from rope_exp.probes._probes import Questions
+from rope_exp.probes.extension import extended
+from rope_exp.sections import TrainConfig
 
 LENGTH = 16
 TRAIN = TrainConfig(seq_len=LENGTH, eval_sequences=16)

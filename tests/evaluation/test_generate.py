@@ -6,9 +6,9 @@ import pytest
 import torch
 from support.models import make_architecture
 
-from rope_exp.data.tokenizer import byte_tokenizer
-from rope_exp.evaluation.generate import Sampling, distribution, generate
-from rope_exp.model.decoder import Decoder
+from rope_exp.commands.generate import Sampling, distribution, generate
+from rope_exp.decoder import Decoder
+from rope_exp.tokenizer import byte_tokenizer
 
 END = 256
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from rope_exp.data.batches import next_tokens
-from rope_exp.evaluation.held_out import held_out_loss
-from rope_exp.model.decoder import Decoder
-from rope_exp.plan.compose import run_config
+from rope_exp.batches import next_tokens
+from rope_exp.compose import run_config
+from rope_exp.decoder import Decoder
+from rope_exp.evaluate import held_out_loss
 
 CPU = torch.device("cpu")
 NUM_WINDOWS = 7

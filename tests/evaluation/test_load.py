@@ -8,10 +8,9 @@ import torch
 from support.refused import refused
 from support.trainers import build_trainer, finish, same, snapshot
 
-from rope_exp import load_run
-from rope_exp.config.run import RunConfig
-from rope_exp.run import checkpoint
-from rope_exp.training.trainer import Trainer
+from rope_exp import checkpoint, load_run
+from rope_exp.config import RunConfig
+from rope_exp.trainer import Trainer
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ import pytest
 import torch
 from support.models import VOCAB, opinionated
 
-from rope_exp.config.sections import TrainConfig
-from rope_exp.data import masking
-from rope_exp.data.batches import Batch, Ids, next_tokens, validation_ids
-from rope_exp.evaluation.held_out import held_out_loss
-from rope_exp.evaluation.probes import Questions
-from rope_exp.model.decoder import Decoder
+from rope_exp.batches import Batch, Ids, next_tokens, validation_ids
+from rope_exp.decoder import Decoder
+from rope_exp.evaluate import held_out_loss
+from rope_exp.objective import mlm as masking
+from rope_exp.probes._probes import Questions
+from rope_exp.sections import TrainConfig
 
 LENGTH = 16
 TRAIN = TrainConfig(seq_len=LENGTH, eval_sequences=16, objective="mlm")

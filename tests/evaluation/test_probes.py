@@ -12,17 +12,15 @@ import torch
 from support.corpora import data_config
 from support.models import SUBSETS, VOCAB, make_decoder, opinionated
 
-from rope_exp.config.kinds import LinearConfig
-from rope_exp.config.sections import TrainConfig
-from rope_exp.data.batches import Batch, next_tokens, validation_ids
-from rope_exp.data.places import placed
-from rope_exp.evaluation.contexts import attentions
-from rope_exp.evaluation.held_out import held_out_loss
-from rope_exp.evaluation.inputs import on_device
-from rope_exp.evaluation.probes import Questions, bin_edges, token_nats
-from rope_exp.model.attention.base import for_queries, split_heads
-from rope_exp.model.attention.linear import LinearAttention
-from rope_exp.model.decoder import Decoder
+from rope_exp.attention import for_queries, split_heads
+from rope_exp.attn.linear import Layer as LinearAttention
+from rope_exp.batches import Batch, next_tokens, placed, validation_ids
+from rope_exp.decoder import Decoder
+from rope_exp.evaluate import held_out_loss, on_device
+from rope_exp.kinds import LinearConfig
+from rope_exp.probes._contexts import attentions
+from rope_exp.probes._probes import Questions, bin_edges, token_nats
+from rope_exp.sections import TrainConfig
 
 LENGTH = 16
 TRAIN = TrainConfig(seq_len=LENGTH, eval_sequences=16)

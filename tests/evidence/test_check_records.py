@@ -6,8 +6,8 @@ import pytest
 from support.records import copy_records, edit_record
 from support.refused import refused
 
-from rope_exp.commands import check_records
-from rope_exp.system.errors import EXIT_FAILED, ConfigError
+from rope_exp.commands.check_records import main as check_records
+from rope_exp.errors import EXIT_FAILED, ConfigError
 
 
 def test_whole_and_harmed_records_are_told_apart(

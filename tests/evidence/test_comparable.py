@@ -8,8 +8,8 @@ import pytest
 from support.refused import refused
 from support.reports import all_runs, begun_from, compared, make_run, sha256_of
 
-from rope_exp.evidence.comparable import check_seeds
-from rope_exp.evidence.contrasts import compare
+from rope_exp.comparable import check_seeds
+from rope_exp.stats import compare
 
 OTHER = sha256_of("other")
 LR = ("optim.lr",)

@@ -9,12 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rope_exp.evidence.contrasts import (
-    Losses,
-    compare,
-    kendall_tau,
-)
-from rope_exp.evidence.published import TABLE
+from rope_exp.published import TABLE
+from rope_exp.stats import Losses, compare, kendall_tau
 
 losses = st.floats(0.0, 20.0, allow_subnormal=False)
 tables = st.dictionaries(

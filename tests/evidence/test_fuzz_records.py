@@ -10,19 +10,18 @@ from typing import Any
 import pytest
 from support.configs import RECORDED
 
-from rope_exp.evidence.comparable import telling
-from rope_exp.evidence.records import digest, read_record, stored_records
-from rope_exp.evidence.runs import Run
-from rope_exp.report import gather
-from rope_exp.report.answers import answers_csv
-from rope_exp.report.content import build
-from rope_exp.report.gather import of_report
-from rope_exp.report.page import PARTS, page
-from rope_exp.report.probed import extension_csv, probes_csv
-from rope_exp.report.sentences import summary
-from rope_exp.report.tables import csv_table, markdown
-from rope_exp.system.errors import ConfigError, RecordError
-from rope_exp.system.files import json_sha256
+from rope_exp.comparable import telling
+from rope_exp.content import build
+from rope_exp.errors import ConfigError, RecordError
+from rope_exp.files import json_sha256
+from rope_exp.page import compile as gather
+from rope_exp.page.compile import of_report
+from rope_exp.page.page import PARTS, page
+from rope_exp.records import Run, digest, read_record, stored_records
+from rope_exp.report import csv_table, markdown
+from rope_exp.words.answers import answers_csv
+from rope_exp.words.probed import extension_csv, probes_csv
+from rope_exp.words.sentences import summary
 
 GONE = object()
 HARMS = (None, "x", [], -1, float("nan"), 1e308, 10**30, True, GONE)

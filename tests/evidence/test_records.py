@@ -17,20 +17,20 @@ from support.refused import refused
 from support.reports import ask, begun_from, make_run, sha256_of
 
 from rope_exp import load_runs
-from rope_exp.evidence.records import (
+from rope_exp.campaign.cells import Cell
+from rope_exp.errors import RecordError
+from rope_exp.files import read_json, write_json
+from rope_exp.folder import read_config, write_config
+from rope_exp.records import (
     canonical,
     digest,
     pack,
     read_record,
     read_records,
+    read_run,
     recorded_campaigns,
     write_record,
 )
-from rope_exp.evidence.runs import read_run
-from rope_exp.plan.campaign import Cell
-from rope_exp.run.folder import read_config, write_config
-from rope_exp.system.errors import RecordError
-from rope_exp.system.files import read_json, write_json
 
 NAME = "vo-optim.betas=_0.9,_0.95_-s3"
 

@@ -6,8 +6,8 @@ import pytest
 from support.refused import refused
 from support.reports import ask, begun_from, make_run, sha256_of
 
-from rope_exp.evidence.runs import Run, find_groups, read_runs
-from rope_exp.run.metrics import METRICS
+from rope_exp.folder import METRICS
+from rope_exp.records import Run, find_groups, read_runs
 
 
 def read(runs: Path) -> list[Run]:

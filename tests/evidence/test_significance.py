@@ -11,16 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rope_exp.evidence.contrasts import Losses
-from rope_exp.evidence.layout import (
-    ALPHA,
-    Method,
-    deviating,
-    holm,
-    measure,
-)
-from rope_exp.evidence.significance import MARGIN, Judged
-from rope_exp.evidence.significance import judge as judge_by
+from rope_exp.stats import ALPHA, MARGIN, Judged, Losses, Method, deviating, holm, measure
+from rope_exp.stats import judge as judge_by
 
 ROWS = "abcdefghi"
 

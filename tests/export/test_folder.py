@@ -16,15 +16,15 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from rope_exp import load_run
-from rope_exp.commands import export
-from rope_exp.data.generated import open_data
-from rope_exp.data.sources import held_out_rows
-from rope_exp.data.tokenizer import byte_tokenizer
+from rope_exp.commands.export import main as export
+from rope_exp.decoder import weights_sha256
+from rope_exp.errors import ConfigError
 from rope_exp.export import write
 from rope_exp.export.write import exported, tokenizer_of
-from rope_exp.model.decoder import weights_sha256
-from rope_exp.run.folder import read_config, read_result
-from rope_exp.system.errors import ConfigError
+from rope_exp.folder import read_config, read_result
+from rope_exp.generated import open_data
+from rope_exp.sources import held_out_rows
+from rope_exp.tokenizer import byte_tokenizer
 
 
 def test_a_process_without_rope_exp_reads_it(

@@ -9,13 +9,12 @@ from support.models import SUBSETS, VOCAB, make_pe, make_sizes, opinionated, tok
 from support.own import PULL, example, with_text
 from support.refused import refused
 
-from rope_exp.config.architecture import Architecture
-from rope_exp.config.kinds import AttnConfig, LatentConfig, LinearConfig
+from rope_exp.decoder import Decoder
 from rope_exp.export import modeling_rope_exp
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM
 from rope_exp.export.write import exported
-from rope_exp.model.decoder import Decoder
-from rope_exp.model.own import class_of
+from rope_exp.kinds import Architecture, AttnConfig, LatentConfig, LinearConfig
+from rope_exp.position.own import class_of
 
 LENGTH = 24
 PE: list[dict[str, Any]] = [
@@ -320,7 +319,7 @@ def test_a_kernel_that_takes_no_bias_is_refused(
     [
         "import rope_exp",
         "from rope_exp import load_run, Position",
-        "from rope_exp.model.decoder import Decoder",
+        "from rope_exp.decoder import Decoder",
         "from \\\n    rope_exp import Position",
     ],
 )

@@ -34,7 +34,7 @@ from transformers import (
 )
 
 from rope_exp import patch
-from rope_exp.model.decoder import Decoder, weights
+from rope_exp.decoder import Decoder, weights
 
 LENGTH = 20
 SIZES = {

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from rope_exp.run import checkpoint
-from rope_exp.system.errors import CheckpointError
+from rope_exp import checkpoint
+from rope_exp.errors import CheckpointError
 
 COUNT = 0
 HOW = {1: "killed before", 2: "killed after", 3: "disk full", 4: "input/output error"}

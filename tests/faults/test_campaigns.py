@@ -19,9 +19,9 @@ from support.campaigns import (
 )
 from support.runs import num_rows, wait_for
 
-from rope_exp.launch import sweep
-from rope_exp.launch.campaign import run_campaign
-from rope_exp.system.files import read_json
+from rope_exp import sweep
+from rope_exp.campaign.campaign import run_campaign
+from rope_exp.files import read_json
 
 
 @pytest.mark.torture
@@ -81,7 +81,7 @@ import sys, time
 def wait(*_):
     print("there", flush=True)
     time.sleep(60)
-import rope_exp.plan.campaign, rope_exp.launch.campaign
+import rope_exp.campaign.cells, rope_exp.campaign.campaign
 rope_exp.{module}.campaign.{name} = wait
 """
 

@@ -24,8 +24,8 @@ from support.runs import (
     wait_for,
 )
 
-from rope_exp.run.metrics import read_metrics
-from rope_exp.system.files import read_json
+from rope_exp.files import read_json
+from rope_exp.folder import read_metrics
 
 TWO = "launch.num_processes=2"
 FOUR = "launch.num_processes=4"

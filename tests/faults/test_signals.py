@@ -25,8 +25,8 @@ from support.runs import (
     wait_for,
 )
 
-from rope_exp.run.metrics import last_step
-from rope_exp.system.signals import STOP_SIGNALS
+from rope_exp.folder import last_step
+from rope_exp.signals import STOP_SIGNALS
 
 # `make torture` also sends every signal at the start, in a step and in a save.
 STOPS = [("step", signal.SIGTERM)]
@@ -175,9 +175,9 @@ def test_a_launcher_that_raises_leaves_a_checkpoint(trial: Trial) -> None:
     """submitit's SIGUSR2 handler raises in the dispatcher's waiting loop to requeue a job."""
     script = f"""
 import signal, sys
-from rope_exp.plan.compose import run_config
-from rope_exp.plan.resolve import resolve
-from rope_exp.launch.sweep import dispatch
+from rope_exp.compose import run_config
+from rope_exp.settle import resolve
+from rope_exp.sweep import dispatch
 signal.signal(signal.SIGUSR2, lambda number, frame: sys.exit(9))
 config = resolve(run_config({trial.words!r}))
 dispatch([config], [config.name])

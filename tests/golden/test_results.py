@@ -11,7 +11,7 @@ import pytest
 from golden.kept import FROM_DELETED_CODE
 from support.configs import RECORDED, REPOSITORY
 
-from rope_exp.report import command
+from rope_exp.page import compile as command
 
 RESULTS = REPOSITORY / "results"
 SUFFIXES = {".csv", ".md", ".tex"}

@@ -16,9 +16,9 @@ import torch
 from support.configs import NINE
 from support.trainers import build_trainer, same, snapshot, uncaptured
 
-from rope_exp.config.run import RunConfig
-from rope_exp.training.optim import optimizer_tensors
-from rope_exp.training.trainer import Trainer
+from rope_exp.config import RunConfig
+from rope_exp.step import optimizer_tensors
+from rope_exp.trainer import Trainer
 
 DEVICE = os.environ.get("ROPE_EXP_DEVICE", "cuda" if torch.cuda.is_available() else "")
 pytestmark = [

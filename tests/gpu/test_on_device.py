@@ -14,9 +14,9 @@ from support.kinds import KINDS, allowed
 from support.models import SUBSETS, make_sizes, opinionated, tokens
 from support.runs import assert_same_run, train
 
-from rope_exp.config.kinds import AttnConfig
-from rope_exp.config.run import RunConfig
-from rope_exp.model.decoder import Decoder
+from rope_exp.config import RunConfig
+from rope_exp.decoder import Decoder
+from rope_exp.kinds import AttnConfig
 
 DEVICE = os.environ.get("ROPE_EXP_DEVICE", "cuda" if torch.cuda.is_available() else "")
 pytestmark = pytest.mark.skipif(not DEVICE, reason="there is no GPU")

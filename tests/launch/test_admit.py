@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from support.refused import refused
 
-from rope_exp.config.run import RunConfig
-from rope_exp.launch import admit as admit_module
-from rope_exp.launch import sweep
-from rope_exp.launch.admit import acquire, acquire_or_refuse, admit, resolved
-from rope_exp.launch.job import Job
-from rope_exp.plan.resolve import resolve
-from rope_exp.system.errors import EXIT_STOPPED
-from rope_exp.system.files import write_json
+from rope_exp import admit as admit_module
+from rope_exp import sweep
+from rope_exp.admit import acquire, acquire_or_refuse, admit, resolved
+from rope_exp.config import RunConfig
+from rope_exp.errors import EXIT_STOPPED
+from rope_exp.files import write_json
+from rope_exp.jobs import Job
+from rope_exp.settle import resolve
 
 OnCpu = Callable[..., RunConfig]
 OTHER = [

@@ -20,23 +20,18 @@ from support.campaigns import (
 from support.configs import RECORDED
 from support.refused import refused
 
-from rope_exp import commands
-from rope_exp.commands import campaign as command
-from rope_exp.evidence.records import (
-    canonical,
-    digest,
-    recorded_campaigns,
-    stored_records,
-)
-from rope_exp.launch import campaign as campaigns
-from rope_exp.launch import sweep
-from rope_exp.launch.admit import admit
-from rope_exp.launch.campaign import run_campaign
-from rope_exp.launch.progress import Progress
-from rope_exp.plan import resolve
-from rope_exp.plan.campaign import load_campaign
-from rope_exp.system.errors import ConfigError, RecordError
-from rope_exp.system.files import read_json, write_json
+from rope_exp import settle as resolve
+from rope_exp import sweep
+from rope_exp.admit import admit
+from rope_exp.campaign import campaign as campaigns
+from rope_exp.campaign.campaign import run_campaign
+from rope_exp.campaign.cells import load_campaign
+from rope_exp.campaign.progress import Progress
+from rope_exp.commands import campaign as commands
+from rope_exp.commands.campaign import main as command
+from rope_exp.errors import ConfigError, RecordError
+from rope_exp.files import read_json, write_json
+from rope_exp.records import canonical, digest, recorded_campaigns, stored_records
 
 Capture = pytest.CaptureFixture[str]
 

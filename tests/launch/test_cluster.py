@@ -13,14 +13,14 @@ from support.configs import TINY
 from support.refused import refused
 from support.slurm import until
 
-from rope_exp.commands import sweep
-from rope_exp.data import prepare as prepare_module
-from rope_exp.launch.admit import admit
-from rope_exp.launch.cluster import Cluster
-from rope_exp.launch.queue import Queue
-from rope_exp.plan.compose import run_config
-from rope_exp.plan.resolve import resolve
-from rope_exp.run.folder import read_result, write_config
+from rope_exp import prepare as prepare_module
+from rope_exp.admit import admit
+from rope_exp.commands.sweep import main as sweep
+from rope_exp.compose import run_config
+from rope_exp.folder import read_result, write_config
+from rope_exp.settle import resolve
+from rope_exp.slurm.cluster import Cluster
+from rope_exp.slurm.queue import Queue
 
 
 def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, **outputs: str) -> None:
@@ -211,7 +211,7 @@ def test_a_job_that_was_stopped_otherwise_is_not_requeued(monkeypatch: pytest.Mo
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
     monkeypatch.setenv("SUBMITIT_LOCAL_JOB_ID", "1")
     script = (
-        "from rope_exp.launch.cluster import Work\n"
+        "from rope_exp.slurm.cluster import Work\n"
         "import functools, sys\n"
         "Work(functools.partial(int, 75), 3, None)()\n"
     )

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from support.gpus import show_gpus
 
-from rope_exp.config.run import RunConfig
-from rope_exp.launch.leases import close, lease_gpus
-from rope_exp.plan.compose import run_config
-from rope_exp.plan.resolve import resolve
+from rope_exp.compose import run_config
+from rope_exp.config import RunConfig
+from rope_exp.jobs import close, lease_gpus
+from rope_exp.settle import resolve
 
 
 @pytest.fixture(autouse=True)

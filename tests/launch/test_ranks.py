@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from rope_exp.config.run import RunConfig
-from rope_exp.launch import ranks
-from rope_exp.launch.job import Job
-from rope_exp.plan.resolve import resolve
+from rope_exp import ranks
+from rope_exp.config import RunConfig
+from rope_exp.jobs import Job
+from rope_exp.settle import resolve
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_a_handler_that_raises_waits_for_ranks_to_save(job: Job) -> None:
 def test_a_second_signal_ends_ranks_that_do_not_hear(
     monkeypatch: pytest.MonkeyPatch, job: Job
 ) -> None:
-    monkeypatch.setattr("rope_exp.system.signals.REPEAT_SECONDS", 0.0)
+    monkeypatch.setattr("rope_exp.signals.REPEAT_SECONDS", 0.0)
     with ranks.SignalRelay([job]) as relay:
         start_shell(job, "trap '' INT")
         os.kill(os.getpid(), signal.SIGUSR1)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rope_exp.launch.job import Job
-from rope_exp.launch.sweep import _has_place
-from rope_exp.plan.compose import run_config
+from rope_exp.compose import run_config
+from rope_exp.jobs import Job
+from rope_exp.sweep import _has_place
 
 CONFIG = run_config(["launch.device=cpu"])
 

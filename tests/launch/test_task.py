@@ -7,7 +7,7 @@ from pathlib import Path
 from support.command import assert_refused, command, write
 from support.configs import REPOSITORY
 
-from rope_exp.system.files import read_json
+from rope_exp.files import read_json
 
 # Like optuna's sweeper, this one launches several batches of jobs and reads their results.
 STUB = """

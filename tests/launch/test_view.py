@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rope_exp.config.run import RunConfig
-from rope_exp.launch import view
-from rope_exp.launch.job import Job
-from rope_exp.launch.view import SweepView
+from rope_exp import sweep as view
+from rope_exp.config import RunConfig
+from rope_exp.jobs import Job
+from rope_exp.sweep import SweepView
 
 Capture = pytest.CaptureFixture[str]
 

@@ -23,10 +23,10 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from rope_exp.config.kinds import AttnConfig
-from rope_exp.config.run import RunConfig
-from rope_exp.model.decoder import Decoder
-from rope_exp.system.errors import ConfigError
+from rope_exp.config import RunConfig
+from rope_exp.decoder import Decoder
+from rope_exp.errors import ConfigError
+from rope_exp.kinds import AttnConfig
 
 LENGTH = 40
 WIDTH = 32

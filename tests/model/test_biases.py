@@ -12,9 +12,9 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from rope_exp.config.variants import T5_BUCKETS
-from rope_exp.model.biases import SINUSOID_BASE, alibi_slopes, sines_and_cosines, t5_buckets
-from rope_exp.model.rope import angles, frequencies
+from rope_exp.position._biases import SINUSOID_BASE, alibi_slopes, sines_and_cosines, t5_buckets
+from rope_exp.rope import angles, frequencies
+from rope_exp.sections import T5_BUCKETS
 
 HALVES = st.integers(1, 40)
 POSITIONS = st.floats(-1e6, 1e6)

@@ -11,8 +11,8 @@ from transformers import LlamaForCausalLM, T5Config
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from rope_exp.config.kinds import AttnConfig, LatentConfig, SharedConfig, SoftmaxConfig
-from rope_exp.model.decoder import Decoder
+from rope_exp.decoder import Decoder
+from rope_exp.kinds import AttnConfig, LatentConfig, SharedConfig, SoftmaxConfig
 
 LENGTH = 150  # past T5's largest distance
 KINDS = [

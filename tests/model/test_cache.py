@@ -21,11 +21,11 @@ from support.models import (
 )
 from torch import Tensor
 
-from rope_exp.config.kinds import AttnConfig, SoftmaxConfig
-from rope_exp.model.cache import Cache, LayerCache
-from rope_exp.model.count import kept as kept_of
-from rope_exp.model.decoder import Decoder
-from rope_exp.model.positions import Positions
+from rope_exp.angles import Positions
+from rope_exp.cache import Cache, LayerCache
+from rope_exp.costs import kept as kept_of
+from rope_exp.decoder import Decoder
+from rope_exp.kinds import AttnConfig, SoftmaxConfig
 
 # Past the end of a table of 4,096 positions.
 FAR = 4100

@@ -5,8 +5,8 @@ import torch
 from support.configs import REPOSITORY, composed
 from support.models import tokens
 
-from rope_exp.model.attention import kernel
-from rope_exp.model.decoder import Decoder
+from rope_exp import kernels as kernel
+from rope_exp.decoder import Decoder
 
 # Raised by torch's compiler.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -20,8 +20,8 @@ from support.models import (
 from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from rope_exp.config.architecture import Architecture
-from rope_exp.model.decoder import Decoder, weights, weights_sha256
+from rope_exp.decoder import Decoder, weights, weights_sha256
+from rope_exp.kinds import Architecture
 
 # -- attention's sites -------------------------------------------------------------------------
 

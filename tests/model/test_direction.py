@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rope_exp.config.architecture import Architecture
-from rope_exp.config.sections import ModelConfig
-from rope_exp.config.variants import PeConfig
-from rope_exp.model.decoder import Decoder
-from rope_exp.model.rope import rotate
+from rope_exp.decoder import Decoder
+from rope_exp.kinds import Architecture
+from rope_exp.rope import rotate
+from rope_exp.sections import ModelConfig, PeConfig
 
 Rotation = Callable[..., Tensor]
 
@@ -67,7 +66,7 @@ def losses(
     if mirrored:
         mirror(decoder, pe.num_features(MODEL.features_per_head))
 
-    monkeypatch.setattr("rope_exp.model.attention.base.rotate", rotation)
+    monkeypatch.setattr("rope_exp.attention.rotate", rotation)
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=LR, weight_decay=0.1)
     generator = torch.Generator().manual_seed(1)
     of_steps = []

@@ -11,13 +11,8 @@ from hypothesis import strategies as st
 from support.models import normal, rotation_matrix
 from torch import Tensor
 
-from rope_exp.model.distance import (
-    attention_by_distance,
-    decay_bound,
-    kappa,
-    uniform_by_distance,
-)
-from rope_exp.model.rope import angles, frequencies, rotate
+from rope_exp.probes.distance import attention_by_distance, decay_bound, kappa, uniform_by_distance
+from rope_exp.rope import angles, frequencies, rotate
 
 SEEDS = st.integers(0, 2**32 - 1)
 DISTANCES = st.integers(-4096, 4096)

@@ -10,12 +10,11 @@ from support.kinds import KINDS, allowed
 from support.models import SUBSETS, VOCAB, make_sizes, num_numbers, opinionated
 from torch import Tensor
 
-from rope_exp.config.kinds import AttnConfig
-from rope_exp.config.sections import ModelConfig
-from rope_exp.data.batches import next_tokens
-from rope_exp.data.places import placed
-from rope_exp.evaluation.inputs import Inputs, on_device
-from rope_exp.model.decoder import Decoder
+from rope_exp.batches import next_tokens, placed
+from rope_exp.decoder import Decoder
+from rope_exp.evaluate import Inputs, on_device
+from rope_exp.kinds import AttnConfig
+from rope_exp.sections import ModelConfig
 
 END = 0
 # A row of 24 tokens has three documents: 5 tokens of one that began before it, then 8 and 11.

@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from rope_exp.model.extension import interpolated, ntk_aware, yarn, yarn_scale
-from rope_exp.model.rope import angles, frequencies, rotate
+from rope_exp.probes.extension import interpolated, ntk_aware, yarn, yarn_scale
+from rope_exp.rope import angles, frequencies, rotate
 
 DIM = 16
 LENGTH = 9

@@ -11,16 +11,15 @@ from support.kinds import KINDS, allowed
 from support.models import BASE, SIZES, SUBSETS, make_pe, make_sizes, rotation_matrix
 from torch import Tensor, nn
 
-from rope_exp.config.kinds import AttnConfig, LatentConfig, RetentionConfig, SoftmaxConfig
-from rope_exp.config.variants import PeConfig
-from rope_exp.model.attention.base import Attention
-from rope_exp.model.attention.latent import LatentAttention
-from rope_exp.model.attention.softmax import SoftmaxAttention
-from rope_exp.model.cache import LayerCache
-from rope_exp.model.laws import SHIFT, certificate, expected_class
-from rope_exp.model.positions import Positions
-from rope_exp.model.rope import rotate
-from rope_exp.system.errors import LawError
+from rope_exp.angles import Positions
+from rope_exp.attention import Attention, SoftmaxAttention
+from rope_exp.attn.latent import Layer as LatentAttention
+from rope_exp.cache import LayerCache
+from rope_exp.errors import LawError
+from rope_exp.kinds import AttnConfig, LatentConfig, RetentionConfig, SoftmaxConfig
+from rope_exp.laws.certificate import SHIFT, certificate, expected_class
+from rope_exp.rope import rotate
+from rope_exp.sections import PeConfig
 
 
 @pytest.mark.parametrize("sites", SUBSETS, ids="".join)
@@ -77,7 +76,7 @@ def test_each_kind_keeps_its_laws_under_every_subset(attn: AttnConfig, window: i
 def test_the_mistakes_are_refused_in_every_kind(
     attn: AttnConfig, mistake: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rope_exp.model.attention.base.rotate", mistake)
+    monkeypatch.setattr("rope_exp.attention.rotate", mistake)
     with pytest.raises(LawError, match="refusing to train"):
         certificate(SIZES, make_pe("v", "o"), attn)
 

@@ -19,9 +19,9 @@ from support.models import (
 )
 from torch import Tensor
 
-from rope_exp.config.kinds import SoftmaxConfig
-from rope_exp.model.attention.softmax import SoftmaxAttention
-from rope_exp.model.positions import Rotary
+from rope_exp.angles import Rotary
+from rope_exp.attention import SoftmaxAttention
+from rope_exp.kinds import SoftmaxConfig
 
 
 def attention_of(sites: Collection[str]) -> SoftmaxAttention:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rope_exp.model import loss
-from rope_exp.model.loss import chunk_gradients, summed_cross_entropy, summed_squares
+from rope_exp import decoder as loss
+from rope_exp.decoder import chunk_gradients, summed_cross_entropy, summed_squares
 
 
 def inputs(

@@ -16,17 +16,16 @@ from support.own import example, with_text
 from support.refused import refused
 from torch import Tensor
 
-from rope_exp.config.architecture import Architecture
-from rope_exp.config.kinds import SOFTMAX
-from rope_exp.config.run import RunConfig
-from rope_exp.config.variants import PeConfig
-from rope_exp.model.count import kept, with_matched
-from rope_exp.model.decoder import Decoder
-from rope_exp.model.laws import certificate
-from rope_exp.model.own import explained_by
-from rope_exp.model.rope import angles, frequencies
-from rope_exp.plan.compose import with_source
-from rope_exp.system.errors import ConfigError
+from rope_exp.compose import with_source
+from rope_exp.config import RunConfig
+from rope_exp.costs import kept, with_matched
+from rope_exp.decoder import Decoder
+from rope_exp.errors import ConfigError
+from rope_exp.kinds import SOFTMAX, Architecture
+from rope_exp.laws.certificate import certificate
+from rope_exp.position.own import explained_by
+from rope_exp.rope import angles, frequencies
+from rope_exp.sections import PeConfig
 
 HEAD = "import torch\nfrom torch import nn\nfrom rope_exp import Position\n\n"
 

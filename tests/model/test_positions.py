@@ -22,14 +22,13 @@ from support.models import (
     tokens,
 )
 
-from rope_exp.config.architecture import Architecture
-from rope_exp.config.run import RunConfig
-from rope_exp.config.variants import PeConfig
-from rope_exp.model.attention.base import turned
-from rope_exp.model.decoder import Decoder, llama_weights, weights, weights_sha256
-from rope_exp.model.layers import Block
-from rope_exp.model.positions import Rotary
-from rope_exp.system.errors import ConfigError
+from rope_exp.angles import Rotary
+from rope_exp.attention import turned
+from rope_exp.config import RunConfig
+from rope_exp.decoder import Block, Decoder, llama_weights, weights, weights_sha256
+from rope_exp.errors import ConfigError
+from rope_exp.kinds import Architecture
+from rope_exp.sections import PeConfig
 
 LENGTH = 9
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rope_exp.model.rope import FAR, angles, frequencies, rotate
+from rope_exp.rope import FAR, angles, frequencies, rotate
 
 BASE = 10000.0
 DIMS = st.integers(1, 16).map(lambda half: 2 * half)

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from support.models import make_pe, make_sizes
 from torch import Tensor
 
-from rope_exp.config.architecture import Architecture
-from rope_exp.data.generated import queries
-from rope_exp.data.tasks.spikes import Spikes
-from rope_exp.evaluation.inputs import Inputs, on_device
-from rope_exp.model.attention.softmax import SoftmaxAttention
-from rope_exp.model.decoder import Decoder
-from rope_exp.model.positions import Rotary
+from rope_exp.angles import Rotary
+from rope_exp.attention import SoftmaxAttention
+from rope_exp.decoder import Decoder
+from rope_exp.evaluate import Inputs, on_device
+from rope_exp.generated import queries
+from rope_exp.kinds import Architecture
+from rope_exp.tasks.spikes import Spikes
 
 TASK = Spikes(seed=1, num_slots=160)
 T_MIN, T_MAX = 1e-4, 2.0627  # POYO's, in seconds

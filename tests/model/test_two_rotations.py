@@ -11,13 +11,12 @@ import torch
 from support.kinds import KINDS, allowed
 from support.models import BASE, SUBSETS, VOCAB, make_pe, make_sizes, tokens
 
-from rope_exp.config.architecture import Architecture
-from rope_exp.config.kinds import AttnConfig
-from rope_exp.model.attention.base import Attention
-from rope_exp.model.count import kept as kept_of
-from rope_exp.model.decoder import Decoder
-from rope_exp.model.laws import certificate
-from rope_exp.system.errors import LawError
+from rope_exp.attention import Attention
+from rope_exp.costs import kept as kept_of
+from rope_exp.decoder import Decoder
+from rope_exp.errors import LawError
+from rope_exp.kinds import Architecture, AttnConfig
+from rope_exp.laws.certificate import certificate
 
 LENGTH = 20
 SHIFT = 13

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from support.records import runs_of
 
-from rope_exp.report.answers import answers_csv, match_relations, task_tables
-from rope_exp.report.content import Report, build
-from rope_exp.report.sentences import notes
-from rope_exp.report.tables import markdown
+from rope_exp.content import Report, build
+from rope_exp.report import markdown
+from rope_exp.words.answers import answers_csv, match_relations, task_tables
+from rope_exp.words.sentences import notes
 
 SHARES = {"qk_rope": 0.7, "qkvo_rope": 0.9, "vo_rope": 0.8, "nope": 0.5}
 PAIR = ("qk_rope", "qkvo_rope")

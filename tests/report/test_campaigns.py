@@ -7,8 +7,8 @@ import pytest
 from support.records import copy_records, edit_record
 from support.refused import refused
 
-from rope_exp.report import command
-from rope_exp.report.command import write_campaigns
+from rope_exp.page import compile as command
+from rope_exp.page.compile import write_campaigns
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

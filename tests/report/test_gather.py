@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from support.records import report_on, runs_of, unfinished
 
-from rope_exp.evidence.runs import Run
-from rope_exp.report.content import build
-from rope_exp.report.gather import beside, of_report
+from rope_exp.content import build
+from rope_exp.page.compile import beside, of_report
+from rope_exp.records import Run
 
 
 def named(group: str, runs: list[Run]) -> list[Run]:

@@ -5,8 +5,8 @@ import re
 import numpy as np
 from support.configs import NINE
 
-from rope_exp.config.variants import SUBSETS
-from rope_exp.report.looks import look, parts
+from rope_exp.figures._style import look, parts
+from rope_exp.sections import SUBSETS
 
 LABELS = {f"{''.join(sites)}_rope" if sites else "nope": sites for sites in SUBSETS}
 

@@ -12,16 +12,14 @@ from support.configs import REPOSITORY
 from support.pages import HOSTILE, make_hostile, make_tables
 from support.records import ended_at, report_on, runs_of, unfinished
 
-from rope_exp.report.charts import style
-from rope_exp.report.charts.curves import curves
-from rope_exp.report.charts.forest import forest
-from rope_exp.report.charts.grid import grid
-from rope_exp.report.content import Report, build
-from rope_exp.report.page import PARTS, page
-from rope_exp.report.page_settings import answer, at_a_glance, named
-from rope_exp.report.pairs import relations_columns, relations_frame
-from rope_exp.report.spelling import cells
-from rope_exp.report.tables import columns, frame
+from rope_exp.content import Report, build, cells
+from rope_exp.figures import _style as style
+from rope_exp.figures.curves import curves
+from rope_exp.figures.forest import forest
+from rope_exp.figures.grid import grid
+from rope_exp.page.page import PARTS, page
+from rope_exp.page.settings import answer, at_a_glance, named
+from rope_exp.report import columns, frame, relations_columns, relations_frame
 
 
 def undrawn(tables: Mapping[str, Report]) -> str:
@@ -170,7 +168,7 @@ def test_what_is_missing_is_said() -> None:
 
 def test_assets_are_of_the_package() -> None:
     """A wheel includes the assets."""
-    there = {each.name for each in files("rope_exp.report").joinpath("assets").iterdir()}
-    assert there == {"page.html.j2", "page.css"}
+    there = {each.name for each in files("rope_exp.page").iterdir()}
+    assert {"page.html.j2", "page.css"} <= there
     pyproject = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
-    assert '"rope_exp.report" = ["assets/*"]' in pyproject
+    assert '"rope_exp.page" = ["page.css", "page.html.j2"]' in pyproject

@@ -9,10 +9,10 @@ import pytest
 from scipy import stats
 from support.configs import RECORDED
 
-from rope_exp.evidence.records import read_records
-from rope_exp.report.content import build
-from rope_exp.report.gather import all_seeds
-from rope_exp.report.tables import markdown_of_seeds
+from rope_exp.content import build
+from rope_exp.page.compile import all_seeds
+from rope_exp.records import read_records
+from rope_exp.report import markdown_of_seeds
 
 
 def losses(campaign: str, pe: str) -> Mapping[int, float]:

@@ -6,13 +6,13 @@ import pytest
 from support.records import diverged, ended_at, report_on, runs_of, unfinished
 from support.refused import refused
 
-from rope_exp.evidence.runs import Run
-from rope_exp.report.assumptions import assumptions
-from rope_exp.report.by_tokens import by_tokens
-from rope_exp.report.content import build
-from rope_exp.report.probed import copies_part, drift_notes
-from rope_exp.report.sentences import caption, code_notes, notes, summary
-from rope_exp.report.tables import csv_table, markdown
+from rope_exp.content import build
+from rope_exp.figures.curves import by_tokens
+from rope_exp.records import Run
+from rope_exp.report import csv_table, markdown
+from rope_exp.words.assumptions import assumptions
+from rope_exp.words.probed import copies_part, drift_notes
+from rope_exp.words.sentences import caption, code_notes, notes, summary
 
 
 def seeds_of(*rows: str) -> list[Run]:

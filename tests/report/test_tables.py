@@ -12,9 +12,8 @@ import pytest
 from scipy import stats
 from support.records import ended_at, report_on, runs_of
 
-from rope_exp.report.content import Report, build
-from rope_exp.report.pairs import pairs_table
-from rope_exp.report.tables import csv_table, markdown, plain_table, tex_table
+from rope_exp.content import Report, build
+from rope_exp.report import csv_table, markdown, pairs_table, plain_table, tex_table
 
 ROWS = ("qk_rope", "qkvo_rope", "vo_rope", "nope")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.checkpoints import FILES, save, tensors
 from support.refused import refused
 
-from rope_exp.run import checkpoint
+from rope_exp import checkpoint
 
 
 def test_what_was_saved_is_what_is_loaded(tmp_path: Path) -> None:

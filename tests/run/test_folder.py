@@ -9,10 +9,9 @@ import yaml
 from support.refused import refused
 from support.results import DIVERGED, FINISHED
 
-from rope_exp.plan.compose import run_config
-from rope_exp.run.folder import read_config, read_env, read_result, write_config
-from rope_exp.run.metrics import read_metrics
-from rope_exp.system.files import write_json
+from rope_exp.compose import run_config
+from rope_exp.files import write_json
+from rope_exp.folder import read_config, read_env, read_metrics, read_result, write_config
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "config.yaml": read_config,

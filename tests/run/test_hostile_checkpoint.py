@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from support.checkpoints import FILES, save, seal
 from support.refused import refused
 
-from rope_exp.data.tokenizer import load_tokenizer
-from rope_exp.run import checkpoint
-from rope_exp.run.folder import read_config, read_env, read_result
-from rope_exp.run.metrics import last_step, read_metrics
-from rope_exp.system.errors import CheckpointError
+from rope_exp import checkpoint
+from rope_exp.errors import CheckpointError
+from rope_exp.folder import last_step, read_config, read_env, read_metrics, read_result
+from rope_exp.tokenizer import load_tokenizer
 
 
 class Bomb:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.refused import refused
 
-from rope_exp.run.metrics import (
+from rope_exp.folder import (
     METRICS,
     NEWEST_BYTES,
     MetricsWriter,

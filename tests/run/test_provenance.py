@@ -9,8 +9,8 @@ import pytest
 from support.command import write
 from support.refused import refused
 
-from rope_exp.run import provenance
-from rope_exp.system.errors import ConfigError
+from rope_exp import provenance
+from rope_exp.errors import ConfigError
 
 
 @pytest.fixture

@@ -17,13 +17,12 @@ from support.refused import refused
 from support.results import DIVERGED, FINISHED
 from support.wandb import WARNING, as_sent, history, recorded
 
-from rope_exp.config.run import RunConfig
-from rope_exp.launch.admit import acquire, admit
-from rope_exp.run import tracker
-from rope_exp.run.folder import read_config, write_config
-from rope_exp.run.metrics import MetricsWriter, read_metrics
-from rope_exp.run.tracker import Tracker, _run_id
-from rope_exp.system.files import write_json
+from rope_exp import tracker
+from rope_exp.admit import acquire, admit
+from rope_exp.config import RunConfig
+from rope_exp.files import write_json
+from rope_exp.folder import MetricsWriter, read_config, read_metrics, write_config
+from rope_exp.tracker import Tracker, _run_id
 
 ENV = {"marks": [], "started": ["2026-01-01T00:00:00Z"], "params": 1234, "device": "a chip"}
 

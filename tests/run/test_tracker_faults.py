@@ -8,7 +8,7 @@ from pathlib import Path
 from support.runs import assert_same_run
 from support.wandb import KEY, WARNING, as_sent, history, recorded, tracked
 
-from rope_exp.run.metrics import read_metrics
+from rope_exp.folder import read_metrics
 
 
 def test_a_host_that_cannot_be_reached(whole: tuple[Path, list[str]], tmp_path: Path) -> None:

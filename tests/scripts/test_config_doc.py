@@ -2,8 +2,8 @@
 
 import config_doc
 
-from rope_exp.config.run import RunConfig
-from rope_exp.config.schema import known_keys
+from rope_exp.config import RunConfig
+from rope_exp.identity import known_keys
 
 
 def test_the_page_is_that_of_the_dataclasses() -> None:

@@ -19,8 +19,8 @@ import pytest
 from support.campaigns import PYTHONPATH, SHORT, records_of, write_campaign
 from support.configs import REPOSITORY
 
-from rope_exp.system.errors import EXIT_FAILED, EXIT_STOPPED, ConfigError
-from rope_exp.system.files import read_json
+from rope_exp.errors import EXIT_FAILED, EXIT_STOPPED, ConfigError
+from rope_exp.files import read_json
 
 SCRIPT = str(REPOSITORY / "scripts/gpu.py")
 # The machine for which gpu_pack packs has these, and what they require.

@@ -7,8 +7,8 @@ import gpu_tune
 import pytest
 from gpu_tune import Setting, Step
 
-from rope_exp.system.errors import EXIT_FAILED, EXIT_STOPPED
-from rope_exp.system.files import read_json
+from rope_exp.errors import EXIT_FAILED, EXIT_STOPPED
+from rope_exp.files import read_json
 
 TINY = (
     "model.hidden_size=32 model.intermediate_size=64 model.num_hidden_layers=2 "

@@ -8,7 +8,7 @@ from support.charts import records
 from support.pages import make_tables
 from support.records import ended_at, report_on, runs_of
 
-from rope_exp.report.content import Report, build
+from rope_exp.content import Report, build
 from rope_exp.studies.settings import files, relations
 
 FEW = ("qk_rope", "qkvo_rope", "vo_rope", "nope")

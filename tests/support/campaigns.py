@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from rope_exp.launch.progress import Progress
-from rope_exp.plan.campaign import Campaign, load_campaign
-from rope_exp.system.files import read_json
+from rope_exp.campaign.cells import Campaign, load_campaign
+from rope_exp.campaign.progress import Progress
+from rope_exp.files import read_json
 from support.configs import REPOSITORY, TINY
 
 RECORDS = Path("results/records")

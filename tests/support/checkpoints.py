@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rope_exp.run import checkpoint
-from rope_exp.system.files import write_json
+from rope_exp import checkpoint
+from rope_exp.files import write_json
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
 

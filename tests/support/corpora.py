@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rope_exp.config.sections import DataConfig, TokenizerConfig
-from rope_exp.data.documents import Corpus
-from rope_exp.data.meta import Prepared
-from rope_exp.data.tokenizer import load_tokenizer
+from rope_exp.corpora import Corpus
+from rope_exp.prepare import Prepared
+from rope_exp.sections import DataConfig, TokenizerConfig
+from rope_exp.tokenizer import load_tokenizer
 from support.configs import REPOSITORY
 
 TEXTS = [

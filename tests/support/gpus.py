@@ -2,7 +2,7 @@
 
 import pytest
 
-from rope_exp.system import machine
+from rope_exp import machine
 
 
 def show_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:

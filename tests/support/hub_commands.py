@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rope_exp.data.prepare import prepare
-from rope_exp.data.tokenizer import END_OF_TEXT, byte_tokenizer
-from rope_exp.plan.compose import run_config
+from rope_exp.compose import run_config
+from rope_exp.prepare import prepare
+from rope_exp.tokenizer import END_OF_TEXT, byte_tokenizer
 from support.command import started
 from support.configs import REPOSITORY
 from support.hub import Hub, sha1

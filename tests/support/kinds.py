@@ -4,7 +4,8 @@ from collections.abc import Collection
 
 import torch
 
-from rope_exp.config.kinds import (
+from rope_exp.attention import Attention, make_attention
+from rope_exp.kinds import (
     AttnConfig,
     DecayConfig,
     LatentConfig,
@@ -13,9 +14,7 @@ from rope_exp.config.kinds import (
     SharedConfig,
     SoftmaxConfig,
 )
-from rope_exp.config.sections import ModelConfig
-from rope_exp.model.attention.base import Attention
-from rope_exp.model.attention.build import make_attention
+from rope_exp.sections import ModelConfig
 from support.models import SIZES
 
 _LATENT = {"kv_rank": 10, "nope_dim": 6, "rope_dim": 4, "value_dim": 5}

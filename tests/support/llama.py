@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rope_exp.config.sections import ModelConfig
+from rope_exp.sections import ModelConfig
 from support.models import VOCAB
 
 

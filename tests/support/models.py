@@ -8,14 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rope_exp.config.architecture import Architecture
-from rope_exp.config.kinds import SOFTMAX, AttnConfig
-from rope_exp.config.sections import ModelConfig
-from rope_exp.config.variants import PeConfig
-from rope_exp.model.cache import Cache
-from rope_exp.model.decoder import Decoder
-from rope_exp.model.positions import Positions, Tables
-from rope_exp.model.rope import angles, frequencies
+from rope_exp.angles import Positions, Tables
+from rope_exp.cache import Cache
+from rope_exp.decoder import Decoder
+from rope_exp.kinds import SOFTMAX, Architecture, AttnConfig
+from rope_exp.rope import angles, frequencies
+from rope_exp.sections import ModelConfig, PeConfig
 
 VOCAB = 61
 BASE = 100.0

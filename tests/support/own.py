@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from rope_exp.config.variants import PeConfig, source_sha256
+from rope_exp.sections import PeConfig, source_sha256
 from support.configs import REPOSITORY
 from support.models import make_pe
 

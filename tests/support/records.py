@@ -7,15 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rope_exp.evidence.records import (
-    canonical,
-    digest,
-    read_records,
-    record_path,
-    stored_records,
-)
-from rope_exp.evidence.runs import Run
-from rope_exp.report.content import Report, build
+from rope_exp.content import Report, build
+from rope_exp.records import Run, canonical, digest, read_records, record_path, stored_records
 from support.configs import RECORDED
 
 

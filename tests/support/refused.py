@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from rope_exp.system.errors import CheckpointError, ConfigError, DataError, RecordError
+from rope_exp.errors import CheckpointError, ConfigError, DataError, RecordError
 
 REFUSALS = (CheckpointError, ConfigError, DataError, RecordError)
 

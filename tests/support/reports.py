@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from rope_exp.config.run import RunConfig
-from rope_exp.evidence.comparable import Row, comparable
-from rope_exp.evidence.runs import Run, find_groups, read_runs
-from rope_exp.run.folder import probes_sha256, write_config
-from rope_exp.run.metrics import MetricsWriter
-from rope_exp.system.files import read_json, write_json
+from rope_exp.comparable import Row, comparable
+from rope_exp.config import RunConfig
+from rope_exp.files import read_json, write_json
+from rope_exp.folder import MetricsWriter, probes_sha256, write_config
+from rope_exp.records import Run, find_groups, read_runs
 from support.configs import composed
 
 BUDGET = (

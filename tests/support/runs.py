@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from rope_exp.run.metrics import read_metrics
-from rope_exp.system.files import read_json
+from rope_exp.files import read_json
+from rope_exp.folder import read_metrics
 from support.configs import REPOSITORY
 
 TRAIN = str(REPOSITORY / "train.py")
@@ -214,4 +214,4 @@ def processes_of(folder: Path) -> dict[int, str]:
 def ranks_of(folder: Path) -> list[int]:
     """Return the process ids of a run's ranks, in the order in which they were started."""
     found = processes_of(folder).items()
-    return sorted(pid for pid, command in found if "rope_exp.training.worker" in command)
+    return sorted(pid for pid, command in found if "rope_exp.worker" in command)

@@ -9,15 +9,13 @@ from typing import Any
 
 import torch
 
-from rope_exp.config.run import RunConfig
-from rope_exp.data.prepare import prepare
-from rope_exp.plan.resolve import resolve
-from rope_exp.run.folder import write_config
-from rope_exp.run.metrics import read_metrics
-from rope_exp.training.graph import WARMUP_STEPS, StepGraphs
-from rope_exp.training.parallel import Parallel
-from rope_exp.training.step import Outcome
-from rope_exp.training.trainer import Trainer
+from rope_exp.config import RunConfig
+from rope_exp.folder import read_metrics, write_config
+from rope_exp.parallel import Parallel
+from rope_exp.prepare import prepare
+from rope_exp.settle import resolve
+from rope_exp.step import WARMUP_STEPS, Outcome, StepGraphs
+from rope_exp.trainer import Trainer
 
 Make = Callable[..., Trainer]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rope_exp.system import console
-from rope_exp.system.console import Progress, time_left
+from rope_exp import errors as console
+from rope_exp.errors import Progress, time_left
 
 Capture = pytest.CaptureFixture[str]
 ROW = {"step": 10, "train/loss": 3.25, "tokens_per_s": 1234.0}

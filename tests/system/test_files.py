@@ -12,15 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.configs import REPOSITORY
 
-from rope_exp.system.errors import RecordError
-from rope_exp.system.files import (
-    lock,
-    make_folders,
-    read_json,
-    try_lock,
-    write_atomically,
-    write_json,
-)
+from rope_exp.errors import RecordError
+from rope_exp.files import lock, make_folders, read_json, try_lock, write_atomically, write_json
 
 
 def test_nan_is_no_json(tmp_path: Path) -> None:
@@ -59,7 +52,7 @@ def test_new_folders_have_durable_names(tmp_path: Path, synced: list[int]) -> No
 WRITES = """
 import sys
 from pathlib import Path
-from rope_exp.system.files import write_atomically
+from rope_exp.files import write_atomically
 for number in range(50):
     write_atomically(Path(sys.argv[1]), sys.argv[2] * 5000)
 """

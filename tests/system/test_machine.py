@@ -3,7 +3,7 @@
 import pytest
 from support.gpus import show_gpus
 
-from rope_exp.system import machine
+from rope_exp import machine
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rope_exp.system import processes
-from rope_exp.system.processes import ROOT, child_environment
+from rope_exp import machine as processes
+from rope_exp.machine import ROOT, child_environment
 
 
 def test_a_child_finds_a_checkout_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from rope_exp.system import signals
-from rope_exp.system.signals import STOP_SIGNALS, StopSignal
+from rope_exp import signals
+from rope_exp.signals import STOP_SIGNALS, StopSignal
 
 
 class Heard(StopSignal):

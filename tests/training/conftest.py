@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from support.trainers import Make, build_trainer
 
-from rope_exp.config.run import RunConfig
-from rope_exp.training.trainer import Trainer
+from rope_exp.config import RunConfig
+from rope_exp.trainer import Trainer
 
 
 @pytest.fixture

@@ -11,11 +11,13 @@ from support.refused import refused
 from support.reports import make_run, sha256_of
 from support.trainers import Make, build_trainer, finish, losses, same, snapshot, stop_in_step
 
-from rope_exp.config.run import RunConfig
-from rope_exp.model.decoder import weights, weights_sha256
-from rope_exp.plan.compose import run_config
-from rope_exp.run import checkpoint
-from rope_exp.run.folder import (
+from rope_exp import checkpoint
+from rope_exp.compose import run_config
+from rope_exp.config import RunConfig
+from rope_exp.decoder import weights, weights_sha256
+from rope_exp.errors import ConfigError
+from rope_exp.files import read_json, write_json
+from rope_exp.folder import (
     MANIFEST,
     MODEL,
     OPTIMIZER,
@@ -24,11 +26,8 @@ from rope_exp.run.folder import (
     step_folder,
     write_config,
 )
-from rope_exp.system.errors import ConfigError
-from rope_exp.system.files import read_json, write_json
-from rope_exp.training.beginning import find_origin, with_origin
-from rope_exp.training.record import environment
-from rope_exp.training.trainer import Trainer
+from rope_exp.trainer import Trainer, environment
+from rope_exp.worker import find_origin, with_origin
 
 Tiny = Callable[..., RunConfig]
 GoOn = Callable[..., Trainer]

@@ -11,10 +11,8 @@ import pytest
 import torch
 from support.trainers import Make, Uncaptured, same, snapshot, take_bad_step, uncaptured
 
-from rope_exp.training.graph import CaptureError
-from rope_exp.training.optim import crossings, optimizer_tensors
-from rope_exp.training.schedule import learning_rate
-from rope_exp.training.trainer import Trainer
+from rope_exp.step import CaptureError, crossings, learning_rate, optimizer_tensors
+from rope_exp.trainer import Trainer
 
 RUNS: list[tuple[str, ...]] = [
     ("pe=qkvo_rope", "train.micro_batch_size=1"),

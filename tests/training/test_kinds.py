@@ -5,10 +5,10 @@ import torch
 from support.trainers import Make, assert_goes_on, losses
 
 from rope_exp import load_run
-from rope_exp.data.tokenizer import byte_tokenizer
-from rope_exp.evaluation.generate import Sampling, generate
-from rope_exp.plan.costs import checkpoint_bytes
-from rope_exp.system.files import read_json
+from rope_exp.commands.generate import Sampling, generate
+from rope_exp.costs import checkpoint_bytes
+from rope_exp.files import read_json
+from rope_exp.tokenizer import byte_tokenizer
 
 KINDS = {
     "linear": ("attn=linear", "pe=vo_rope"),

@@ -8,12 +8,11 @@ from support.kinds import KINDS
 from support.models import SIZES, VOCAB, make_decoder, make_pe
 from torch import Tensor, nn
 
-from rope_exp.config.architecture import Architecture
-from rope_exp.config.kinds import AttnConfig
-from rope_exp.config.learning import MuonConfig
-from rope_exp.model.decoder import Decoder
-from rope_exp.training.muon import by_head, orthogonalised, whole
-from rope_exp.training.optim import build_optimizer
+from rope_exp.decoder import Decoder
+from rope_exp.kinds import Architecture, AttnConfig
+from rope_exp.optim.muon import by_head, orthogonalised, whole
+from rope_exp.sections import MuonConfig
+from rope_exp.step import build_optimizer
 
 OPTIM = MuonConfig(lr=0.02, momentum=0.9, weight_decay=0.1)
 NUM_STEPS = 3

@@ -8,15 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rope_exp.config.learning import MuonConfig, OptimConfig
-from rope_exp.model.decoder import Decoder
-from rope_exp.plan.compose import run_config
-from rope_exp.training.optim import (
-    build_optimizer,
-    crossings,
-    make_state,
-    optimizer_tensors,
-)
+from rope_exp.compose import run_config
+from rope_exp.decoder import Decoder
+from rope_exp.sections import MuonConfig, OptimConfig
+from rope_exp.step import build_optimizer, crossings, make_state, optimizer_tensors
 
 OPTIM = OptimConfig(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 

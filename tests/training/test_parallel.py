@@ -9,12 +9,12 @@ import pytest
 import torch
 from support.configs import REPOSITORY
 
-from rope_exp.training.parallel import Parallel
+from rope_exp.parallel import Parallel
 
 RANKS = """
 import contextlib, json, sys
 import torch
-from rope_exp.training.parallel import Parallel
+from rope_exp.parallel import Parallel
 parallel = Parallel("cpu", "fp32", 2)
 model = torch.nn.Linear(1, 1, bias=False)
 wrapped = parallel.prepare(model)
@@ -95,7 +95,7 @@ def test_another_world_than_asked_for_is_refused(
     call: str, environment: dict[str, str], words: str
 ) -> None:
     """A new process is needed, as accelerate reads its environment once; -O removes asserts."""
-    script = f"from rope_exp.training.parallel import Parallel; {call}"
+    script = f"from rope_exp.parallel import Parallel; {call}"
     done = subprocess.run(
         [sys.executable, "-O", "-c", script],
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment,

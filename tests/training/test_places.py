@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.trainers import Make, assert_goes_on, losses
 
-from rope_exp.system.files import read_json
+from rope_exp.files import read_json
 
 DOCUMENTS = ("data.reset_positions=true", "data.document_mask=true")
 START = "data.random_start=100"

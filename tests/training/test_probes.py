@@ -8,12 +8,12 @@ import pytest
 import torch
 from support.trainers import Make, losses, same, snapshot
 
-from rope_exp.evaluation import probes
-from rope_exp.evidence.runs import read_run
-from rope_exp.run import checkpoint
-from rope_exp.system.files import read_json
-from rope_exp.training import record
-from rope_exp.training.trainer import Trainer
+from rope_exp import checkpoint
+from rope_exp import trainer as record
+from rope_exp.files import read_json
+from rope_exp.probes import _probes as probes
+from rope_exp.records import read_run
+from rope_exp.trainer import Trainer
 
 ASKED = ("train.probes=[windows,shift,positions]", "train.micro_batch_size=1")
 

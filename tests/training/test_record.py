@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from support.trainers import Make, losses
 
-from rope_exp.run.folder import read_result
-from rope_exp.system.files import read_json
-from rope_exp.training import record
+from rope_exp import trainer as record
+from rope_exp.files import read_json
+from rope_exp.folder import read_result
 
 
 def test_what_changed_since_the_last_start_is_noted(

@@ -10,9 +10,8 @@ import torch
 from support.refused import refused
 from support.trainers import Make, losses, same, snapshot
 
-from rope_exp.run import checkpoint
-from rope_exp.training.resume import agree
-from rope_exp.training.trainer import Trainer
+from rope_exp import checkpoint
+from rope_exp.trainer import Trainer, agree
 
 Change = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], object]
 

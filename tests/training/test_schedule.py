@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rope_exp.config.learning import CosineConfig, OptimConfig, ScheduleConfig, WsdConfig
-from rope_exp.config.run import RunConfig
-from rope_exp.config.sections import TrainConfig
-from rope_exp.training import schedule as scheduling
+from rope_exp import step as scheduling
+from rope_exp.config import RunConfig
+from rope_exp.sections import CosineConfig, OptimConfig, ScheduleConfig, TrainConfig, WsdConfig
 
 PEAK = 1e-3
 COSINE = CosineConfig(warmup_fraction=0.1, final_fraction=0.1)

@@ -6,12 +6,12 @@ from support.refused import refused
 from support.trainers import Make, assert_goes_on, same, snapshot
 
 from rope_exp import load_run
-from rope_exp.data.sources import training_batch
-from rope_exp.data.tokenizer import byte_tokenizer
-from rope_exp.evaluation.generate import Sampling, generate
-from rope_exp.plan.costs import checkpoint_bytes
-from rope_exp.run.metrics import read_metrics
-from rope_exp.system.files import read_json
+from rope_exp.commands.generate import Sampling, generate
+from rope_exp.costs import checkpoint_bytes
+from rope_exp.files import read_json
+from rope_exp.folder import read_metrics
+from rope_exp.sources import training_batch
+from rope_exp.tokenizer import byte_tokenizer
 
 MLM = "train.objective=mlm"
 # Steps have 64 tokens, except in the last stage: there, one sequence of 24.

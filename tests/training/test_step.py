@@ -8,8 +8,8 @@ import pytest
 import torch
 from support.trainers import Make, same, snapshot, take_bad_step
 
-from rope_exp.data.sources import training_batch
-from rope_exp.training.schedule import learning_rate
+from rope_exp.sources import training_batch
+from rope_exp.step import learning_rate
 
 
 def test_a_stop_between_micro_batches_updates_nothing(make: Make) -> None:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from rope_exp.training import throughput
-from rope_exp.training.throughput import WARMUP_STEPS, Throughput, peak_flops_per_s
+from rope_exp import trainer as throughput
+from rope_exp.trainer import WARMUP_STEPS, Throughput, peak_flops_per_s
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import torch
 from support.trainers import Make, losses, same, snapshot
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from rope_exp.model.attention import kernel
-from rope_exp.run import checkpoint
-from rope_exp.system.files import read_json
-from rope_exp.training.step import Outcome, Started
+from rope_exp import checkpoint
+from rope_exp import kernels as kernel
+from rope_exp.files import read_json
+from rope_exp.step import Outcome, Started
 
 
 @pytest.mark.parametrize("log_every", [1, 2, 5])

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rope_exp.plan.compose import run_config
-from rope_exp.plan.resolve import resolve
-from rope_exp.system.errors import (
+from rope_exp.compose import run_config
+from rope_exp.errors import (
     CheckpointError,
     ConfigError,
     DataError,
@@ -18,12 +17,13 @@ from rope_exp.system.errors import (
     LawError,
     RecordError,
 )
-from rope_exp.training.worker import describe_start, explain_errors
+from rope_exp.settle import resolve
+from rope_exp.worker import describe_start, explain_errors
 
 FAULTS = """
 import resource, sys
 import torch
-from rope_exp.training.worker import keep_memory
+from rope_exp.worker import keep_memory
 if sys.argv[1] == "kept":
     keep_memory()
 for round in range(10):
@@ -57,7 +57,7 @@ def test_the_collector_leaves_alone_what_stands_in_a_run(
     script = f"""
 import gc, sys
 from rope_exp.cli import main
-from rope_exp.training.trainer import Trainer
+from rope_exp.trainer import Trainer
 frozen = []
 train = Trainer.train
 def watched(self):

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rope_exp.data.tasks.addition import Addition, Order, is_held_out, write
-from rope_exp.data.tasks.rows import spell
+from rope_exp.rows import spell
+from rope_exp.tasks.addition import Addition, Order, is_held_out, write
 
 PLAIN = Addition(seed=0, order="plain")
 REVERSED = Addition(seed=0, order="reversed")

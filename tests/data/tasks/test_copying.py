@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 from scipy import stats
 
-from rope_exp.data.tasks.copying import Copying
-from rope_exp.data.tasks.rows import spell
+from rope_exp.rows import spell
+from rope_exp.tasks.copying import Copying
 
 TASK = Copying(seed=0)
 LENGTHS = {"train": (1, 32), "test": (1, 32), "longer": (33, 64)}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rope_exp.data.tasks.repeats import Repeats
-from rope_exp.data.tasks.rows import spell
+from rope_exp.rows import spell
+from rope_exp.tasks.repeats import Repeats
 
 TASK = Repeats(seed=0)
 each_split = pytest.mark.parametrize("split", TASK.splits)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from rope_exp.data.tasks.retrieval import Retrieval
-from rope_exp.data.tasks.rows import Rows, spell
+from rope_exp.rows import Rows, spell
+from rope_exp.tasks.retrieval import Retrieval
 
 TASK = Retrieval(seed=0)
 

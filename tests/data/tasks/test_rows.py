@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rope_exp.data.tasks.addition import Addition
-from rope_exp.data.tasks.copying import Copying
-from rope_exp.data.tasks.draws import Draws
-from rope_exp.data.tasks.retrieval import Retrieval
-from rope_exp.data.tasks.rows import END, PAD, Example, Rows, Task, pack, spell, stack
+from rope_exp.rows import END, PAD, Draws, Example, Rows, Task, pack, spell, stack
+from rope_exp.tasks.addition import Addition
+from rope_exp.tasks.copying import Copying
+from rope_exp.tasks.retrieval import Retrieval
 
 TASKS: list[Task] = [
     Addition(seed=3, order="plain"),

@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from rope_exp.data.tasks.draws import Draws
-from rope_exp.data.tasks.spikes import (
+from rope_exp.rows import Draws
+from rope_exp.tasks.spikes import (
     FREQUENCY_F,
     QUERY_S,
     VARIANCE_F,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 if "PATIENCE_S" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
-    from rope_exp.training import parallel
+    from rope_exp import parallel
 
     parallel.PATIENCE = timedelta(seconds=float(os.environ["PATIENCE_S"]))
 
@@ -27,7 +27,7 @@ if "SABOTAGE" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
     if harms:
         import torch
 
-        from rope_exp.training.step import TrainingStep
+        from rope_exp.step import TrainingStep
 
         healthy = TrainingStep.__call__
 

@@ -10,7 +10,8 @@ from support.kinds import KINDS, allowed, make_layer
 from support.models import BASE, SIZES, make_positions, make_sizes, normal, rotation_matrix
 from torch import Tensor
 
-from rope_exp.config.kinds import (
+from rope_exp.attention import Attention
+from rope_exp.kinds import (
     MAX_LEARNED_HEADS,
     AttnConfig,
     DecayConfig,
@@ -19,8 +20,7 @@ from rope_exp.config.kinds import (
     RetentionConfig,
     SharedConfig,
 )
-from rope_exp.config.variants import SUBSETS
-from rope_exp.model.attention.base import Attention
+from rope_exp.sections import SUBSETS
 
 LENGTH = 7
 BASE_VO = 7.0

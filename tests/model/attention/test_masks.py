@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rope_exp.model.attention import kernel
-from rope_exp.model.attention.kernel import MIN_BLOCK, attention
-from rope_exp.model.limits import MAX_WRITTEN_OUT
+from rope_exp import kernels as kernel
+from rope_exp.kernels import MAX_WRITTEN_OUT, MIN_BLOCK, attention
 
 HEADS = 4
 GROUPS = 2

@@ -17,10 +17,10 @@ from transformers.models.gemma4 import modeling_gemma4 as gemma
 from transformers.models.gpt_oss import modeling_gpt_oss as oss
 from transformers.models.roformer import modeling_roformer as roformer
 
-from rope_exp.config.kinds import LatentConfig, SharedConfig, SoftmaxConfig
-from rope_exp.model.attention.base import Attention, Tables
-from rope_exp.model.attention.latent import LatentAttention
-from rope_exp.model.laws import certificate
+from rope_exp.attention import Attention, Tables
+from rope_exp.attn.latent import Layer as LatentAttention
+from rope_exp.kinds import LatentConfig, SharedConfig, SoftmaxConfig
+from rope_exp.laws.certificate import certificate
 
 LENGTH = 11
 WIDTH = SIZES.hidden_size
@@ -77,12 +77,12 @@ def test_latent_is_deepseek_v3s(base_vo: float | None, q_rank: int | None) -> No
 
 def no_norm(patch: pytest.MonkeyPatch, attn: LatentConfig) -> None:
     """Patch in the mistake of leaving out the norm of every latent."""
-    patch.setattr("rope_exp.model.attention.latent.normed", lambda norm, x: x)
+    patch.setattr("rope_exp.attn.latent.normed", lambda norm, x: x)
 
 
 def no_weight(patch: pytest.MonkeyPatch, attn: LatentConfig) -> None:
     """Patch in the mistake of leaving out the weight of the norm."""
-    patch.setattr("rope_exp.model.attention.latent.normed", lambda norm, x: rms(x))
+    patch.setattr("rope_exp.attn.latent.normed", lambda norm, x: rms(x))
 
 
 def rms(x: Tensor) -> Tensor:

@@ -21,14 +21,14 @@ from support.models import (
 )
 from torch import Tensor
 
-from rope_exp.config.kinds import SoftmaxConfig
-from rope_exp.model.attention import softmax
-from rope_exp.model.attention.base import Attention
-from rope_exp.model.cache import Cache
-from rope_exp.model.count import kept as kept_of
-from rope_exp.model.decoder import Decoder, llama_weights, weights, weights_sha256
-from rope_exp.model.laws import certificate, expected_class
-from rope_exp.system.errors import LawError
+from rope_exp import attention as softmax
+from rope_exp.attention import Attention
+from rope_exp.cache import Cache
+from rope_exp.costs import kept as kept_of
+from rope_exp.decoder import Decoder, llama_weights, weights, weights_sha256
+from rope_exp.errors import LawError
+from rope_exp.kinds import SoftmaxConfig
+from rope_exp.laws.certificate import certificate, expected_class
 
 LENGTH = 12
 DOCUMENTS = [3, 3, 3, 3, 8, 8, 9, 3, 3, 3, 3, 3]

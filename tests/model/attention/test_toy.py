@@ -17,21 +17,19 @@ from support.models import SIZES, SUBSETS, VOCAB, make_pe, normal, num_numbers, 
 from support.refused import refused
 from torch import Tensor
 
-from rope_exp.config import schema
-from rope_exp.config.architecture import Architecture
-from rope_exp.config.kinds import AttnConfig, StateKind
-from rope_exp.config.run import RunConfig
-from rope_exp.config.schema import section
-from rope_exp.config.sections import ModelConfig
-from rope_exp.model.attention.base import for_queries, from_heads, split_heads, to_heads
-from rope_exp.model.attention.build import make_attention
-from rope_exp.model.attention.state import StateAttention, Sums
-from rope_exp.model.decoder import Decoder
-from rope_exp.model.laws import certificate, expected_class
-from rope_exp.model.positions import Positions
-from rope_exp.plan import plan
-from rope_exp.plan.compose import run_config
-from rope_exp.plan.resolve import resolve
+from rope_exp import identity as schema
+from rope_exp.angles import Positions
+from rope_exp.attention import for_queries, from_heads, make_attention, split_heads, to_heads
+from rope_exp.attn._recurrence import StateAttention, Sums
+from rope_exp.compose import run_config
+from rope_exp.config import RunConfig
+from rope_exp.decoder import Decoder
+from rope_exp.identity import section
+from rope_exp.kinds import Architecture, AttnConfig, StateKind
+from rope_exp.laws.certificate import certificate, expected_class
+from rope_exp.plan import tables as plan
+from rope_exp.sections import ModelConfig
+from rope_exp.settle import resolve
 
 
 @section

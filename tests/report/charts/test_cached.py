@@ -4,7 +4,7 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rope_exp.report.charts.cached import front
+from rope_exp.figures.cached import front
 
 points = st.lists(
     st.tuples(st.integers(1, 8).map(float), st.integers(-8, 8).map(float)), min_size=1

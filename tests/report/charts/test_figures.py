@@ -9,16 +9,15 @@ from scipy import stats
 from support.charts import WIDEST, domain, explanation, records, width, words
 from support.records import diverged, report_on, runs_of
 
-from rope_exp.report.charts.curves import curves
-from rope_exp.report.charts.distance import distance, levels, weights
-from rope_exp.report.charts.forest import forest
-from rope_exp.report.charts.grid import grid
-from rope_exp.report.charts.probes import points as probed
-from rope_exp.report.charts.probes import probes
-from rope_exp.report.charts.style import limits
-from rope_exp.report.charts.svg import svg_of
-from rope_exp.report.content import Report, build
-from rope_exp.report.gather import of_report
+from rope_exp.content import Report, build
+from rope_exp.figures._style import limits, svg_of
+from rope_exp.figures.curves import curves
+from rope_exp.figures.distance import distance, levels, weights
+from rope_exp.figures.forest import forest
+from rope_exp.figures.grid import grid
+from rope_exp.figures.probes import points as probed
+from rope_exp.figures.probes import probes
+from rope_exp.page.compile import of_report
 
 
 @pytest.fixture(scope="module")

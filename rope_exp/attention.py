@@ -1,0 +1,349 @@
+"""Base class of all kinds of attention: the sites, their rotation, and the layer's interface.
+
+q, k and v are rotated by R at their own position; o is rotated back by R^T at the query's position,
+for each query head and before the output projection. Values rotate once, before heads are repeated.
+
+Shapes: B batch, T position, D model width, H query heads, G key/value heads, K features of a key,
+V of a value and of an output.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rope_exp.angles import Positions, Tables
+from rope_exp.cache import LayerCache
+from rope_exp.encoding import Position
+from rope_exp.identity import chosen
+from rope_exp.kernels import attention, attention_after, wide
+from rope_exp.kinds import AttnConfig, Kind, SoftmaxConfig
+from rope_exp.rope import rotate
+from rope_exp.sections import ModelConfig
+
+
+class Attention(nn.Module):
+    """Self-attention; `sites` are those of q, k, v, o that rotate.
+
+    Each kind defines its projections and computes its heads' outputs.
+
+    Attributes:
+        causal: whether queries attend to no later key; kinds with a state are always causal.
+        window: the number of latest keys that a query attends to; None: all.
+        sink_H: a learned score of each head without a key; None: softmax has none.
+        own: a position encoding of a user's own that acts in this layer.
+    """
+
+    o_proj: nn.Linear
+    own: Position | None
+    sink_H: nn.Parameter | None
+    causal = True
+
+    def __init__(self, config: ModelConfig, attn: Kind, sites: Collection[str]) -> None:
+        super().__init__()
+        self.config = config
+        self.head_dim = config.features_per_head
+        self.num_heads = config.num_attention_heads
+        self.own = None
+        self.sink_H = None
+        self.window = config.window
+        self.sites = frozenset(sites)
+        self.rotary_dim = attn.rotary_dim(config)
+        self.scale = attn.widths(config)[0] ** -0.5
+
+    def project_as_llama(self) -> None:
+        """Create the projections of LLaMA's attention."""
+        width = self.config.hidden_size
+        groups = self.config.num_key_value_heads
+        self.q_proj = to_heads(width, self.num_heads, self.head_dim)
+        self.k_proj = to_heads(width, groups, self.head_dim)
+        self.v_proj = to_heads(width, groups, self.head_dim)
+        self.o_proj = from_heads(self.num_heads, self.head_dim, width)
+
+    def forward(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:
+        """Return the output to be added to the residual stream.
+
+        Args:
+            x_BTD: the normed input.
+            at: the positions of x's tokens.
+            cache: this layer's cache of earlier tokens, to which these are added.
+        """
+        return self.o_proj(self.heads(x_BTD, at, cache).flatten(2))
+
+    def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
+        """Return o_BTHV, rotated back if O rotates, before the output projection."""
+        raise NotImplementedError
+
+    def attend(
+        self,
+        q_BTHK: Tensor,
+        k_BEGK: Tensor,
+        v_BEGV: Tensor,
+        at: Positions,
+        cache: LayerCache | None,
+    ) -> Tensor:
+        """Return softmax attention of queries at the last T of E positions."""
+        if cache is not None and not cache.is_prefill(q_BTHK.shape[1]):
+            # As the other kernel: by the width that queries have, which a class of one's own sets.
+            scale = q_BTHK.shape[-1] ** -0.5
+            return self.attend_after(q_BTHK, k_BEGK, [v_BEGV], at, cache, scale)
+        return attention(
+            q_BTHK,
+            k_BEGK,
+            v_BEGV,
+            self.window,
+            causal=self.causal,
+            bias_HTT=at.bias_HTE,
+            document_BT=at.document_BT,
+            sink_H=self.sink_H,
+        )
+
+    def attend_after(
+        self,
+        q_BTHK: Tensor,
+        k_BEGK: Tensor,
+        values: Sequence[Tensor],
+        at: Positions,
+        cache: LayerCache,
+        scale: float | None = None,
+    ) -> Tensor:
+        """Return the same by the decoding kernel; values may come in parts, [B, E, G, ...].
+
+        Args:
+            scale: factor on the scores; None: the kind's own.
+        """
+        return attention_after(
+            q_BTHK,
+            k_BEGK,
+            values,
+            scale=scale or self.scale,
+            window=self.window,
+            num_pads_B=cache.num_pads,
+            bias_HTE=at.bias_HTE,
+            sink_H=self.sink_H,
+        )
+
+    def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
+        """Return o_BTHV by equivalent formulas, by the names of these."""
+        return {}
+
+    def has_values_in_keys(self, at: Positions) -> bool:
+        """Return whether features shared by keys and values rotate alike: one row serves both."""
+        if {"k", "v"} <= self.sites:
+            return at.vo is None
+        return "k" not in self.sites and "v" not in self.sites
+
+    def turn(self, site: str, x_BTHK: Tensor, at: Positions) -> Tensor:
+        """Return x rotated by its position, or back for o, if the site rotates.
+
+        A class of one's own acts before the rotation, and on outputs after it.
+        """
+        if site != "o":
+            x_BTHK = self._own_turn(site, x_BTHK, at)
+        if site in self.sites:
+            x_BTHK = turned(x_BTHK, at.tables(site), self.rotary_dim, inverse=site == "o")
+        return self._own_turn(site, x_BTHK, at) if site == "o" else x_BTHK
+
+    def _own_turn(self, site: str, x_BTHK: Tensor, at: Positions) -> Tensor:
+        if self.own is None or at.position_T is None:
+            return x_BTHK
+        return self.own.turn(site, x_BTHK, at.position_T).to(x_BTHK.dtype)
+
+
+class HeadLinear(nn.Linear):
+    """A linear layer with one matrix per head, stacked in its rows or its columns.
+
+    Attributes:
+        split: the dimension of heads, 0 or 1, and their number.
+    """
+
+    def __init__(self, num_in: int, num_out: int, dim: int, num_heads: int) -> None:
+        super().__init__(num_in, num_out, bias=False)
+        self.split = (dim, num_heads)
+
+
+def to_heads(width: int, num_heads: int, features: int) -> HeadLinear:
+    """Return the projection of a token onto heads, without bias."""
+    return HeadLinear(width, num_heads * features, 0, num_heads)
+
+
+def from_heads(num_heads: int, features: int, width: int) -> HeadLinear:
+    """Return the projection of heads onto a token, without bias."""
+    return HeadLinear(num_heads * features, width, 1, num_heads)
+
+
+def turned(x_BTHK: Tensor, tables: Tables, rotary_dim: int, *, inverse: bool = False) -> Tensor:
+    """Return x with its last `rotary_dim` features rotated.
+
+    Outputs are rotated back: R_i^T undoes the query's position and leaves R_{j-i} on each value
+    (Su 2025, eq. 5).
+    """
+    num_left = x_BTHK.shape[-1] - rotary_dim
+    rotated = _rotated_by_head if tables[0].ndim == 4 else rotate
+    if not num_left:
+        return rotated(x_BTHK, *tables, inverse=inverse)
+    left, last = torch.split(x_BTHK, [num_left, rotary_dim], dim=-1)
+    return torch.cat([left, rotated(last, *tables, inverse=inverse)], dim=-1)
+
+
+def _rotated_by_head(
+    x_BTHK: Tensor, cos_BGTF: Tensor, sin_BGTF: Tensor, *, inverse: bool = False
+) -> Tensor:
+    """Return x rotated by tables of G heads, each shared by the H/G query heads that it serves."""
+    num_shared = x_BTHK.shape[2] // cos_BGTF.shape[1]
+    cos_BHTF, sin_BHTF = (
+        table.repeat_interleave(num_shared, dim=1) for table in (cos_BGTF, sin_BGTF)
+    )
+    x_BHT1K = x_BTHK.transpose(1, 2)[:, :, :, None]
+    return rotate(x_BHT1K, cos_BHTF, sin_BHTF, inverse=inverse)[:, :, :, 0].transpose(1, 2)
+
+
+def linears(x_BTD: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
+    """Return the outputs of several layers without bias, by one product with all their weights."""
+    packed = F.linear(x_BTD, torch.cat([layer.weight for layer in layers]))
+    return torch.split(packed, [layer.out_features for layer in layers], dim=-1)
+
+
+def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    """Return x normalised in float32 at least, cast back to its own dtype."""
+    found: Tensor = norm(wide(x))
+    return found.to(x.dtype)
+
+
+def split_heads(x: Tensor, features: int) -> Tensor:
+    """Return [B, T, heads, features]."""
+    return x.view(*x.shape[:2], -1, features)
+
+
+def for_queries(x_BTGK: Tensor, num_heads: int) -> Tensor:
+    """Repeat each of G heads for the query heads that it serves, in order."""
+    num_shared = num_heads // x_BTGK.shape[2]
+    return x_BTGK if num_shared == 1 else x_BTGK.repeat_interleave(num_shared, dim=2)
+
+
+# The cache's name for the newest token's input.
+NEWEST = "newest"
+# Initial value of mu.
+BEGINNING = 0.5
+
+
+class SoftmaxAttention(Attention):
+    """o_i = sum over j <= i of softmax_j(q_i . k_j / sqrt(K)) v_j.
+
+    With a sink s_h the softmax has one more term, exp(s_h), whose value is 0 (Agarwal et al. 2025).
+    """
+
+    def __init__(self, config: ModelConfig, attn: SoftmaxConfig, sites: Collection[str]) -> None:
+        super().__init__(config, attn, sites)
+        self.project_as_llama()
+        if config.qk_norm:
+            self.q_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+        if attn.sink:
+            self.sink_H = nn.Parameter(torch.zeros(self.num_heads))
+        if config.token_shift:
+            self.token_shift = nn.Parameter(torch.full((config.hidden_size,), BEGINNING))
+
+    def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
+        q, k, v = self._projected(x_BTD, at, cache)
+        q_BTHK = split_heads(q, self.head_dim)
+        k_BTGK = split_heads(k, self.head_dim)
+        if self.config.qk_norm:
+            q_BTHK = normed(self.q_norm, q_BTHK)
+            k_BTGK = normed(self.k_norm, k_BTGK)
+        q_BTHK = self.turn("q", q_BTHK, at)
+        k_BTGK = self.turn("k", k_BTGK, at)
+        v_BTGK = self.turn("v", split_heads(v, self.head_dim), at)
+        of_tokens = self._of_tokens(x_BTD, at)
+        if cache is not None:
+            of_tokens = cache.append(k=k_BTGK, v=v_BTGK, **of_tokens)
+            k_BTGK, v_BTGK = of_tokens["k"], of_tokens["v"]
+        if self.own is not None and "position_BE" in of_tokens:
+            more_HTE = self.own.scores(of_tokens, q_BTHK.shape[1])
+            at = with_scores(at, more_HTE, q_BTHK, k_BTGK)
+
+        o_BTHK = self.attend(q_BTHK, k_BTGK, v_BTGK, at, cache)
+        return self.turn("o", o_BTHK, at)
+
+    def _of_tokens(self, x_BTD: Tensor, at: Positions) -> dict[str, Tensor]:
+        """Return what a class of one's own needs of each token to add to the scores."""
+        if self.own is None or at.position_T is None or not self.own.overrides("scores"):
+            return {}
+        of_tokens = self.own.of_tokens(x_BTD, at.position_T)
+        if taken := of_tokens.keys() & {"k", "v", "position_BE"}:
+            raise ValueError(f"of_tokens: the name {taken.pop()} is taken")
+        return {**of_tokens, "position_BE": at.position_T.expand(len(x_BTD), -1)}
+
+    def _projected(
+        self, x_BTD: Tensor, at: Positions, cache: LayerCache | None
+    ) -> tuple[Tensor, ...]:
+        """Return q, k and v; with model.token_shift, k and v project x_t + mu (x_{t-1} - x_t)."""
+        if not self.config.token_shift:
+            return linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)
+        change_BTD = previous(x_BTD, at, cache) - x_BTD
+        shifted_BTD = x_BTD + self.token_shift * change_BTD
+        return self.q_proj(x_BTD), *linears(shifted_BTD, self.k_proj, self.v_proj)
+
+
+def with_scores(
+    at: Positions, more_HTE: Tensor | None, q_BTHK: Tensor, k_BEGK: Tensor
+) -> Positions:
+    """Return the inputs of a layer with more added to the scores, [H, T, E] or [B, H, T, E].
+
+    Raises:
+        ValueError: it has another shape.
+    """
+    if more_HTE is None:
+        return at
+    batch, num_queries, num_heads, _ = q_BTHK.shape
+    shape = (num_heads, num_queries, k_BEGK.shape[1])
+    if more_HTE.shape not in (shape, (batch, *shape)):
+        found = tuple(more_HTE.shape)
+        raise ValueError(f"scores returned the shape {found}, not {shape} or {(batch, *shape)}")
+    if at.bias_HTE is None:
+        return at._replace(bias_HTE=more_HTE)
+    # A window may have dropped the first keys.
+    return at._replace(bias_HTE=at.bias_HTE[..., -shape[2] :] + more_HTE)
+
+
+def previous(x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:
+    """Return x_{t-1}; the first token of a row, of a document or after padding gives its own x_t.
+
+    Args:
+        cache: stores the newest x for the next call. Call this before appending to it.
+    """
+    before_B1D = x_BTD[:, :1]
+    if cache is not None:
+        before_B1D = cache.states.get(NEWEST, before_B1D)
+    previous_BTD = _one_later(x_BTD, before_B1D)
+
+    if at.document_BT is not None:
+        earlier_BT = _one_later(at.document_BT, at.document_BT[:, :1])
+        goes_on_BT1 = (at.document_BT == earlier_BT)[..., None]
+        previous_BTD = torch.where(goes_on_BT1, previous_BTD, x_BTD)
+
+    if cache is not None:
+        is_real_BT11 = cache.is_real(x_BTD.shape[1], before=1)
+        if is_real_BT11 is not None:
+            previous_BTD = torch.where(is_real_BT11[..., 0], previous_BTD, x_BTD)
+        # A copy: a view would keep a whole prompt.
+        cache.states[NEWEST] = x_BTD[:, -1:].detach().clone()
+    return previous_BTD
+
+
+def _one_later(x: Tensor, before: Tensor) -> Tensor:
+    """Return [B, T, ...] shifted by one place, with `before` in front and the last dropped."""
+    return torch.cat([before, x[:, :-1]], dim=1)
+
+
+def make_attention(config: ModelConfig, attn: AttnConfig, sites: Collection[str]) -> Attention:
+    """Return the attention module of one layer.
+
+    Args:
+        sites: those of q, k, v, o that rotate.
+    """
+    if attn.kind == "softmax":
+        return SoftmaxAttention(config, attn, sites)
+    layer: type[Attention] = chosen("attn", attn.kind, "attn.kind").Layer
+    return layer(config, attn, sites)

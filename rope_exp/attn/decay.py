@@ -1,0 +1,61 @@
+"""Decay attention: no queries, no keys, the past forgotten at a constant rate.
+
+With V and O rotating, h_i = gamma e^(-I theta) h_{i-1} + v_i and o_i = h_i. This is the second
+rotation applied to attention weights that are a pure decay (Su 2025, related work), and LRU's core.
+
+Shapes as in `base`.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from rope_exp.angles import Positions
+from rope_exp.attention import for_queries, from_heads, split_heads, to_heads
+from rope_exp.attn._recurrence import StateAttention, Sums
+from rope_exp.attn.retention import STATE, retnet_log_gamma
+from rope_exp.kernels import wide
+from rope_exp.kinds import MAX_LEARNED_HEADS, DecayConfig
+from rope_exp.sections import ModelConfig
+
+# Range of a learned nu = log(-log gamma): from gamma = 1 - 2^-64, almost no decay and beyond the
+# last head's initial value, down to gamma = 0.05.
+NU_RANGE = (-(5 + MAX_LEARNED_HEADS) * math.log(2), math.log(3.0))
+
+
+class Layer(StateAttention):
+    """o_i = R_i' sum over j <= i of gamma^(i-j) R_j v_j, times sqrt(1 - gamma^2) if normalised."""
+
+    def __init__(self, config: ModelConfig, attn: DecayConfig, sites: Collection[str]) -> None:
+        super().__init__(config, attn, sites)
+        self.attn = attn
+        width = config.hidden_size
+        self.v_proj = to_heads(width, config.num_key_value_heads, self.head_dim)
+        self.o_proj = from_heads(self.num_heads, self.head_dim, width)
+
+        log_gamma_H = retnet_log_gamma(self.num_heads)
+        if isinstance(attn.gamma, float):
+            log_gamma_H = torch.full_like(log_gamma_H, math.log(attn.gamma))
+        if attn.gamma == "learned":
+            self.nu = nn.Parameter((-log_gamma_H).log().float())
+        else:
+            self.register_buffer("log_gamma_H", log_gamma_H, persistent=False)
+
+    def log_gamma(self) -> Tensor:
+        """Return log gamma of each head; if learned, it is -exp(nu)."""
+        if self.attn.gamma == "learned":
+            return -wide(self.nu).clamp(*NU_RANGE).exp()
+        return self.get_buffer("log_gamma_H")
+
+    def sums(self, x_BTD: Tensor, at: Positions) -> Sums:
+        v_BTGK = self.turn("v", split_heads(self.v_proj(x_BTD), self.head_dim), at)
+        return {STATE: (None, for_queries(v_BTGK, self.num_heads))}
+
+    def outputs(self, found: Mapping[str, Tensor], at: Positions) -> Tensor:
+        o_BTHK = found[STATE]
+        if self.attn.normalise == "sqrt":
+            scale_H = (-torch.expm1(2 * self.log_gamma())).sqrt()
+            o_BTHK = o_BTHK * scale_H[:, None].to(o_BTHK.dtype)
+        return self.turn("o", o_BTHK, at)

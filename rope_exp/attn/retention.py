@@ -1,0 +1,50 @@
+"""Retention (RetNet): weights that decay with distance instead of a softmax; no gate.
+
+Shapes as in `base`.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rope_exp.angles import Positions
+from rope_exp.attention import for_queries, linears, split_heads
+from rope_exp.attn._recurrence import StateAttention, Sums
+from rope_exp.kernels import wide
+from rope_exp.kinds import RetentionConfig
+from rope_exp.sections import ModelConfig
+
+STATE = "state"
+
+
+def retnet_log_gamma(num_heads: int) -> Tensor:
+    """Return log(1 - 2^(-5-h)) of each head h, in float64."""
+    logs = [math.log1p(-(2.0 ** (-5 - head))) for head in range(num_heads)]
+    return torch.tensor(logs, dtype=torch.float64)
+
+
+class Layer(StateAttention):
+    """o_i = rms_norm(R_i' sum over j <= i of gamma^(i-j) (q_i' k_j / sqrt(K)) v_j)."""
+
+    def __init__(self, config: ModelConfig, attn: RetentionConfig, sites: Collection[str]) -> None:
+        super().__init__(config, attn, sites)
+        self.project_as_llama()
+        log_gamma_H = retnet_log_gamma(self.num_heads)
+        self.register_buffer("log_gamma_H", log_gamma_H, persistent=False)
+
+    def sums(self, x_BTD: Tensor, at: Positions) -> Sums:
+        q, k, v = linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)
+        q_BTHK = self.turn("q", split_heads(q, self.head_dim), at) * self.head_dim**-0.5
+        k_BTGK = self.turn("k", split_heads(k, self.head_dim), at)
+        v_BTGK = self.turn("v", split_heads(v, self.head_dim), at)
+        k_BTHK = for_queries(k_BTGK, self.num_heads)
+        return {STATE: ((q_BTHK, k_BTHK), for_queries(v_BTGK, self.num_heads))}
+
+    def outputs(self, found: Mapping[str, Tensor], at: Positions) -> Tensor:
+        """Rotate back, then normalise; the norm has no weights, so the order does not matter."""
+        o_BTHK = self.turn("o", found[STATE], at)
+        normed = F.rms_norm(wide(o_BTHK), (self.head_dim,), eps=self.config.rms_norm_eps)
+        return normed.to(o_BTHK.dtype)

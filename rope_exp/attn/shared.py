@@ -1,0 +1,70 @@
+"""Attention with keys and values that share a tensor, rotated on its last features.
+
+The forms of the sequel: s1, values share the features that do not rotate, and have others of their
+own; s2, values are the keys before rotation; s3, values are the features that do not rotate. Unlike
+MLA's latent, the shared tensor has no norm unless the config asks for one.
+
+Shapes as in `base`; C features that do not rotate, R that may.
+"""
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+
+from rope_exp.angles import Positions
+from rope_exp.attention import Attention, from_heads, linears, normed, split_heads, to_heads
+from rope_exp.cache import LayerCache
+from rope_exp.kernels import wide
+from rope_exp.kinds import SharedConfig
+from rope_exp.sections import ModelConfig
+
+
+class Layer(Attention):
+    """Softmax attention over keys [c; R k_R] and values [c; R v_R], [c; R k_R] or c alone."""
+
+    def __init__(self, config: ModelConfig, attn: SharedConfig, sites: Collection[str]) -> None:
+        super().__init__(config, attn, sites)
+        self.attn = attn
+        width = config.hidden_size
+        self.q_proj = to_heads(width, config.num_attention_heads, attn.key_dim)
+        self.k_proj = to_heads(width, attn.groups, attn.key_dim)
+        self.o_proj = from_heads(config.num_attention_heads, attn.out_dim, width)
+        if attn.norm:
+            self.k_norm = nn.RMSNorm(attn.key_dim, eps=config.rms_norm_eps)
+        if attn.sink:
+            self.sink_H = nn.Parameter(torch.zeros(config.num_attention_heads))
+        if attn.form == "s1":
+            self.v_proj = to_heads(width, attn.groups, attn.rope_dim)
+
+    def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
+        own = [self.v_proj] if self.attn.form == "s1" else []
+        q, k, *v = linears(x_BTD, self.q_proj, self.k_proj, *own)
+        q_BTHK = split_heads(q, self.attn.key_dim)
+        k_BTGK = split_heads(k, self.attn.key_dim)
+        if self.attn.norm:
+            k_BTGK = normed(self.k_norm, k_BTGK)
+            wide_BTHK = wide(q_BTHK)
+            q_BTHK = rms_norm(wide_BTHK, [self.attn.key_dim], eps=self.k_norm.eps).to(q.dtype)
+        q_BTHK = self.turn("q", q_BTHK, at)
+
+        # Separate rows for values: their own features, or shared ones that rotate differently.
+        rows = {"k": self.turn("k", k_BTGK, at)}
+        if v:
+            rows["v"] = self.turn("v", split_heads(v[0], self.attn.rope_dim), at)
+        elif self.attn.form == "s2" and not self.has_values_in_keys(at):
+            rows["v"] = self.turn("v", k_BTGK[..., self.attn.nope_dim :], at)
+        if cache is not None:
+            rows = cache.append(**rows)
+
+        values = [rows["k"]]
+        if self.attn.form == "s3" or "v" in rows:
+            values = [rows["k"][..., : self.attn.nope_dim]]
+        if "v" in rows:
+            values.append(rows["v"])
+        if cache is None or cache.is_prefill(x_BTD.shape[1]):
+            o_BTHV = self.attend(q_BTHK, rows["k"], torch.cat(values, dim=-1), at, cache)
+        else:
+            o_BTHV = self.attend_after(q_BTHK, rows["k"], values, at, cache)
+        return self.turn("o", o_BTHV, at)

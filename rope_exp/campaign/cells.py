@@ -1,0 +1,241 @@
+"""A campaign: many runs that answer one question, listed in a file (campaign_file.py).
+
+A campaign leaves nothing to the machine: a cell with an ambiguous `auto` is refused.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from operator import attrgetter, itemgetter
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from rope_exp.campaign.file import ORDER, SEEDS, CampaignFile, Entry, Test, read_campaign
+from rope_exp.compose import CAMPAIGNS, Jobs, compose_jobs, explain
+from rope_exp.config import RunConfig
+from rope_exp.errors import ConfigError, show
+from rope_exp.identity import Rule, Seed, convert, refuse
+from rope_exp.sections import is_commit
+from rope_exp.settle import operations
+
+# Values that a campaign must not leave: the machine's choice could change a number, or a cell's
+# cores. launch.max_parallel may be open on GPUs, because each run has its own.
+UNDECIDED = ("auto", "all")
+MAX_CELLS = 10_000
+# Limit of a cell's name in bytes: the name of its record has ten more while it is written.
+MAX_NAME = 240
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a campaign.
+
+    Attributes:
+        name: of the cell, its record and its run's folder: qk_rope-train.num_steps=1000-s0.
+        row: the name of its row.
+        factors: the values set by its entry, by key.
+        config: with its own folder; not yet resolved for a machine.
+        test: the campaign's test of differences, from its file.
+    """
+
+    name: str
+    row: str
+    factors: Mapping[str, Any]
+    config: RunConfig
+    test: Test | None = None
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """The content of configs/campaign/NAME.yaml, with cells in the order of their runs.
+
+    Attributes:
+        about: the question.
+        python: the Python version of the stdlib corpus; None: no cell reads it.
+    """
+
+    name: str
+    about: str
+    python: str | None
+    cells: tuple[Cell, ...]
+
+    def with_launch(self, **launch: Any) -> "Campaign":
+        """Return the campaign with other values of `launch` in every cell."""
+        cells = [
+            replace(cell, config=cell.config.replace("launch", **launch)) for cell in self.cells
+        ]
+        return replace(self, cells=tuple(cells))
+
+
+def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
+    """Read a campaign and compose every cell of it.
+
+    Args:
+        name: of the file, without .yaml.
+        config_dir: an additional folder of groups; its campaigns take precedence.
+        runs: the cells' folders are made in <runs>/<name>.
+    Raises:
+        ConfigError: the campaign does not exist or is malformed, or a cell cannot be run.
+    """
+    file = read_campaign(name, config_dir)
+    # Cells that differ only in their seed are composed once: each takes a tenth of a second.
+    compose = cache(partial(compose_jobs, config_dir=config_dir))
+    found: dict[str, tuple[tuple[int, int], str, Cell]] = {}
+    for number, entry in enumerate(file.cells):
+        where = f"{CAMPAIGNS}/{name}.cells.{number}"
+        with _within(where):
+            listed = entry.cells(file.rows)
+            if len(found) + len(listed) > MAX_CELLS:
+                raise ConfigError("sweep", ..., f"makes more than {MAX_CELLS:,} cells")
+
+            seeds: dict[Any, int] = {}
+            for overrides in listed:
+                cell = _cell(overrides, entry, file, runs / name, compose)
+                if cell.name in found:
+                    raise ConfigError(cell.name, ..., "is listed twice")
+                place = seeds.setdefault(tuple(map(cell.factors.get, SEEDS)), len(seeds))
+                found[cell.name] = (place, -operations(cell.config)), where, cell
+
+    # Seed by seed, and longest first within a seed, so that a partial campaign is balanced and
+    # the last run to end is a short one.
+    cells = [cell for _, _, cell in sorted(found.values(), key=itemgetter(0))]
+    if not all(ORDER in cell.factors for cell in cells):
+        for _, where, cell in found.values():
+            with _within(where):
+                _check_factors(cell)
+    if file.python is None and any(cell.config.data.kind == "stdlib" for cell in cells):
+        raise ConfigError(
+            f"{CAMPAIGNS}/{name}.python", ..., "is missing: its library is the corpus"
+        )
+    return Campaign(name, file.about, file.python, tuple(_named(cells)))
+
+
+def cell_name(row: str, factors: Mapping[str, Any]) -> str:
+    """Return a cell's unique name, made of its row, its factors and its seed.
+
+    Factors are sorted by name, because a record keeps no other order.
+    """
+    parts = [f"{key}={show(value)}" for key, value in sorted(factors.items()) if key != "seed"]
+    whole = "-".join([row, *parts, f"s{show(factors.get('seed'))}"])
+    return re.sub(r"[^\w.+=,-]", "_", whole)
+
+
+# -- a cell ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _within(where: str) -> Iterator[None]:
+    """Prefix errors of a config or of Hydra with their place in the campaign."""
+    try:
+        yield
+    except (ConfigError, HydraException, ValueError) as error:
+        key, value, allowed = explain(error).args
+        raise ConfigError(f"{where}: {key}", value, allowed) from error
+
+
+def _cell(
+    overrides: Mapping[str, Override],
+    entry: Entry,
+    file: CampaignFile,
+    runs: Path,
+    compose: Callable[[tuple[str, ...]], Jobs],
+) -> Cell:
+    """Compose one cell.
+
+    Args:
+        overrides: its row and its factors.
+        runs: the folder of the campaign's runs.
+        compose: compose_jobs, cached.
+    """
+    factors = {key: override.value() for key, override in overrides.items()}
+    row = str(factors.pop("row"))
+    if row not in file.rows:
+        raise ConfigError("row", row, f"must be one of {', '.join(file.rows)}")
+    for word in file.rows[row]:
+        # A factor that overrides its row would make the row's name wrong.
+        key = word.partition("=")[0]
+        if key in factors:
+            raise ConfigError(key, ..., f"is what row {row} says itself")
+
+    seed = convert(Seed, factors.get("seed", ...), "seed")
+    name = cell_name(row, factors)
+    if len(name.encode()) > MAX_NAME:
+        raise ConfigError(name, ..., f"is the name of a file, of at most {MAX_NAME} bytes")
+
+    with _within(name):
+        words = [str(overrides[key].input_line) for key in factors if key != "seed"]
+        words = [*file.fixed, *entry.fixed, *file.rows[row], *words]
+        jobs = compose(tuple(words))
+        if jobs.have_references:
+            # A reference may be to the seed.
+            jobs = compose((*words, f"seed={seed}"))
+        if len(jobs.configs) > 1:
+            raise ConfigError("hydra.mode", ..., "is a sweep of several runs, and a cell is one")
+        if jobs.have_launcher:
+            raise ConfigError("launch", ..., "is given to `rope-exp campaign NAME launch=...`")
+
+        config = replace(jobs.configs[0], seed=seed)
+        refuse(config, _rules(config))
+        config = config.replace("run", dir=str(runs / name))
+    return Cell(name, row, factors, config, file.test)
+
+
+def _named(cells: Sequence[Cell]) -> Sequence[Cell]:
+    """Set `row_name` in all configs if rows differ in more than the variant, else in none.
+
+    Rows are mere variants if those of equal factors have the same attention and the same size, and
+    no two of them the same variant.
+    """
+    kinds: dict[str, Any] = {}
+    rows: dict[tuple[str, str], str] = {}
+    for cell in cells:
+        factors = show({key: cell.factors[key] for key in cell.factors if key not in SEEDS})
+        kind = [cell.config.numeric_value(section) for section in ("attn", "model")]
+        row = rows.setdefault((factors, cell.config.pe.label), cell.row)
+        if kinds.setdefault(factors, kind) != kind or row != cell.row:
+            return [replace(each, config=replace(each.config, row_name=each.row)) for each in cells]
+    return cells
+
+
+def _rules(config: RunConfig) -> Iterator[Rule]:
+    """Yield what a cell may not leave open, because it can change a number, or set itself."""
+    for section in ("train", "launch"):
+        for key, value in vars(getattr(config, section)).items():
+            may_vary = key == "max_parallel" and config.launch.device == "cuda"
+            is_open = value in UNDECIDED and not may_vary
+            yield is_open, f"{section}.{key}", "must be fixed, as all of a campaign is"
+
+    allowed = "must be a commit: a branch moves"
+    moves = config.data.kind == "hub" and not is_commit(config.data.revision)
+    yield moves, "data.revision", allowed
+    tokenizer = config.tokenizer
+    is_on_hub = tokenizer.path and not Path(tokenizer.path).expanduser().is_dir()
+    yield is_on_hub and not is_commit(tokenizer.revision), "tokenizer.revision", allowed
+    is_open = config.run.init_from is not None and config.init_weights is None
+    yield is_open, "init_weights", "must be the hash of what run.init_from ends with"
+    for key in ("data.path", "tokenizer.path", "run.init_from"):
+        is_absolute = Path(attrgetter(key)(config) or "").expanduser().is_absolute()
+        yield is_absolute, key, "must be relative: records are committed"
+    for key in ("run.dir", "run.group", "run.fresh"):
+        yield attrgetter(key)(config), key, "is not for a cell, whose folder has its name"
+
+
+def _check_factors(cell: Cell) -> None:
+    """Refuse factors that cannot distinguish rows in a table.
+
+    A campaign that varies the order of tokens in every cell makes no table.
+    """
+    if ORDER in cell.factors:
+        allowed = "must be a factor of every cell or of none: a table's block is the runs of a seed"
+        raise ConfigError(ORDER, ..., allowed)
+    for factor in cell.factors:
+        try:
+            cell.config.numeric_value(factor)
+        except KeyError:
+            allowed = "changes no number, and no table could tell by it; it belongs in `fixed`"
+            raise ConfigError(factor, ..., allowed) from None

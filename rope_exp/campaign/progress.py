@@ -1,0 +1,138 @@
+"""Progress of a campaign: the cells that have a record, and an estimate for the others."""
+
+import statistics
+from collections.abc import Collection, Mapping
+from datetime import timedelta
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from rope_exp.campaign.cells import Campaign, Cell
+from rope_exp.config import RunConfig, differing_keys
+from rope_exp.errors import ConfigError
+from rope_exp.folder import last_step
+from rope_exp.records import Run, read_record, record_path, stored_records
+from rope_exp.settle import operations, runs_at_a_time
+
+# Keys that a record must share with its cell, in addition to those that can change a number:
+# rounding depends on the threads, and a record contains the probes' results.
+SHARED = ("launch.num_threads", "train.probes")
+
+
+class Progress:
+    """The records of a campaign's cells, and an estimate for the cells that are left.
+
+    Args:
+        records: the folder of all campaigns' records.
+    Raises:
+        RecordError: a record cannot be read, or does not verify.
+        ConfigError: a record has another config than its cell has today.
+    """
+
+    def __init__(self, campaign: Campaign, records: Path) -> None:
+        self.campaign = campaign
+        self.records = records
+        # The names of the only cells to run; None: all.
+        self.only: Collection[str] | None = None
+        # A few words about cells that were submitted to a cluster.
+        self.submitted: Mapping[str, str] = {}
+        self.done: dict[str, Run] = {}
+        stored = stored_records(records, campaign.name)
+        found = {path.stem: path for path in stored}
+        for cell in campaign.cells:
+            if path := found.get(cell.name):
+                self._add(cell, read_record(path, stored[path]))
+        self.strangers = sorted(set(found) - {cell.name for cell in campaign.cells})
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the campaign's records."""
+        return self.records / self.campaign.name
+
+    def path(self, cell: Cell) -> Path:
+        """Return the path of a cell's record."""
+        return record_path(self.records, self.campaign.name, cell.name)
+
+    def read(self, cell: Cell) -> None:
+        """Read a cell's record, and mark the cell as done.
+
+        Raises:
+            RecordError, ConfigError: see the class.
+        """
+        self._add(cell, read_record(self.path(cell)))
+
+    def _add(self, cell: Cell, run: Run) -> None:
+        if differing := differing_keys(_compared(run.config), _compared(cell.config)):
+            raise ConfigError(
+                run.where,
+                ...,
+                f"{run.folder} is a record of another config than the campaign's file gives this "
+                f"cell ({'; '.join(differing)})",
+            )
+        self.done[cell.name] = run
+
+    @property
+    def left(self) -> list[Cell]:
+        """The cells that this command is to run, without a record, in the order of their runs."""
+        left = [cell for cell in self.campaign.cells if cell.name not in self.done]
+        return [cell for cell in left if self.only is None or cell.name in self.only]
+
+    def notes(self) -> list[str]:
+        """Return notes on records that belong to no cell, and on cells that diverged."""
+        diverged = [name for name, run in self.done.items() if run.status == "diverged"]
+        notes = {
+            f"{self.folder} holds what is of no cell of the campaign, and reports read it all the "
+            "same": self.strangers,
+            f"{self.campaign.name}: diverged, and so done": diverged,
+        }
+        return [f"{note}: {', '.join(found)}" for note, found in notes.items() if found]
+
+    def seconds(self) -> float | None:
+        """Estimate the seconds that the cells without a record take, one after another.
+
+        None if no record tells how long a run takes.
+        """
+        finished = [run for run in self.done.values() if run.status == "finished"]
+        rates = [run.result["wall_s"] / operations(run.config) for run in finished]
+        if not rates:
+            return None
+        return float(statistics.median(rates)) * sum(operations(cell.config) for cell in self.left)
+
+    def summary(self) -> str:
+        """Summarize the campaign's progress, and the time that is left."""
+        count = len(self.campaign.cells)
+        words = f"{self.campaign.name}: {len(self.done)} of {count} cells have a record"
+        if not self.left:
+            return words
+
+        spent = sum(run.result["wall_s"] for run in self.done.values())
+        seconds = self.seconds()
+        if seconds is None:
+            return f"{words}; no estimate yet of the {len(self.left)} that are left"
+        parallel = max(runs_at_a_time(cell.config.launch) for cell in self.left)
+        left = timedelta(seconds=round(seconds / parallel))
+        return (
+            f"{words}, {spent / 3600:.1f} hours of runs; {len(self.left)} are left, about {left} "
+            f"with {parallel} at a time"
+        )
+
+    def lines(self) -> list[str]:
+        """Return a line for each cell, and the summary."""
+        width = max(len(cell.name) for cell in self.campaign.cells)
+        cells = [f"  {cell.name:{width}}  {self._state(cell)}" for cell in self.campaign.cells]
+        return [self.campaign.about, *cells, *self.notes(), self.summary()]
+
+    def _state(self, cell: Cell) -> str:
+        """Describe the state of a cell."""
+        if run := self.done.get(cell.name):
+            loss = "" if run.loss is None else f" {run.loss:.4f}"
+            return f"{run.status}{loss}, {run.result['wall_s']:.0f} s"
+        words = [self.submitted[cell.name]] if cell.name in self.submitted else []
+        if step := last_step(cell.config.folder):
+            words.append(f"begun here, step {step:,} of {cell.config.train.num_steps:,}")
+        return "; ".join(words) or "left"
+
+
+def _compared(config: RunConfig) -> dict[str, Any]:
+    """Return the values that a record's config and its cell's must share."""
+    return config.numeric | {key: attrgetter(key)(config) for key in SHARED}

@@ -1,0 +1,224 @@
+"""Checkpoints, which are saved atomically and verified when loaded.
+
+checkpoints/step_XXXXXXXX/ holds model.safetensors, optimizer.safetensors, state.json and
+manifest.json, which has the SHA-256 of the other three. A save writes into a temporary folder,
+syncs every file and renames the folder; a checkpoint is renamed before it is deleted. So after any
+interruption of a save, the newest checkpoint is the old or the new one, and it is complete. Pickle
+is never read or written.
+"""
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from rope_exp.errors import CheckpointError, RecordError, first_line, log
+from rope_exp.files import (
+    check_regular,
+    explaining_full_disk,
+    make_folders,
+    read_json,
+    readable,
+    sync_folder,
+    write_json,
+)
+from rope_exp.folder import MANIFEST, MODEL, OPTIMIZER, STATE, Manifest, read_as
+from rope_exp.folder import list_steps as list_steps
+from rope_exp.folder import step_folder as step_folder
+
+# Name prefixes of folders that an interruption may leave behind.
+_SAVING = ".saving-"
+_DROPPED = ".dropped-"
+# The errors by which a file is not there; others may pass. Those of safetensors have no errno.
+MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The contents of a checkpoint."""
+
+    step: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+# -- save ----------------------------------------------------------------------------------------
+
+
+def save(
+    folder: Path,
+    step: int,
+    model: Mapping[str, Tensor],
+    optimizer: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+) -> None:
+    """Save a checkpoint below `folder` (the run's `checkpoints/`), whole or not at all.
+
+    Raises:
+        DiskError: the disk is full.
+        OSError: the disk is broken. In both cases the temporary folder is deleted, and older
+            checkpoints are kept.
+    """
+    final = step_folder(folder, step)
+    temporary = folder / f"{_SAVING}{step:08d}"
+    needed_bytes = sum(tensor.nbytes for tensor in (*model.values(), *optimizer.values()))
+    with explaining_full_disk(folder, needed_bytes, f"the checkpoint of step {step}"):
+        try:
+            make_folders(folder)
+            temporary.mkdir()
+
+            write_json(temporary / STATE, {"step": step, **state})
+            _save_tensors(temporary / MODEL, model)
+            _save_tensors(temporary / OPTIMIZER, optimizer)
+            names = (MODEL, OPTIMIZER, STATE)
+            manifest = {name: {"sha256": _sha256(temporary / name)} for name in names}
+            write_json(temporary / MANIFEST, manifest)
+
+            # An existing one did not verify: the run resumed from an older one.
+            if final.exists():
+                _drop(final)
+            temporary.rename(final)
+            sync_folder(folder)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+
+def prune(folder: Path, keep: int, newest: int) -> None:
+    """Keep the last `keep` checkpoints up to step `newest`, which was just saved.
+
+    Later ones did not verify: the run resumed from an older one.
+    """
+    steps = list_steps(folder)
+    kept = [step for step in steps if step <= newest][-keep:]
+    for step in steps:
+        if step not in kept:
+            _drop(step_folder(folder, step))
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Delete the leftovers of interrupted saves and deletions."""
+    for start in (_SAVING, _DROPPED):
+        for leftover in folder.glob(f"{start}*"):
+            shutil.rmtree(leftover)
+
+
+def _drop(path: Path) -> None:
+    """Delete a checkpoint; at any moment, its folder is complete or does not exist."""
+    aside = path.with_name(_DROPPED + path.name)
+    path.rename(aside)
+    # Without this, a power cut may undo the rename and keep the deletions.
+    sync_folder(path.parent)
+    shutil.rmtree(aside)
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    # Copy each tensor: safetensors refuses tensors that share memory, as a tied head does.
+    copies = {name: tensor.contiguous().to("cpu", copy=True) for name, tensor in tensors.items()}
+    try:
+        save_file(copies, path)
+    except SafetensorError as error:
+        # safetensors reports a system error only as text.
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+
+    # safetensors creates files that only their owner can read.
+    shutil.copymode(path.with_name(STATE), path)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _sha256(path: Path) -> str:
+    check_regular(path)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# -- load ----------------------------------------------------------------------------------------
+
+
+def load_newest(folder: Path) -> Checkpoint | None:
+    """Load the newest checkpoint that verifies; broken ones are skipped with a warning.
+
+    Returns:
+        None if there is no checkpoint at all.
+    Raises:
+        CheckpointError: there are checkpoints, and none verifies.
+    """
+    broken = []
+    for step in reversed(list_steps(folder)):
+        try:
+            return load(folder, step)
+        except CheckpointError as error:
+            broken.append(error)
+            log(f"warning: {error}; trying the checkpoint before it")
+    if broken:
+        raise CheckpointError(
+            f"no checkpoint under {folder} verifies ({broken[0]}); restore one (a run can begin "
+            "anew with run.fresh=true)"
+        )
+    return None
+
+
+def load(folder: Path, step: int) -> Checkpoint:
+    """Load the checkpoint of `step` after verifying every byte.
+
+    Raises:
+        CheckpointError: a file is missing, or does not match the manifest.
+        OSError: a file cannot be read now (permissions, too many open files).
+    """
+    path = step_folder(folder, step)
+    try:
+        manifest = read_as(path / MANIFEST, Manifest)
+        for name in (MODEL, OPTIMIZER, STATE):
+            if _sha256(path / name) != manifest[name]["sha256"]:
+                raise CheckpointError(f"{path / name} does not verify against its manifest")
+        model, optimizer = (_load_tensors(path / name) for name in (MODEL, OPTIMIZER))
+        return Checkpoint(step, model, optimizer, read_json(path / STATE))
+    except (RecordError, FileNotFoundError) as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and not isinstance(cause, MISSING):
+            raise cause from None
+        raise CheckpointError(str(error)) from error
+
+
+def _load_tensors(path: Path) -> dict[str, Tensor]:
+    """Load a file of tensors.
+
+    safetensors raises a RuntimeError both for a file that has disappeared and for lack of memory.
+    """
+    with readable(path, SafetensorError, KeyError):
+        try:
+            return load_file(path)
+        except RuntimeError as error:
+            if path.exists():
+                raise
+            raise FileNotFoundError(errno.ENOENT, "is gone", str(path)) from error
+
+
+def load_weights(
+    what: str, model: nn.Module, tensors: Mapping[str, Tensor], *, assign: bool = False
+) -> None:
+    """Load a checkpoint's weights into a model; their names and shapes must match exactly.
+
+    Args:
+        assign: make the tensors themselves the model's, as a model on the meta device allows.
+    Raises:
+        CheckpointError: weights are missing, unknown or of another shape; the message names them.
+    """
+    try:
+        model.load_state_dict(tensors, assign=assign)
+    except RuntimeError as error:
+        raise CheckpointError(f"{what} is of another model: {first_line(error)}") from error

@@ -1,0 +1,29 @@
+"""`rope-exp export`: a run's model for transformers."""
+
+from pathlib import Path
+
+from rope_exp.commands._parser import Parser, check_is_run
+
+
+def main(words: list[str]) -> int:
+    """Write a run's model and tokenizer as a folder that transformers loads."""
+    parser = Parser("export", "Write a run's model as a folder that transformers loads.")
+    parser.add_argument("folder", metavar="RUN_FOLDER", type=Path)
+    parser.add_argument("out", metavar="OUT", type=Path, help="a new folder")
+    parser.add_argument(
+        "--code",
+        choices=("auto", "always"),
+        default="auto",
+        help="auto: transformers' own class if it has one for this model; always: our code",
+    )
+    parser.add_argument("--step", type=int, help="of the checkpoint; the newest otherwise")
+    asked = parser.parse_args(words)
+    check_is_run(asked.folder)
+
+    # Imported late, because transformers takes seconds to import.
+    from rope_exp.export.card import loading
+    from rope_exp.export.write import export as write
+
+    name = write(asked.folder, asked.out, asked.code, asked.step)
+    print(f"{asked.out}: {name}; in Python: {loading(name, str(asked.out))}")
+    return 0

@@ -1,0 +1,312 @@
+"""Checks that runs are comparable: equal in every numeric key except some named factors.
+
+A factor is a key that can change a number, or a section of keys: `pe` and `seed` for a table of
+variants, `optim.lr` and `seed` for a sweep of learning rates, `model` and `seed` for sizes. The
+factor `row` is a name given by a campaign or an experiment (row_name); it covers variant, kind of
+attention and size at once.
+A row is the runs that agree in every factor but the seed; a block is the runs of one seed. Runs
+that must not be compared raise a `ReportError`, one sentence that names the folders. No torch.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from rope_exp import provenance
+from rope_exp.campaign.file import ORDER
+from rope_exp.config import RunConfig, differing_keys
+from rope_exp.errors import show
+from rope_exp.identity import keys_with
+from rope_exp.kinds import Kind
+from rope_exp.records import ReportError, Run, Status
+from rope_exp.sections import PeConfig
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ in their seed only, by seed."""
+
+    label: str
+    name: str
+    number: int  # its place among the rows
+    runs: list[Run]
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """The validation losses of finished runs, by seed."""
+        return {run.config.seed: run.loss for run in self.runs if run.loss is not None}
+
+    @property
+    def verdict(self) -> str:
+        """A word in place of a loss: diverged, or unfinished if no run has ended; else empty."""
+        best = min((run.status for run in self.runs), key=get_args(Status).index)
+        return "" if best == "finished" else best
+
+    @property
+    def mark(self) -> str:
+        """A suffix for a verdict when some seeds diverged, e.g. `(1 diverged)`; else empty."""
+        count = sum(run.status == "diverged" for run in self.runs)
+        return f"({count} diverged)" if count and not self.verdict else ""
+
+
+# The factor for rows by name, and the sections of the config that a name covers.
+ROW = "row"
+OF_ROW = ("pe", "attn", "model")
+# Each row of a campaign may have its own value of this key.
+OWN_RATE = "optim.lr"
+
+# Surroundings of a run (provenance.MARKED) that must agree within a block. Other differences
+# are marked (docs/protocol.md).
+REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")
+
+# A fact of result.json must be equal in runs that agree in the keys that determine it.
+_VOCABULARY = ("data", "tokenizer")
+# Masking adds an id.
+_IDS = (*_VOCABULARY, "train.objective")
+_BEGINNING = ("seed", "init_weights", "model", "attn", *_IDS)
+_BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len", "train.stages")
+_FACTS = (
+    ("data_sha256", "read different corpora", _VOCABULARY),
+    ("shared_init_sha256", "started from different weights", _BEGINNING),
+    ("order_sha256", "saw different tokens", ("seed", *_BUDGET, *_IDS)),
+    (
+        "params",
+        "differ in parameters",
+        ("model", "attn", *keys_with("own_parameters", PeConfig, "pe."), *_IDS),
+    ),
+)
+
+
+def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
+    """Sort runs into rows and blocks, or refuse them.
+
+    Args:
+        runs: at least one, in any order.
+        keys: the factors that distinguish rows, or `ROW`; every other numeric key must be equal,
+            except the seed and, within a campaign, `OWN_RATE`.
+    Returns:
+        The rows by label, in the order of their values.
+    Raises:
+        ReportError: naming two runs and their difference, or a factor that is no key.
+    """
+    factors = (*keys, "seed", *(OF_ROW if ROW in keys else ()), *_own_keys(runs))
+    rows: dict[str, Row] = {}
+    ordered = sorted(runs, key=lambda run: (_place(run, keys), run.config.seed, run.where))
+    for run in ordered:
+        label = label_of(run, keys)
+        name = name_of(run, keys)
+        row = rows.setdefault(label, Row(label, name, len(rows), []))
+        # Sorted by seed, so a seed that is here twice is here in succession.
+        if row.runs and row.runs[-1].config.seed == run.config.seed:
+            raise ReportError(
+                f"{row.runs[-1].folder} and {run.folder} are both {label}-s{run.config.seed}; "
+                "keep one of them"
+            )
+        row.runs.append(run)
+        _check_equal(ordered[0], run, factors, "not comparable")
+        _check_equal(row.runs[0], run, ("seed",), "two variants under one name")
+
+    for key, complaint, causes in _FACTS:
+        _check_fact(ordered, key, complaint, causes)
+    check_seeds(ordered)
+    return rows
+
+
+def _own_keys(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Return the keys that each row of a campaign may set for itself.
+
+    A campaign can train every row at the learning rate that is best for it (docs/protocol-2.md):
+    the row's overrides set it, and it is no factor of the campaign.
+    """
+    is_tuned = all(run.row and OWN_RATE not in run.factors for run in runs)
+    return (OWN_RATE,) if is_tuned else ()
+
+
+def telling(runs: Sequence[Run]) -> list[str]:
+    """Return the factor that distinguishes rows: their names if they have any, else the variant."""
+    return [ROW] if any(run.config.row_name for run in runs) else ["pe"]
+
+
+def has_blocks(runs: Iterable[Run]) -> bool:
+    """Return whether a campaign's runs of one seed saw the same tokens, and so make a table."""
+    return not any(ORDER in run.factors for run in runs)
+
+
+def level_name(run: Run, keys: Iterable[str]) -> str:
+    """Return a level's name for files, made of the factors that distinguish it in a campaign."""
+    return "-".join(f"{key}={spelled(run.config, key)}" for key in keys)
+
+
+def mixed_blocks(runs: Sequence[Run]) -> dict[int, dict[str, list[str]]]:
+    """Return the differing surroundings within each seed's runs, by seed and key."""
+    blocks: dict[int, list[Run]] = {}
+    for run in runs:
+        blocks.setdefault(run.config.seed, []).append(run)
+    found = {seed: differing_surroundings(block) for seed, block in sorted(blocks.items())}
+    return {seed: differing for seed, differing in found.items() if differing}
+
+
+def check_blocks(runs: Sequence[Run]) -> None:
+    """Refuse blocks that docs/protocol.md refuses: runs of one seed must be computed equally.
+
+    Raises:
+        ReportError: naming the seed, and the difference within it.
+    """
+    for seed, differing in mixed_blocks(runs).items():
+        for key in REFUSED_WITHIN_A_BLOCK:
+            if key in differing:
+                values = " and ".join(differing[key])
+                raise ReportError(
+                    f"seed {seed} of {runs[0].group} has runs with {key} {values}, but a block "
+                    "must have only one (docs/protocol.md); rerun one of them"
+                )
+
+
+def differing_surroundings(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Return the surroundings that differ between runs (device, torch, commit ...), by key."""
+    differing = {}
+    for key in provenance.MARKED:
+        values = {provenance.spelled(run.env[key]) for run in runs if key in run.env}
+        if len(values) > 1:
+            differing[key] = sorted(values)
+    return differing
+
+
+def alike(first: Run, second: Run, but: Sequence[str]) -> bool:
+    """Return whether two runs have one corpus, and equal numeric values except for some keys."""
+    if first.result.get("data_sha256") != second.result.get("data_sha256"):
+        return False
+    return not differing_keys(first.config.numeric, second.config.numeric, but)
+
+
+def value_of(config: RunConfig, factor: str) -> Any:
+    """Return a config's value of a key that can change a number, or its values of a section.
+
+    Raises:
+        ReportError: there is no such key.
+    """
+    try:
+        return config.numeric_value(factor)
+    except KeyError:
+        raise ReportError(
+            f"--factors {factor}: no such config key that can change a number"
+        ) from None
+
+
+def spelled(config: RunConfig, factor: str) -> str:
+    """Return a value as one word: a section's preset or label, else as on the command line."""
+    value = value_of(config, factor)
+    if not isinstance(value, dict):
+        return show(value)
+    section = getattr(config, factor)
+    return str(section.label if isinstance(section, Kind) else section.name)
+
+
+def has_own_rates(rows: Mapping[str, Row], keys: Sequence[str]) -> bool:
+    """Return whether rows have learning rates of their own, which do not distinguish them."""
+    rates = {row.runs[0].config.optim.lr for row in rows.values()}
+    return OWN_RATE not in keys and len(rates) > 1
+
+
+def label_of(run: Run, keys: Sequence[str]) -> str:
+    """Return a row's unique label: vo_rope, optim.lr=0.003, or several of these."""
+    return " ".join(run.config.pe.label if key == "pe" else _word(run, key) for key in keys)
+
+
+def name_of(run: Run, keys: Sequence[str]) -> str:
+    """Return a row's name for people: VO-RoPE, or the name that a campaign gives."""
+    names = {"pe": run.variant_name, ROW: run.config.row_name}
+    return " ".join(names.get(key) or _word(run, key) for key in keys)
+
+
+def _word(run: Run, key: str) -> str:
+    if key != ROW:
+        return f"{key}={spelled(run.config, key)}"
+    if run.config.row_name is None:
+        raise ReportError(
+            f"--factors {ROW}: {run.folder} has no row_name; set it with row_name=NAME"
+        )
+    return f"{ROW}={run.config.row_name}"
+
+
+def _place(run: Run, keys: Sequence[str]) -> tuple[list[float], str]:
+    """Return a row's sort key: its numbers, then its label."""
+    values = ("" if key == ROW else value_of(run.config, key) for key in keys)
+    numbers = [value if isinstance(value, int | float) else math.inf for value in values]
+    return numbers, label_of(run, keys)
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def _check_equal(first: Run, second: Run, factors: tuple[str, ...], complaint: str) -> None:
+    keys = differing_keys(first.config.numeric, second.config.numeric, factors)
+    if keys:
+        raise ReportError(f"{first.folder} and {second.folder} are {complaint} ({'; '.join(keys)})")
+
+
+def _check_fact(runs: Iterable[Run], key: str, complaint: str, causes: Sequence[str]) -> None:
+    """Refuse runs that agree in the keys that determine a fact, but differ in the fact."""
+    seen: dict[tuple[Any, ...], Run] = {}
+    for run in runs:
+        if _tells(run, key):
+            causing = _causes_of(run, key, causes)
+            block = tuple(str(value_of(run.config, cause)) for cause in causing)
+            first = seen.setdefault(block, run)
+            if _fact(run, key) != _fact(first, key):
+                raise ReportError(
+                    f"{first.folder} and {run.folder} {complaint}, so they cannot be compared "
+                    f"({key} {_fact(first, key)!s:.12} and {_fact(run, key)!s:.12})"
+                )
+
+
+def _causes_of(run: Run, key: str, causes: Sequence[str]) -> Sequence[str]:
+    """Return the keys that determine a fact of this run."""
+    pe = run.config.pe
+    if key == "params" and pe.trainable:
+        causes = (*causes, "pe.rotate", "pe.fraction", "pe.fraction_vo")
+    if key == "params" and pe.input == "learned":
+        causes = (*causes, "pe.start", "train.seq_len", "train.stages")
+    return causes
+
+
+def check_seeds(runs: Iterable[Run]) -> None:
+    """Refuse one seed's run under the number of another.
+
+    Each seed draws its own weights. A run that began with the weights of a finished run is checked
+    by its order of tokens, which `order_seed` draws.
+
+    Raises:
+        ReportError: naming two runs.
+    """
+    seen: dict[str, tuple[int, Run]] = {}
+    for run in runs:
+        key, seed = "init_sha256", run.config.seed
+        if run.config.init_weights is not None:
+            key, seed = "order_sha256", run.config.order_seed
+        if not run.result.get(key):
+            continue
+        of, first = seen.setdefault(run.result[key], (seed, run))
+        if of != seed:
+            raise ReportError(
+                f"{first.folder} and {run.folder} have seeds {of} and {seed}, but the same "
+                f"{key} ({run.result[key]:.12}): one of them is a copy of the other"
+            )
+
+
+def _fact(run: Run, key: str) -> Any:
+    """Return a fact of result.json; if it hashes all weights only, these are the shared ones."""
+    if key == "shared_init_sha256":
+        return run.result.get(key, run.result["init_sha256"])
+    return run.result[key]
+
+
+def _tells(run: Run, key: str) -> bool:
+    """Return whether a fact of a run can be compared with the others'."""
+    # A diverged run has read only some of the tokens.
+    if key == "order_sha256" or not run.result:
+        return run.status == "finished"
+    # In older runs, the only hash of weights includes learned frequencies.
+    is_old = key == "shared_init_sha256" and key not in run.result
+    return not (is_old and run.config.pe.trainable)

@@ -1,0 +1,416 @@
+"""The configuration of one run, converted once from a plain mapping and checked.
+
+Config keys equal dataclass paths: `optim.lr` is `RunConfig.optim.lr`. Two hashes of the numeric
+values that depart from their defaults identify runs: `config_sha256` a single run, `group_sha256`
+the runs that may share a table.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields
+from functools import cached_property, reduce
+from operator import attrgetter, getitem
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from rope_exp.errors import show
+from rope_exp.files import json_sha256
+from rope_exp.identity import (
+    Name,
+    Rule,
+    Seed,
+    Sha256,
+    convert,
+    numeric_values,
+    refuse,
+    section,
+    setting,
+)
+from rope_exp.kinds import Architecture, AttnConfig, SoftmaxConfig
+from rope_exp.sections import (
+    EVERY,
+    MIN_VOCAB_SIZE,
+    OUR_NAMES,
+    PAIRS,
+    TASK_PROBES,
+    CosineConfig,
+    DataConfig,
+    LaunchConfig,
+    ModelConfig,
+    MuonConfig,
+    OptimConfig,
+    PeConfig,
+    PlaceConfig,
+    ScheduleConfig,
+    TokenizerConfig,
+    TrackerConfig,
+    TrainConfig,
+    WsdConfig,
+    source_sha256,
+)
+
+FACTORS = ("pe", "seed")  # the keys in which runs of one group may differ
+DEFAULT_OUTPUT = Path("results/runs")
+
+
+@section
+class RunConfig:
+    """The configuration of one run. `from_dict` converts a plain mapping."""
+
+    # Seed of the initial weights, and of the order of batches unless data.seed is set.
+    seed: Seed = 0
+    # Name of the row in tables, if rows differ in more than the variant; campaigns set it.
+    row_name: Name | None = setting(None)
+    # SHA-256 of the initial weights, taken from the run that run.init_from names; null: weights
+    # are drawn from the seed.
+    init_weights: Sha256 | None = None
+    pe: PeConfig = PeConfig()
+    attn: Annotated[AttnConfig, Field(discriminator="kind")] = SoftmaxConfig()
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    optim: Annotated[OptimConfig | MuonConfig, Field(discriminator="name")] = OptimConfig()
+    schedule: Annotated[ScheduleConfig, Field(discriminator="name")] = CosineConfig()
+    train: TrainConfig = TrainConfig()
+    tracker: TrackerConfig = setting(TrackerConfig())
+    launch: LaunchConfig = setting(LaunchConfig())
+    run: PlaceConfig = setting(PlaceConfig())
+
+    def __post_init__(self) -> None:
+        refuse(self, rules(self))
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> "RunConfig":
+        """Convert a plain mapping; missing keys keep their defaults.
+
+        Raises:
+            ConfigError: an unknown key, a wrong type, a value out of range or an unsupported
+                combination.
+        """
+        config: RunConfig = convert(RunConfig, values)
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plain mapping that `from_dict` reads, as config.yaml stores it."""
+        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return plain
+
+    def replace(self, section: str, **changes: Any) -> "RunConfig":
+        """Return a copy with some keys of one section changed, checked like any other."""
+        changed = dataclasses.replace(getattr(self, section), **changes)
+        return dataclasses.replace(self, **{section: changed})
+
+    def architecture(self, vocab_size: int) -> Architecture:
+        """Return the specification of the decoder for a vocabulary.
+
+        Args:
+            vocab_size: the tokenizer's; the decoder's has `num_own_ids` more.
+        """
+        return Architecture(
+            self.model,
+            self.pe,
+            vocab_size + self.num_own_ids,
+            self.attn,
+            causal=self.causal,
+            num_positions=self.num_positions,
+            num_outputs=self.data.task.num_outputs if self.data.task else None,
+        )
+
+    @property
+    def num_own_ids(self) -> int:
+        """The number of the decoder's ids beyond the tokenizer's: one under mlm, the mask."""
+        return 1 if self.train.objective == "mlm" else 0
+
+    @property
+    def num_warmup_steps(self) -> int:
+        """The number of steps over which the learning rate rises to its peak."""
+        return round(self.schedule.warmup_fraction * self.train.num_steps)
+
+    @property
+    def num_positions(self) -> int:
+        """One more than the last position of training, from 0."""
+        return self.pe.start + self.data.random_start + self.train.longest
+
+    @property
+    def known_vocab_size(self) -> int | None:
+        """The vocabulary's size; None if only a pretrained tokenizer itself knows it."""
+        if self.data.task is not None:
+            return self.data.task.vocab_size
+        return MIN_VOCAB_SIZE if self.tokenizer.kind == "bytes" else self.tokenizer.vocab_size
+
+    @property
+    def predicts_tokens(self) -> bool:
+        """False if it predicts real numbers."""
+        return self.train.objective != "regression"
+
+    @property
+    def causal(self) -> bool:
+        """True if no token attends to a later one."""
+        return self.train.objective == "causal"
+
+    # -- names and places ----------------------------------------------------------------------
+
+    @property
+    def order_seed(self) -> int:
+        """The seed of the order of batches."""
+        return self.seed if self.data.seed is None else self.data.seed
+
+    @property
+    def folder(self) -> Path:
+        """`run.dir`, or results/runs/<group>/<pe>/seed<k>."""
+        if self.run.dir is not None:
+            return Path(self.run.dir).expanduser()
+        return DEFAULT_OUTPUT / self.group / self.pe.label / f"seed{self.seed}"
+
+    @property
+    def group(self) -> str:
+        """`run.group`, or a name for all but pe and seed.
+
+        It has the size, the kind of attention unless softmax, the corpus and a prefix of the hash.
+        """
+        kind = "" if isinstance(self.attn, SoftmaxConfig) else f"{self.attn.kind}-"
+        name = f"{self.model.name}-{kind}{self.data.name}-{self.group_sha256[:8]}"
+        return self.run.group or name
+
+    @property
+    def name(self) -> str:
+        """`<pe>-s<seed>`, for the tracker and progress lines."""
+        return f"{self.pe.label}-s{self.seed}"
+
+    # -- identity ------------------------------------------------------------------------------
+
+    @property
+    def config_sha256(self) -> str:
+        """Hash of all numeric values of this run that depart from their defaults."""
+        return json_sha256(numeric_values(self, departing=True))
+
+    @property
+    def group_sha256(self) -> str:
+        """The same hash without pe and seed: equal in all rows that may be compared."""
+        departing = numeric_values(self, departing=True)
+        return json_sha256({key: departing[key] for key in departing if key not in FACTORS})
+
+    @cached_property
+    def numeric(self) -> dict[str, Any]:
+        """Every value that can change a number of this run; not to be changed."""
+        return numeric_values(self)
+
+    def numeric_value(self, key: str) -> Any:
+        """Return a value of `numeric` by its dotted key, or the values of a section.
+
+        Raises:
+            KeyError: no such key can change a number.
+        """
+        try:
+            return reduce(getitem, key.split("."), self.numeric)
+        except TypeError:
+            raise KeyError(key) from None
+
+
+def differing_keys(
+    old: Mapping[str, Any], new: Mapping[str, Any], but: Collection[str] = (), prefix: str = ""
+) -> list[str]:
+    """Return `key: old -> new` for each key, at any depth, whose values differ.
+
+    Args:
+        but: keys, or sections of keys, that may differ.
+    """
+    found = []
+    for name in sorted(old.keys() | new.keys()):
+        before = old.get(name)
+        after = new.get(name)
+        key = prefix + name
+        if key in but or before == after:
+            continue
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            found += differing_keys(before, after, but, f"{key}.")
+        else:
+            found.append(f"{key}: {show(before)} -> {show(after)}")
+    return found
+
+
+MAX_POSITION = 2**24  # float32 represents all integers up to this one
+
+
+def rules(config: "RunConfig") -> Iterator[Rule]:
+    """Yield every rule of a config. A rule may rely on those before it."""
+    kind = config.data.kind
+    for name in ("pe", "model", "data", "tokenizer"):
+        section = getattr(config, name)
+        for field in fields(section):
+            key = f"{name}.{field.name}"
+            departs = getattr(section, field.name) != field.default
+            kinds = field.metadata.get("kinds", (kind,))
+            yield departs and kind not in kinds, key, f"is for data={' or '.join(kinds)} alone"
+            for needed, allowed in field.metadata.get("needs", {}).items():
+                yield departs and not attrgetter(needed)(config), key, allowed
+
+    yield from _of_data(config)
+    yield from _of_budget(config)
+    yield from _of_attention(config)
+    yield from _of_probes(config)
+    yield from _of_positions(config)
+
+
+def _of_data(config: "RunConfig") -> Iterator[Rule]:
+    data = config.data
+    has_path = data.kind in ("files", "hub")
+    allowed = "must name the corpus of data=files and data=hub; no other has a path"
+    yield has_path != (data.path is not None), "data.path", allowed
+    allowed = "must name the column that holds the text"
+    yield has_path and not data.text_column, "data.text_column", allowed
+
+    tokenizer = config.tokenizer
+    kind = tokenizer.kind
+    for key in ("tokenizer.vocab_size", "tokenizer.train_bytes"):
+        allowed = "must be set for a tokenizer that is trained on the corpus"
+        yield kind == "bpe" and attrgetter(key)(config) is None, key, allowed
+    allowed = "is given by tokenizer={0.tokenizer.name}; leave null"
+    yield kind != "bpe" and tokenizer.vocab_size is not None, "tokenizer.vocab_size", allowed
+    allowed = "must be set for tokenizer=pretrained, and only there"
+    yield (kind == "pretrained") != (tokenizer.path is not None), "tokenizer.path", allowed
+    allowed = "is of generated data, such as data=addition, which choose it themselves"
+    yield kind == "task" and not data.task, "tokenizer.kind", allowed
+    allowed = "data={0.data.kind} has tokens of its own: leave out tokenizer=..."
+    yield kind != "task" and data.task, "tokenizer.kind", allowed
+
+
+def _of_budget(config: "RunConfig") -> Iterator[Rule]:
+    train = config.train
+    for seq_len, num_steps, *rows in train.stages or ():
+        batch_size, rest = divmod(train.tokens_per_step, seq_len)
+        allowed = (
+            f"sequences of {seq_len} do not divide the {train.tokens_per_step} tokens of a step "
+            "(train.global_batch_size x train.seq_len); or say how many sequences a step has, as "
+            f"in [{seq_len},{num_steps},{max(batch_size, 1)}]"
+        )
+        yield rest and not rows, "train.stages", allowed
+    num_steps = sum(stage.num_steps for stage in train.staged)
+    allowed = f"must be the {num_steps} steps of train.stages"
+    yield num_steps != train.num_steps, "train.num_steps", allowed
+
+    schedule = config.schedule
+    if isinstance(schedule, WsdConfig):
+        exceeds = schedule.warmup_fraction + schedule.decay_fraction > 1
+        yield exceeds, "schedule.warmup_fraction", "warm-up and decay exceed the run"
+
+    if task := config.data.task:
+        allowed = "must be {0.data.task.objective} for data={0.data.kind}"
+        yield train.objective != task.objective, "train.objective", allowed
+        yield train.stages, "train.stages", "data={0.data.kind} has rows of one length; leave null"
+        allowed = "must be at least {0.data.task.least_seq_len} for data={0.data.kind}"
+        yield train.seq_len < task.least_seq_len, "train.seq_len", allowed
+    else:
+        yield not config.predicts_tokens, "train.objective", "is for data=spikes alone"
+
+
+def _of_attention(config: "RunConfig") -> Iterator[Rule]:
+    model = config.model
+    attn = config.attn
+    heads = model.num_attention_heads
+    allowed = "must divide model.num_attention_heads={0.model.num_attention_heads}"
+    yield heads % model.num_key_value_heads, "model.num_key_value_heads", allowed
+
+    refused = [site for site in config.pe.rotate if site not in attn.sites()]
+    can = f"attn.kind={attn.kind} can rotate {' and '.join(attn.sites()) or 'nothing'}"
+    allowed = f"{attn.why_not or can}; {' and '.join(refused)} must not stand there"
+    yield refused, "pe.rotate", allowed
+    if attn.takes_heads:
+        allowed = "must divide model.hidden_size={0.model.hidden_size}, or model.head_dim be set"
+        is_odd = model.head_dim is None and model.hidden_size % heads
+        yield is_odd, "model.num_attention_heads", allowed
+    else:
+        allowed = "attn.kind={0.attn.kind} has no such heads; leave it equal to "
+        is_other = model.num_key_value_heads != heads
+        yield is_other, "model.num_key_value_heads", f"{allowed}model.num_attention_heads"
+    yield from attn.rules(model)
+    allowed = "looks both ways, and the state that attn.kind={0.attn.kind} keeps goes one way alone"
+    yield not (config.causal or attn.keeps_keys), "train.objective", allowed
+
+
+def _of_probes(config: "RunConfig") -> Iterator[Rule]:
+    """Yield what a finished model cannot be asked for."""
+    data = config.data
+    model = config.model
+    train = config.train
+    pe = config.pe
+    attn = config.attn
+    rotating = [pair for pair in PAIRS if {*pair} & {*pe.rotate}]
+    num_features = [pe.num_features(attn.rotary_dim(model), pair) for pair in rotating]
+
+    # Whether a run lacks what a probe needs, by the sentence about it.
+    lacks: dict[str, dict[str, object]] = {
+        "floors": {"attn.kind={0.attn.kind} cannot be asked for floors": not attn.has_floors},
+        "distance": {
+            "attn.kind={0.attn.kind} cannot be asked for distance": not attn.keeps_keys,
+            "distance needs train.seq_len of at least 2": train.seq_len < 2,
+            "distance has one uniform baseline: no model.window_layers": model.window_layers,
+            "distance would read across documents; no data.document_mask": data.document_mask,
+        },
+        "repeat": {
+            "repeat needs train.objective=causal and train.seq_len of at least 4": (
+                not config.causal or train.seq_len < 4
+            ),
+            "repeat would read across documents; no data.document_mask": data.document_mask,
+        },
+        "drift": {"drift needs frequencies that are learned: pe.trainable": not pe.trainable},
+        "token_shift": {
+            "token_shift needs mu, which is learned: model.token_shift": not model.token_shift
+        },
+        "extension": {
+            "extension needs at least one site in pe.rotate": not pe.rotate,
+            "extension needs positions past the trained length, which pe.input=learned has not": (
+                pe.input == "learned"
+            ),
+            "extension needs two pairs of features that rotate, a first and a last": (
+                min(num_features, default=0) < 4
+            ),
+            "extension needs train.seq_len of at least 7, in which a pair can turn once": (
+                train.seq_len <= math.tau
+            ),
+        },
+    }
+    for probe in train.probes:
+        if data.task:
+            allowed = "data={0.data.kind} can be asked for {0.data.task.probe} alone"
+            yield probe != data.task.probe, "train.probes", allowed
+        else:
+            allowed = " and ".join(TASK_PROBES) + " are asked of generated data, such as "
+            yield probe in TASK_PROBES, "train.probes", allowed + "data=addition"
+        for allowed, is_lacking in lacks.get(probe, {}).items():
+            yield is_lacking, "train.probes", allowed
+
+
+def _of_positions(config: "RunConfig") -> Iterator[Rule]:
+    model = config.model
+    pe = config.pe
+    changed = pe.source is not None and pe.code_sha256 != source_sha256(pe.source)
+    yield changed, "pe.source", "was changed: pe.code_sha256 is of another text"
+    taken = pe.code is not None and pe.name in OUR_NAMES
+    yield taken, "pe.name", "is taken; with pe.code give a name of its own"
+
+    for key in ("pe.layers", "pe.layers_vo", "model.window_layers"):
+        pattern = attrgetter(key)(config) or EVERY
+        allowed = "reaches none of the {0.model.num_hidden_layers} layers"
+        yield 1 not in pattern[: model.num_hidden_layers], key, allowed
+
+    # NoPE must satisfy this, too: all variants must be comparable at a size.
+    rotary_dim = config.attn.rotary_dim(model)
+    key = "model.num_attention_heads" if model.head_dim is None else "model.head_dim"
+    allowed = f"leaves heads of {rotary_dim} features; rotation pairs them: it must be even"
+    yield rotary_dim % 2, key, allowed
+    for pair, key in (("qk", "pe.fraction"), ("vo", "pe.fraction_vo")):
+        allowed = f"leaves no pair to rotate in heads of {rotary_dim} features"
+        yield pe.num_features(rotary_dim, pair) < 2, key, allowed
+
+    allowed = "has no rows for positions between whole ones, as those of data={0.data.kind} are"
+    yield pe.input == "learned" and not config.predicts_tokens, "pe.input", allowed
+    allowed = "must be even for pe.input=sinusoidal"
+    yield pe.is_sinusoidal and model.hidden_size % 2, "model.hidden_size", allowed
+    key = "data.random_start" if config.data.random_start > pe.start else "pe.start"
+    allowed = f"positions past {MAX_POSITION:,} are not exact in float32"
+    yield config.num_positions > MAX_POSITION, key, allowed

@@ -1,1 +1,0 @@
-"""Configuration of runs and campaigns: types, ranges, identity, costs and the border to Hydra."""

@@ -1,1 +1,0 @@
-"""Data: corpora and tokenizers, prepared token files, generated tasks, and batches."""

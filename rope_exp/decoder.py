@@ -1,0 +1,445 @@
+"""The loss head: the product with the vocabulary and its cross-entropy, in chunks of tokens.
+
+The logits of a whole batch are the largest tensor of a step (in float32, at V = 128k, 512 KB a
+token). Here each chunk's logits live only until its loss and gradients are computed, both in the
+forward pass, so memory does not grow with tokens times vocabulary, and a CPU keeps a chunk in its
+cache.
+
+Shapes: N tokens, C of a chunk, D model width, V vocabulary.
+"""
+
+import functools
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from rope_exp.angles import Positions, Rotary
+from rope_exp.attention import linears, make_attention
+from rope_exp.cache import Cache, LayerCache
+from rope_exp.encoding import Sizes
+from rope_exp.errors import ConfigError
+from rope_exp.kernels import TOKENS_OF_A_CHUNK, wide
+from rope_exp.kinds import Architecture
+from rope_exp.position._biases import LearnedRows, make_bias, make_input
+from rope_exp.position.own import make_own, sizes_of
+from rope_exp.sections import INIT_STD, ModelConfig, PeConfig
+
+# In place of a target: nothing is predicted here.
+NOTHING = -1
+
+Gradients = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+def at_places(x_BTD: Tensor, place_BP: Tensor | None) -> Tensor:
+    """Return x_BPD at the predicted places of each row; None: at all places."""
+    if place_BP is None:
+        return x_BTD
+    return x_BTD.gather(1, place_BP[:, :, None].expand(-1, -1, x_BTD.shape[-1]))
+
+
+def summed_cross_entropy(
+    x_ND: Tensor, head_VD: Tensor, target_N: Tensor, gradients: Gradients
+) -> Tensor:
+    """Return the sum over n of -log softmax(head x_n)[target_n], in nats, in float32 at least.
+
+    Args:
+        x_ND: the last layer's normed output; products are taken in autocast's dtype, if it is on.
+        target_N: NOTHING where nothing is predicted.
+        gradients: `chunk_gradients`, possibly compiled.
+    """
+    if torch.is_grad_enabled():
+        return _Summed.apply(x_ND, head_VD, target_N, gradients)  # type: ignore[no-untyped-call]
+
+    narrow_VD = _narrow(head_VD)
+    of_chunks = []
+    for x_CD, target_C in zip(*chunks(_narrow(x_ND), target_N), strict=True):
+        logits_CV = wide(x_CD @ narrow_VD.T)
+        nats = F.cross_entropy(logits_CV, target_C, reduction="sum", ignore_index=NOTHING)
+        of_chunks.append(nats)
+    return torch.stack(of_chunks).sum()
+
+
+def summed_squares(x_ND: Tensor, head_OD: Tensor, target_NO: Tensor) -> Tensor:
+    """Return the sum over n of the mean over o of (head x_n - target)^2, in float32 at least.
+
+    Args:
+        x_ND: the last layer's normed output; products are taken in autocast's dtype, if it is on.
+        target_NO: O real numbers to predict at each place.
+    """
+    error_NO = wide(F.linear(x_ND, head_OD)) - target_NO
+    return error_NO.square().mean(dim=-1).sum()
+
+
+def chunk_gradients(
+    x_CD: Tensor, head_VD: Tensor, target_C: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a chunk's summed loss, and its gradients with respect to x_CD and head_VD.
+
+    With z = softmax(logits) - onehot(target), and 0 where nothing is predicted: dx = z head and
+    dhead = z^T x.
+    """
+    logits_CV = wide(x_CD @ head_VD.T)
+    max_C1 = logits_CV.amax(-1, keepdim=True)
+    logsumexp_C1 = (logits_CV - max_C1).exp().sum(-1, keepdim=True).log() + max_C1
+    counts_C1 = (target_C != NOTHING)[:, None].to(logits_CV.dtype)
+    target_logit_C1 = logits_CV.gather(1, target_C[:, None].clamp(min=0))
+    nats = (counts_C1 * (logsumexp_C1 - target_logit_C1)).sum()
+
+    token_V = torch.arange(head_VD.shape[0], dtype=torch.int32, device=head_VD.device)
+    is_target_CV = token_V == target_C[:, None].int()
+
+    # A second exponential is cheaper than keeping the first in float32.
+    z_CV = (logits_CV - logsumexp_C1).exp() - is_target_CV.to(logits_CV.dtype)
+    z_CV = z_CV.to(x_CD.dtype)
+
+    # Masking here is cheap: these tensors are far narrower than z.
+    counts_C1 = counts_C1.to(x_CD.dtype)
+    return nats, counts_C1 * (z_CV @ head_VD), z_CV.T @ (counts_C1 * x_CD)
+
+
+class _Summed(torch.autograd.Function):
+    """The summed loss; forward computes its gradients, and backward only scales them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_ND: Tensor, head_VD: Tensor, target_N: Tensor, gradients: Gradients
+    ) -> Tensor:
+        narrow_VD = _narrow(head_VD)
+        dx_ND = torch.empty_like(x_ND)
+        dhead_VD = torch.zeros_like(head_VD)
+
+        nats = []
+        for x_CD, target_C, dx_CD in zip(*chunks(_narrow(x_ND), target_N, dx_ND), strict=True):
+            chunk_nats, chunk_dx_CD, chunk_dhead_VD = gradients(x_CD, narrow_VD, target_C)
+            nats.append(chunk_nats)
+            dx_CD.copy_(chunk_dx_CD)
+            dhead_VD += chunk_dhead_VD
+
+        ctx.save_for_backward(dx_ND, dhead_VD)
+        return torch.stack(nats).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *of_nats: Tensor) -> tuple[Tensor | None, ...]:
+        dx_ND, dhead_VD = ctx.saved_tensors
+        return dx_ND * of_nats[0], dhead_VD * of_nats[0], None, None
+
+
+def chunks(*of_tokens: Tensor) -> list[tuple[Tensor, ...]]:
+    """Return each tensor's chunks, as few as possible, with sizes that differ by at most one."""
+    most = TOKENS_OF_A_CHUNK[of_tokens[0].device.type]
+    return [tensor.tensor_split(math.ceil(len(tensor) / most)) for tensor in of_tokens]
+
+
+def _narrow(x: Tensor) -> Tensor:
+    """Return x in autocast's dtype for products, if autocast is on."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        gate, up = linears(x_BTD, self.gate_proj, self.up_proj)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, architecture: Architecture, number: int = 0) -> None:
+        """Build one layer.
+
+        Args:
+            number: the layer's index, from 0: a variant may rotate in some layers only.
+        """
+        super().__init__()
+        config = architecture.model
+        sites = architecture.pe.sites_of(number)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.self_attn = make_attention(config, architecture.attn, sites)
+        self.self_attn.causal = architecture.causal
+        self.self_attn.window = config.window_of(number)
+        self.self_attn.own = make_own(architecture, number)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = SwiGLU(config)
+
+    def forward(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:
+        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), at, cache)
+        return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+
+
+# Name prefix of learned frequencies, which are not drawn at random.
+FREQUENCIES = "model.rotary_emb."
+# Name prefixes of the parameters that encode positions.
+POSITIONS = (FREQUENCIES, "model.added_positions.", "model.score_bias.")
+ONTO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
+LLAMA_NORMS = (
+    "model.norm.weight",
+    ".input_layernorm.weight",
+    ".post_attention_layernorm.weight",
+)
+
+
+class Trunk(nn.Module):
+    """Embedding, blocks and last norm; separate because transformers' names begin with `model.`."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        config = architecture.model
+        attn = architecture.attn
+        pe = architecture.pe
+        self.pe = pe
+        blocks = [Block(architecture, number) for number in range(config.num_hidden_layers)]
+
+        # nn.Embedding() would draw: on the meta device that imports torch's compiler, for a second.
+        undrawn_VD = torch.empty(architecture.vocab_size, config.hidden_size)
+        with_weights: Callable[..., nn.Embedding] = nn.Embedding.from_pretrained
+        self.embed_tokens = with_weights(undrawn_VD, freeze=False)
+        self.layers = nn.ModuleList(blocks)
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.rotary_emb = Rotary(
+            attn.rotary_dim(config),
+            pe,
+            num_layers=config.num_hidden_layers,
+            num_heads=attn.key_heads(config),
+        )
+        sizes = Sizes(**sizes_of(architecture), layer=None)
+        self.added_positions = make_input(pe, sizes)
+        self.score_bias = make_bias(pe, sizes)
+        self.own = make_own(architecture, layer=None)
+
+    def forward(
+        self,
+        ids_BT: Tensor,
+        cache: Cache | None = None,
+        *,
+        positions_BT: Tensor | None = None,
+        document_BT: Tensor | None = None,
+    ) -> Tensor:
+        if cache is not None and document_BT is not None:
+            raise ValueError(
+                "a cache does not say which document its keys are of: documents take the whole "
+                "rows at once, without a cache"
+            )
+
+        num_new = ids_BT.shape[1]
+        num_keys = num_new
+        position_T = torch.arange(num_new, device=ids_BT.device)
+        of_layers: list[LayerCache | None] = [None] * len(self.layers)
+        if cache is not None:
+            position_T = cache.positions(num_new, ids_BT.device)
+            of_layers = [*cache.layers]
+            cache.length += num_new
+            num_keys = cache.length
+        if positions_BT is not None:
+            position_T = positions_BT
+
+        if isinstance(self.added_positions, LearnedRows):
+            first, last = 0, num_new - 1
+            # Reading a tensor waits for a GPU, so only positions that are given are read.
+            if cache is not None or positions_BT is not None:
+                first, last = int(position_T.min()), int(position_T.max())
+            start = self.rotary_emb.start
+            self.added_positions.check(start + first, start + last)
+
+        x_BTD = self.embed_tokens(ids_BT)
+        x_BTD = self.added_positions.embed(x_BTD, self.rotary_emb.start + position_T)
+        if self.own is not None:
+            x_BTD = self.own.embed(x_BTD, self.rotary_emb.start + position_T).to(x_BTD.dtype)
+        place_1E = torch.arange(num_keys, device=ids_BT.device)[None]
+        bias_HTE = self.score_bias.scores({"position_BE": place_1E}, num_new)
+        of_positions = self.rotary_emb(position_T)
+        for layer, at, of_layer in zip(self.layers, of_positions, of_layers, strict=True):
+            at = at._replace(bias_HTE=bias_HTE, document_BT=document_BT)
+            if self.pe.code is not None:
+                at = at._replace(position_T=self.rotary_emb.start + position_T)
+            x_BTD = layer(x_BTD, at, of_layer)
+        return self.last_norm(x_BTD)
+
+    @property
+    def num_positions(self) -> int | None:
+        """The number of learned positions; None: positions are unlimited."""
+        return self.added_positions.sizes.num_positions if self.pe.input == "learned" else None
+
+    def last_norm(self, x_BTD: Tensor) -> Tensor:
+        """Normalise the last layer's output.
+
+        It is a method because torch.compile skips torch's own modules.
+        """
+        return self.norm(x_BTD)
+
+
+class Decoder(nn.Module):
+    """A language model: ids in, logits out; with targets, the summed cross-entropy.
+
+    A model of real numbers returns predictions instead of logits, and the summed squared errors.
+    """
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        config = architecture.model
+        self.architecture = architecture
+        self.model = Trunk(architecture)
+        self.lm_head = nn.Linear(config.hidden_size, architecture.head_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+        self.chunk_gradients = chunk_gradients
+
+    def forward(
+        self,
+        ids_BT: Tensor,
+        target_BT: Tensor | None = None,
+        cache: Cache | None = None,
+        *,
+        positions_BT: Tensor | None = None,
+        document_BT: Tensor | None = None,
+        predicted_BP: Tensor | None = None,
+    ) -> Tensor:
+        """Return logits_BTV of `ids_BT`, or the loss of predicting `target_BT`.
+
+        The loss is the sum over B and T of -log p(target), in nats and float32; for real numbers,
+        the sum of their mean squared errors.
+
+        Args:
+            target_BT: or [B, T, O], O real numbers each.
+            cache: earlier tokens, from which these ids continue; they are added to it.
+            positions_BT: any real numbers; None: 0, 1, 2, ..., or those after the cache.
+            document_BT: tokens attend to tokens of the same number only; None: to all. Not
+                allowed with a cache.
+            predicted_BP: the P places of each row that have targets, [B, P] like them; None: all.
+        Raises:
+            ValueError: both documents and a cache are given.
+        """
+        x_BTD = self.model(ids_BT, cache, positions_BT=positions_BT, document_BT=document_BT)
+        x_BTD = at_places(x_BTD, predicted_BP)
+        if target_BT is None:
+            return self.lm_head(x_BTD)
+
+        x_ND = x_BTD.flatten(0, 1)
+        if self.architecture.num_outputs is not None:
+            return summed_squares(x_ND, self.lm_head.weight, target_BT.flatten(0, 1))
+        target_N = target_BT.flatten()
+        return summed_cross_entropy(x_ND, self.lm_head.weight, target_N, self.chunk_gradients)
+
+    def compile_parts(self) -> None:
+        """Compile one block, used by every layer, the last norm and a chunk of the loss.
+
+        This makes three graphs per sequence length, at any depth.
+        """
+        for layer in self.model.layers:
+            layer.compile(dynamic=False)
+        last_norm = torch.compile(self.model.last_norm, dynamic=False)
+        self.model.last_norm = last_norm  # type: ignore[method-assign]
+        self.chunk_gradients = torch.compile(chunk_gradients, dynamic=False)
+
+    def new_cache(self, pads_B: Tensor | None = None) -> Cache:
+        """Return an empty cache; raise ConfigError if attention is bidirectional.
+
+        Args:
+            pads_B: the number of padding ids at the start of each row; None: none.
+        """
+        if not self.architecture.causal:
+            allowed = "looks both ways: there is nothing to cache, and no next token to generate"
+            raise ConfigError("train.objective", ..., allowed)
+        model = self.architecture.model
+        windows = [model.window_of(layer) for layer in range(model.num_hidden_layers)]
+        return Cache(windows, pads_B)
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Draw every matrix from N(0, s^2): s = 0.02, or 0.02/sqrt(2 layers) onto the residual.
+
+        LLaMA's matrices are drawn on the CPU from one generator, in the order of their names: a
+        pure function of the sizes and the seed, independent of the device, the variant and the
+        kind of attention. A kind takes those that match its names and shapes. Any other matrix
+        draws from its own stream, so that it changes none of LLaMA's. (With other sizes, a changed
+        shape changes every later draw.)
+        """
+        shared = torch.Generator().manual_seed(seed)
+        residual_std = INIT_STD / math.sqrt(2 * len(self.model.layers))
+
+        def drawn(name: str, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+            std = residual_std if name.endswith(ONTO_RESIDUAL) else INIT_STD
+            return torch.empty(shape).normal_(0.0, std, generator=generator)
+
+        own = dict(self.named_parameters())
+        of_llama = llama_matrices(self.architecture)
+        for name, shape in sorted(of_llama.items()):
+            matrix = drawn(name, shape, shared)
+            if name in own and own[name].shape == shape:
+                own.pop(name).copy_(matrix)
+
+        for name, parameter in own.items():
+            if parameter.ndim == 2 and not name.startswith(FREQUENCIES):
+                parameter.copy_(drawn(name, parameter.shape, own_stream(seed, name)))
+
+
+@functools.cache
+def on_meta(architecture: Architecture) -> Decoder:
+    """Return a decoder on the meta device, with shapes but no data: instant at any size."""
+    with torch.device("meta"):
+        return Decoder(architecture)
+
+
+def llama_matrices(architecture: Architecture) -> dict[str, torch.Size]:
+    """Return the shapes of LLaMA's matrices, as transformers names them, at these sizes."""
+    model = architecture.model
+    # A kind with its own sizes takes any hidden_size, even one too small for LLaMA's heads.
+    if model.features_per_head < 2:
+        model = replace(model, head_dim=2)
+    llama = Architecture(model, PeConfig(rotate=()), architecture.vocab_size)
+    named = on_meta(llama).named_parameters()
+    return {name: matrix.shape for name, matrix in named if matrix.ndim == 2}
+
+
+def own_stream(seed: int, name: str) -> torch.Generator:
+    """Return a generator for one parameter, seeded by SHA-256 of the run's seed and its name."""
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters by name, as checkpoints store them and as hashes cover them.
+
+    A tied head appears under both its names, as transformers' load_state_dict expects.
+    """
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: parameter.detach() for name, parameter in named}
+
+
+def llama_weights(decoder: Decoder) -> dict[str, Tensor]:
+    """Return the weights whose names and shapes match transformers' LLaMA.
+
+    Every variant has them, whatever other position parameters it learns.
+    """
+    shapes = llama_matrices(decoder.architecture)
+    return {
+        name: tensor
+        for name, tensor in weights(decoder).items()
+        if name.endswith(LLAMA_NORMS) or shapes.get(name) == tensor.shape
+    }
+
+
+def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """Return SHA-256 over names, types, shapes and bytes, in the order of names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous().cpu()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,322 @@
+"""Exceptions with one-sentence messages for the user, and the exit codes of commands."""
+
+import contextlib
+import json
+import os
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from rich import progress
+from rich.console import Console
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_DIVERGED = 3
+EXIT_STOPPED = 75  # EX_TEMPFAIL: run the same command again to resume
+
+# The exit codes of runs that did not fail, by status.
+EXIT_CODES = {"finished": EXIT_DONE, "diverged": EXIT_DIVERGED, "stopped": EXIT_STOPPED}
+
+
+class ConfigError(Exception):
+    """A user's mistake: the key, its value (... to show none), and the allowed values."""
+
+    # The three are its `args`, so that it can be pickled: a scheduler's job sends it back.
+    def __init__(self, key: str, value: Any, allowed: str) -> None:
+        super().__init__(key, value, allowed)
+
+    def __str__(self) -> str:
+        key, value, allowed = self.args
+        where = show(key) if value is ... else f"{show(key)}={show(value)}"
+        return f"{where}: {allowed}"
+
+
+class RecordError(ValueError):
+    """A run folder that cannot be read; the message names the file."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that does not verify; the message names the file."""
+
+
+# A user can mend what these say: exit code 2.
+MISTAKES = (ConfigError, RecordError, CheckpointError)
+
+
+class LawError(RuntimeError):
+    """A rotation that violates its own mathematics: a bug of ours, and no run may start."""
+
+
+class DataError(RuntimeError):
+    """The corpus or tokenizer is unavailable now, and the config is not at fault."""
+
+
+class DiskError(OSError):
+    """Too little space; the message names the folder, the bytes needed and the bytes free."""
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """Return the message for an out-of-memory error; None for any other error.
+
+    Python and a GPU have their own error types for it. Torch on a CPU, C++, the system and their
+    wrappers are recognised only by their messages.
+    """
+    words = "allocate memory|out of memory|enough memory|bad_alloc|ALLOC_FAILED|DefaultCPUAllocator"
+    is_type = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if not (is_type or re.search(words, str(error))):
+        return None
+    advice = "training takes less with a smaller train.micro_batch_size"
+    return f"out of memory ({first_line(error)}); {advice}"
+
+
+def sentence(error: Exception) -> str:
+    """Return the message for an error; raise it if it is neither ours nor a lack of memory."""
+    told = out_of_memory(error)
+    ours = (*MISTAKES, DataError, LawError, OSError)
+    if told is None and not isinstance(error, ours):
+        raise error
+    return told or str(error)
+
+
+def explained(command: Callable[[], int]) -> int:
+    """Run a command and return its exit code; errors become one sentence on standard error."""
+    try:
+        code = command()
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader has closed the pipe. The buffered rest would fail again when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_DONE
+    except (*MISTAKES, OSError, MemoryError, RuntimeError) as error:
+        log(f"error: {sentence(error)}")
+        return EXIT_USAGE if isinstance(error, MISTAKES) else EXIT_FAILED
+
+
+def show(value: Any) -> str:
+    """Return a value as on the command line, in one line, with a long middle cut out."""
+    if isinstance(value, str) and value.isprintable():
+        return _shortened(value)
+
+    try:
+        return _shortened(json.dumps(value, default=repr))
+    except (TypeError, ValueError, RecursionError):
+        # A key that is not text, a number past Python's limit, or a mapping that contains itself.
+        return f"<{type(value).__name__}>"
+
+
+def first_line(error: BaseException | str) -> str:
+    """Return an error's message in one line, with a long middle cut out."""
+    return _shortened(" ".join(str(error).split()) or type(error).__name__)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 300 else f"{text[:147]}...{text[-150:]}"
+
+
+BAR_SECONDS = 0.2  # between two updates of a bar
+LINE_SECONDS = 10.0  # between plain lines
+RECENT_SECONDS = 60.0  # an estimate of the time left is by the speed since then
+VARIES = 1.5  # ratio of that speed and the mean from which an estimate says so
+# The columns of a run's metrics that are shown, with their formats.
+COLUMNS = {
+    "train/loss": ", loss {:.4f}",
+    "val/loss": ", val {:.4f}",
+    "tokens_per_s": ", {:,.0f} tokens/s",
+}
+
+
+@contextlib.contextmanager
+def ignoring_output_errors() -> Iterator[None]:
+    """Ignore output errors in the block: standard error may be closed, or on a full disk."""
+    try:
+        yield
+    except OSError:
+        # Its buffer would fail again when Python exits, and change the exit code.
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (until the process ends)
+
+
+# Further files that `log` writes to: the log of a run, one at most.
+_copies: list[Path] = []
+
+
+def keep_log(path: Path) -> None:
+    """Write every line of `log` also to a file, unless standard error is that file."""
+    _copies.clear()
+    with contextlib.suppress(OSError):
+        path.touch()
+        if not os.path.samestat(os.fstat(2), path.stat()):
+            _copies.append(path)
+
+
+def keep(text: str) -> None:
+    """Write only to the file of `keep_log`, if there is one and it is writable."""
+    for path in _copies:
+        with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
+            file.write(text)
+
+
+def log(line: str) -> None:
+    """Print a line to standard error if possible, and to the file of `keep_log`."""
+    keep(f"{line}\n")
+    with ignoring_output_errors():
+        # Write once: print writes the newline separately, and other processes may write in between.
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
+def time_left(seconds: float, done: int, total: int) -> str:
+    """Return the estimated time left, if `done` of `total` took `seconds`."""
+    if done <= 0:
+        return "no estimate yet"
+    left = timedelta(seconds=round(seconds / done * max(total - done, 0)))
+    return f"{left} left"
+
+
+class Estimate:
+    """An estimate of the time that a task still takes, by its speed of the last minute.
+
+    The mean since the beginning would go on telling of an hour in which the machine was busy.
+    """
+
+    def __init__(self, now: float, done: int) -> None:
+        """Begin at a time of the monotonic clock, when `done` was done already."""
+        self._first = (now, done)
+        # Each time at which more was done: those of the last minute, and one before.
+        self._points = deque([self._first])
+
+    def skip(self, seconds: float) -> None:
+        """Leave out a pause that has just ended."""
+        self._first = (self._first[0] + seconds, self._first[1])
+        self._points = deque((time + seconds, done) for time, done in self._points)
+
+    def left(self, now: float, done: int, total: int) -> str:
+        """Return the time left in words; they say so if the speed is not the mean."""
+        if done != self._points[-1][1]:
+            self._points.append((now, done))
+        while len(self._points) > 2 and self._points[1][0] <= now - RECENT_SECONDS:
+            self._points.popleft()
+
+        then, before = self._points[0]
+        newest, _ = self._points[-1]
+        words = time_left(newest - then, done - before, total - before)
+        began, first = self._first
+        # In steps times seconds, which may be zero.
+        recent, mean = (done - before) * (newest - began), (done - first) * (newest - then)
+        if 0 < VARIES * min(recent, mean) < max(recent, mean):
+            words += " at the last minute's speed, which varies"
+        return words
+
+
+def describe_row(row: Mapping[str, Any]) -> str:
+    """Return the numbers of a row of metrics that are shown, each after a comma."""
+    words = ""
+    for column, form in COLUMNS.items():
+        value = row.get(column)
+        if isinstance(value, int | float):
+            words += form.format(value)
+    return words
+
+
+class Bars(progress.Progress):
+    """Progress bars with text, if standard error is a terminal; otherwise `disable` is true."""
+
+    def __init__(self, *, shown: bool = True) -> None:
+        """Begin to draw; `shown` is false in processes that leave drawing to another one."""
+        console = Console(stderr=True)
+        super().__init__(
+            "{task.description}",
+            progress.BarColumn(),
+            "{task.fields[words]}",
+            console=console,
+            auto_refresh=False,
+            disable=not (shown and sys.stderr.isatty() and console.is_interactive),
+        )
+        self.start()
+        # rich hides the cursor until the bars end, but a second signal exits before that.
+        if not self.disable:
+            console.show_cursor()
+
+    def draw(self) -> None:
+        """Draw the bars as they are now."""
+        with ignoring_output_errors():
+            self.refresh()
+
+    def close(self) -> None:
+        """Draw the bars for the last time."""
+        if not self.disable:
+            with ignoring_output_errors():
+                self.stop()
+
+
+class Progress(Bars):
+    """The progress of a long task: a bar on a terminal, otherwise a line every few seconds."""
+
+    def __init__(self, name: str, total: int | None, done: int = 0, *, shown: bool = True) -> None:
+        """Begin with `done` of `total` (None: unknown); print nothing unless `shown`."""
+        super().__init__(shown=shown)
+        self._name = name
+        self._total = total
+        self._shown = shown
+        self._last_shown = time.monotonic()
+        self._estimate = Estimate(self._last_shown, done)
+        self._stepped = 0.0
+        self._validation = ""
+        self._bar = self.add_task(name, total=total, completed=done, words="")
+
+    def compiling(self) -> None:
+        """Show that a run is compiling, until its first step is done."""
+        self.update(self._bar, words="compiling")
+        self.draw()
+        if self.disable and self._shown:
+            log(f"{self._name}: compiling")
+
+    def step(self, step: int, loss: float) -> None:
+        """Advance a run's bar, if there is one, after a step.
+
+        The estimate of the time left excludes the first step, which compiles.
+        """
+        now = time.monotonic()
+        if not self._stepped:
+            self._estimate = Estimate(now, step)
+        self._stepped = now
+        if not self.disable:
+            self.show(step, f"step {step}/{self._total}, loss {loss:.3f}{self._validation}")
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Print a run's row: at evaluations, and without a bar also every few seconds.
+
+        The estimate of the time left excludes the first evaluation, which compiles.
+        """
+        is_evaluated = "val/loss" in row
+        if is_evaluated:
+            if self._stepped and not self._validation:
+                self._estimate.skip(time.monotonic() - self._stepped)
+            self._validation = COLUMNS["val/loss"].format(row["val/loss"])
+
+        words = f"step {row['step']}/{self._total}{describe_row(row)}"
+        if self.disable:
+            self.show(row["step"], words, at_once=is_evaluated)
+        elif is_evaluated:
+            log(f"{self._name}: {words}")
+
+    def show(self, done: int, words: str, *, at_once: bool = False) -> None:
+        """Show the progress, unless something was shown a moment ago."""
+        now = time.monotonic()
+        if self._total:
+            words += f", {self._estimate.left(now, done, self._total)}"
+        self.update(self._bar, completed=done, words=words)
+
+        pause = LINE_SECONDS if self.disable else BAR_SECONDS
+        if at_once or now - self._last_shown >= pause:
+            self._last_shown = now
+            self.draw()
+            if self.disable and self._shown:
+                log(f"{self._name}: {words}")

@@ -1,1 +1,0 @@
-"""Evaluation of trained models: held-out loss, probes and text generation."""

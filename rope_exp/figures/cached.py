@@ -1,0 +1,125 @@
+"""Figure of cache size: differences to the reference against the bytes cached for a token."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from rope_exp.content import Line, Report
+from rope_exp.costs import kept
+from rope_exp.figures._style import (
+    COLOR,
+    SIGNED,
+    explanation,
+    key_of,
+    looks,
+    markers,
+    with_looks,
+    zero_line,
+)
+
+_PANEL = {"width": 245, "height": 260}
+# Bytes of a bf16 number, as the axis label says.
+_BYTES = 2
+# Of a point: less is better for both numbers. The last two are its interval, if it has one.
+_COLUMNS = ["label", "num_bytes", "delta", "low", "high"]
+
+
+def cached(report: Report) -> alt.HConcatChart | None:
+    """Draw our results beside the published ones; None if all rows cache equally much."""
+    drawn = [row for row in report.rows.values() if _bytes(row) and row.ours.delta is not None]
+    ours = pd.DataFrame(_ours(report, drawn), columns=_COLUMNS)
+    if ours["num_bytes"].nunique() < 2:
+        return None
+
+    y_title = f"loss minus {report.reference.name}'s ({report.unit})"
+    panels = [_panel("ours", y_title, ours)]
+    theirs = pd.DataFrame(_published(report, drawn), columns=_COLUMNS)
+    if len(theirs):
+        panels.append(_panel("published", None, theirs))
+    return alt.hconcat(
+        *panels,
+        key_of(drawn),
+        spacing=16,
+        datasets=looks(report),
+        title=explanation(_sentences(report, drawn, len(theirs) > 0)),
+    )
+
+
+def front(points: pd.DataFrame) -> pd.DataFrame:
+    """Return the Pareto front: points for which no other caches as little and has less loss.
+
+    Points are ordered by bytes; of equal points, only the first is returned.
+    """
+    ordered = points.sort_values(["num_bytes", "delta"])
+    best_before = ordered["delta"].cummin().shift(fill_value=math.inf)
+    return ordered[ordered["delta"] < best_before]
+
+
+def _bytes(row: Line) -> int:
+    """Return the bytes that a layer caches for a token; 0: only a fixed-size state, or unknown."""
+    config = row.runs[0].config
+    return _BYTES * (kept(config.attn, config.model, config.pe)[0] or 0)
+
+
+def _ours(report: Report, rows: Sequence[Line]) -> Iterator[dict[str, Any]]:
+    """Yield a point for each row, with its interval if it has one."""
+    for row in rows:
+        judged = report.against.get(row.label)
+        yield {
+            "label": row.label,
+            "num_bytes": _bytes(row),
+            "delta": row.ours.delta,
+            "low": judged and judged.low,
+            "high": judged and judged.high,
+        }
+
+
+def _published(report: Report, rows: Sequence[Line]) -> Iterator[dict[str, Any]]:
+    """Yield a point for each row with a published difference and cache size."""
+    numbers = report.published.cached if report.published else {}
+    for row in rows:
+        if row.label in numbers and row.theirs.delta is not None:
+            num_bytes = _BYTES * numbers[row.label]
+            yield {"label": row.label, "num_bytes": num_bytes, "delta": row.theirs.delta}
+
+
+def _panel(title: str, y_title: str | None, points: pd.DataFrame) -> alt.LayerChart:
+    """Draw points, the intervals of those that have one, and the front."""
+    places = sorted(set(points["num_bytes"]))
+    x = alt.X("num_bytes:Q", title="bytes cached per token and layer, in bf16")
+    x = x.scale(type="log", padding=12, nice=False)
+    x = x.axis(values=places, format=",", labelAngle=-90, labelOverlap=False)
+    y = (
+        alt.Y("delta:Q", title=y_title)
+        .scale(padding=12, nice=False)
+        .axis(labelExpr=SIGNED, tickCount=5, grid=True)
+    )
+
+    # Without bars, Altair could not infer the types of the columns.
+    typed = points.astype({"low": float, "high": float})
+    bars = with_looks(typed.dropna(subset="low")).mark_rule(strokeWidth=1.5)
+    steps = alt.Chart(front(typed)).mark_line(style="quiet", interpolate="step-after")
+    return alt.layer(
+        zero_line(),
+        steps.encode(x=x, y=y),
+        bars.encode(x=x, y=alt.Y("low:Q"), y2=alt.Y2("high"), color=COLOR),
+        *markers(with_looks(typed).encode(x=x, y=y), size=60),
+        title=alt.Title(title),
+        **_PANEL,
+    )
+
+
+def _sentences(report: Report, rows: Sequence[Line], beside: bool) -> Iterator[str]:
+    yield (
+        f"Group {report.groups}. Grey: Pareto front of the means, where no other row caches as "
+        "little at a lower loss. Bars: 95 % intervals, for rows with at least two seeds. Where a "
+        "bar crosses the front, membership is open."
+    )
+    if beside and report.published:
+        yield f"Published: {report.published.short}; {report.published.setting}."
+    others = [row.name for row in report.rows.values() if row not in rows]
+    if others:
+        yield f"Not drawn (only a fixed state, or no difference): {', '.join(others)}."

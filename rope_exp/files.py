@@ -1,0 +1,213 @@
+"""Atomic and durable writes, locks that end with their processes, free disk space, and JSON.
+
+Nothing of the project but its errors.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rope_exp.errors import DiskError, RecordError, first_line
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the free bytes on the disk of `folder`, which may not exist yet."""
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    return shutil.disk_usage(existing).free
+
+
+def disk_full(folder: Path, needed_bytes: int, what: str) -> DiskError:
+    """Return the error of a disk without space for `what`."""
+    return DiskError(
+        f"no space left in {folder}: {what} needs {needed_bytes:,} bytes "
+        f"and {free_bytes(folder):,} are free; make room, or choose another folder"
+    )
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether an error means that the disk, or the user's quota, is full."""
+    return isinstance(error, DiskError) or error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def explaining_full_disk(folder: Path, needed_bytes: int, what: str) -> Iterator[None]:
+    """Raise `disk_full` in place of the system's error if the block meets a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if is_full(error):
+            raise disk_full(folder, needed_bytes, what) from None
+        raise
+
+
+def write_atomically(path: Path, content: str | bytes, *, replace: bool = True) -> None:
+    """Replace `path` atomically by a file of this content, and sync it to the disk.
+
+    Other writers of the same file wait for their turn. After a kill, the next write overwrites the
+    leftover (`.<name>.new`).
+
+    Args:
+        replace: false keeps an existing file as it is.
+    Raises:
+        DiskError: the disk is full. The old file remains, or the complete new one.
+        OSError: the disk is broken; the same holds.
+    """
+    temporary = path.with_name(f".{path.name}.new")
+    if isinstance(content, str):
+        content = content.encode()
+
+    full_disk = explaining_full_disk(path.parent, len(content), path.name)
+    with full_disk, os.fdopen(lock(temporary), "wb") as file:
+        try:
+            file.truncate(0)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            if replace or not path.exists():
+                temporary.replace(path)
+            else:
+                temporary.unlink()
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    sync_folder(path.parent)
+
+
+def make_folders(folder: Path) -> None:
+    """Make a folder and its missing parents, unless they exist, and make their names durable."""
+    if not folder.is_dir():
+        make_folders(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable (a rename is durable only once the folder is synced)."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def try_lock(path: Path, *, shared: bool = False) -> int | None:
+    """Acquire the lock of `path`, unless it is held already.
+
+    The lock is held as long as any process has the descriptor open, including children that
+    received it. The kernel releases it when the last one ends, however it ends.
+
+    Args:
+        shared: others may hold it as well, if theirs are shared, too.
+    Returns:
+        A descriptor that holds the lock, or None.
+    """
+    try:
+        return lock(path, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+
+
+def lock(path: Path, flags: int = fcntl.LOCK_EX) -> int:
+    """Acquire the lock of `path`, and wait until it is free; otherwise like `try_lock`.
+
+    Args:
+        flags: of flock(2).
+    """
+    while True:
+        # Open for writing: on NFS an exclusive lock needs that.
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+        try:
+            fcntl.flock(descriptor, flags)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+        # Meanwhile its folder may have been moved aside, with another file now at this path.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        os.close(descriptor)
+
+
+@contextmanager
+def readable(what: object, *errors: type[Exception]) -> Iterator[None]:
+    """Refuse `what` by name if the block cannot read or parse it.
+
+    Raises:
+        RecordError: the block raised a system error, a value error, or one of `errors`.
+    """
+    refused: tuple[type[Exception], ...] = (OSError, ValueError, RecursionError, *errors)
+    try:
+        yield
+    except refused as error:
+        raise RecordError(f"{what} cannot be read: {first_line(error)}") from error
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a JSON object; NaN and infinity are refused, since JSON has none."""
+    write_atomically(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
+
+
+def check_regular(path: Path) -> None:
+    """Refuse a folder, a pipe or a device in place of a file: reading it might never end.
+
+    Raises:
+        RecordError: naming it. A missing file is left to its reader.
+    """
+    if path.exists() and not path.is_file():
+        raise RecordError(f"{path} is no regular file")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        RecordError: the file is missing, is no JSON, or holds no object.
+    """
+    check_regular(path)
+    with readable(path):
+        content = path.read_bytes()
+    return parse_json(path, content)
+
+
+def parse_json(what: object, content: bytes) -> dict[str, Any]:
+    """Return the JSON object in `content`; `what` names its source in errors.
+
+    Raises:
+        RecordError: it is no JSON, or holds no object.
+    """
+    with readable(what):
+        values = json.loads(content.decode(), parse_constant=refuse_constant)
+        if not isinstance(values, dict):
+            raise ValueError("it holds no JSON object")
+    return values
+
+
+def refuse_constant(name: str) -> None:
+    """Refuse NaN and infinity, which Python reads and JSON does not have."""
+    raise ValueError(f"{name} is no JSON")
+
+
+def files_sha256(files: Mapping[str, Path]) -> str:
+    """Return the SHA-256 of the names and contents of some files."""
+    return json_sha256(
+        [[name, hashlib.sha256(path.read_bytes()).hexdigest()] for name, path in files.items()]
+    )
+
+
+def json_sha256(values: Any) -> str:
+    """Return the SHA-256 of plain values as JSON with sorted keys.
+
+    It identifies configs, corpora and prepared folders.
+    """
+    text = json.dumps(values, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

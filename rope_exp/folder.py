@@ -1,0 +1,406 @@
+"""The files config.yaml, env.json, probes.json and result.json of a run's folder.
+
+Every file appears whole by an atomic rename. result.json comes last: its presence means that the
+run is done. Reading checks the type of each value, and the digest of probes.json; the error for a
+damaged or edited folder names the file. metrics.jsonl and checkpoints have modules of their own. No
+torch.
+"""
+
+import errno
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired
+
+import yaml
+from pydantic import ConfigDict, Field, FiniteFloat, with_config
+from typing_extensions import TypedDict
+
+from rope_exp.config import RunConfig
+from rope_exp.errors import ConfigError, RecordError
+from rope_exp.files import (
+    check_regular,
+    explaining_full_disk,
+    json_sha256,
+    parse_json,
+    read_json,
+    readable,
+    write_atomically,
+)
+from rope_exp.identity import Count, Natural, NonNegative, OrderSha256, Seed, Sha256, convert
+from rope_exp.probes._answers import Answers
+
+CONFIG = "config.yaml"
+ENV = "env.json"
+RESULT = "result.json"
+PROBES = "probes.json"
+LOCK = ".lock"
+LOG = "log.txt"
+# In the folder of a checkpoint.
+MODEL = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+MANIFEST = "manifest.json"
+
+# The first key of config.yaml. Later versions of the program read this format by giving new keys
+# their defaults; only a change that defaults cannot bridge needs another number.
+FORMAT = 2
+
+_Losses = TypedDict(
+    "_Losses", {"val/loss": FiniteFloat | None, "train/loss_last": FiniteFloat | None}
+)
+_FinishedLoss = TypedDict("_FinishedLoss", {"val/loss": FiniteFloat})
+_DivergedLoss = TypedDict("_DivergedLoss", {"val/loss": None, "diverged_step": Count})
+_LOSS = {"finished": _FinishedLoss, "diverged": _DivergedLoss}
+
+
+class Result(_Losses):
+    """The content of result.json. Losses are in DataConfig.unit, times in seconds."""
+
+    status: Literal["finished", "diverged"]
+    pe: str
+    rotate: tuple[str, ...]
+    seed: Seed
+    params: Count
+    tokens: Natural
+    steps: Natural
+    init_sha256: Sha256
+    # SHA-256 of the initial parameters that every variant has; older runs had no others.
+    shared_init_sha256: NotRequired[Sha256]
+    data_sha256: Sha256
+    order_sha256: OrderSha256
+    config_sha256: Sha256
+    group_sha256: Sha256
+    # SHA-256 of probes.json; missing for a run without probes, and for older runs.
+    probes_sha256: NotRequired[Sha256]
+    tokens_per_s: NonNegative | None
+    mfu: NonNegative | None
+    # Bounded, so that a campaign's sum is still a valid time.
+    wall_s: Annotated[float, Field(ge=0, le=1e8)]
+
+
+# Further keys of these are kept as they are.
+_open = with_config(ConfigDict(extra="allow"))
+
+
+@_open
+class _Sizes(TypedDict):
+    train: Count
+    validation: NotRequired[Count]
+
+
+@_open
+class _Corpus(TypedDict):
+    # Generated data have no end.
+    tokens: NotRequired[_Sizes]
+    text_bytes: NotRequired[_Sizes]
+
+
+@_open
+class _Git(TypedDict):
+    commit: str | None
+    dirty: bool
+
+
+@_open
+class OriginFacts(TypedDict):
+    """The facts about a run's origin in env.json, under `init_from`."""
+
+    pe: str
+    seed: Seed
+    step: Count
+    config_sha256: Sha256
+    weights_sha256: Sha256
+
+
+@_open
+class Env(TypedDict):
+    """The keys of env.json that are read back: changes upon resuming, start times, and hardware."""
+
+    marks: list[str]
+    started: list[str]
+    device: NotRequired[str]
+    cpu: NotRequired[str]
+    torch: NotRequired[str]
+    num_threads: NotRequired[Count]
+    world_size: NotRequired[Count]
+    versions: NotRequired[dict[str, str]]
+    corpus: NotRequired[_Corpus]
+    git: NotRequired[_Git | None]
+    # The code of earlier starts, where it was other code; missing in files of version 0.2.0.
+    earlier_git: NotRequired[list[_Git | None]]
+    # Missing if the run drew its weights.
+    init_from: NotRequired[OriginFacts]
+
+
+class File(TypedDict):
+    """A manifest's entry for one file of a checkpoint. Older manifests also have the size."""
+
+    sha256: Sha256
+
+
+Manifest = TypedDict(
+    "Manifest", {"model.safetensors": File, "optimizer.safetensors": File, "state.json": File}
+)
+
+
+def write_config(folder: Path, config: RunConfig) -> None:
+    """Write config.yaml: the whole config, with every default."""
+    values = {"format": FORMAT, **config.to_dict()}
+    write_atomically(folder / CONFIG, yaml.safe_dump(values, sort_keys=False))
+
+
+def read_config(folder: Path) -> RunConfig:
+    """Read config.yaml; keys that are newer than the file get their defaults.
+
+    Raises:
+        RecordError: it is missing, or is not a config of this version's format.
+    """
+    path = folder / CONFIG
+    check_regular(path)
+    with readable(path, yaml.YAMLError):
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+
+    if isinstance(values, dict) and values.pop("format", 1) != FORMAT:
+        raise RecordError(
+            f"{path} is of another format than this version's: it was written before a run's "
+            "identity covered departures from defaults; a new folder or run.fresh=true begins anew"
+        )
+    try:
+        return RunConfig.from_dict(values)
+    except ConfigError as error:
+        raise RecordError(f"{path} is no config of this version: {error}") from error
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """Read result.json, a `Result`; None while the run is not done.
+
+    Raises:
+        RecordError: it is unreadable or invalid.
+    """
+    path = folder / RESULT
+    if not path.exists():
+        return None
+    return check_result(path, read_json(path))
+
+
+def read_env(folder: Path) -> dict[str, Any]:
+    """Read env.json, an `Env` with further keys; {} before the run's first start.
+
+    Raises:
+        RecordError: it is unreadable or invalid.
+    """
+    path = folder / ENV
+    return read_as(path, Env) if path.exists() else {}
+
+
+def probes_sha256(folder: Path) -> str:
+    """Return the SHA-256 of the values in probes.json.
+
+    Raises:
+        RecordError: it cannot be read.
+    """
+    return json_sha256(read_json(folder / PROBES))
+
+
+def read_probes(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Read probes.json; {} if the run's result has no digest of it.
+
+    Raises:
+        RecordError: it is unreadable, or was changed since the run wrote it.
+    """
+    if "probes_sha256" not in result:
+        return {}
+    path = folder / PROBES
+    answers = read_json(path)
+    check_probes(path, answers, result)
+    return answers
+
+
+def check_probes(path: Path, answers: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+    """Refuse answers of other types, or with another digest than the result's, if it has one.
+
+    Raises:
+        RecordError: the content of `path` was changed since the run wrote it.
+    """
+    checked(f"{path} probes", answers, Answers)
+    # JSON may hold numbers past a float's range, which Python reads as infinity.
+    with readable(path):
+        found = json_sha256(answers)
+    if found != result.get("probes_sha256", found):
+        raise RecordError(f"{path} holds other probes than its result has the SHA-256 of")
+
+
+def step_folder(checkpoints: Path, step: int) -> Path:
+    """Return the folder of the checkpoint of `step` below a run's `checkpoints/`."""
+    return checkpoints / f"step_{step:08d}"
+
+
+def list_steps(checkpoints: Path) -> list[int]:
+    """Return the steps of the checkpoints of a run, oldest first, verified or not."""
+    found = checkpoints.glob(f"step_{'[0-9]' * 8}")
+    return sorted(int(path.name.removeprefix("step_")) for path in found)
+
+
+def read_as(path: Path, hint: Any) -> dict[str, Any]:
+    """Read a JSON object as a TypedDict.
+
+    Raises:
+        RecordError: the file is unreadable or invalid; the message names it, and the faulty key.
+    """
+    return checked(path, read_json(path), hint)
+
+
+def checked(path: object, values: Mapping[str, Any], hint: Any) -> dict[str, Any]:
+    """Return the content of `path` as a TypedDict; further keys are left as they are.
+
+    Raises:
+        RecordError: it is invalid; the message names file, key, value and the allowed values.
+    """
+    try:
+        found: dict[str, Any] = convert(hint, values)
+    except ConfigError as error:
+        raise RecordError(f"{path} was damaged or edited: {error}") from error
+    return {**values, **found}
+
+
+def check_result(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of `path` as a `Result`, with the losses that its status requires.
+
+    Raises:
+        RecordError: see `checked`.
+    """
+    result = checked(path, values, Result)
+    return checked(path, result, _LOSS[result["status"]])
+
+
+def describe_done(folder: Path) -> str:
+    """Return the message that is shown instead of running a run that is done."""
+    result = describe(read_json(folder / RESULT))
+    return (
+        f"{folder} is done: {result}; run.fresh=true runs it anew, and a run of another run.dir "
+        f"trains its weights further with run.init_from={folder}"
+    )
+
+
+def describe(result: Mapping[str, Any]) -> str:
+    """Return a short description of a result."""
+    if result["status"] == "diverged":
+        return f"diverged: after {result['steps']} steps a loss or a gradient was not finite"
+    rate = f", {result['tokens_per_s']:,.0f} tokens/s" if result["tokens_per_s"] else ""
+    return f"finished, val/loss {result['val/loss']:.4f}{rate}, {result['wall_s']:.0f} s"
+
+
+METRICS = "metrics.jsonl"
+NEWEST_BYTES = 4096  # enough for several rows
+
+
+class Row(TypedDict):
+    """The keys that every row must have."""
+
+    step: Count
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of a run's metrics.jsonl in step order; [] if there are none yet.
+
+    A last line without a newline is ignored: its process is still writing it, or died doing so.
+
+    Raises:
+        RecordError: the file cannot be read, a line is no row, or its step does not follow the
+            row before. The message names file and line.
+    """
+    path = folder / METRICS
+    check_regular(path)
+    with readable(path):
+        # A run that starts over removes the old file, perhaps just now.
+        try:
+            lines = path.read_bytes().split(b"\n")[:-1]
+        except FileNotFoundError:
+            return []
+
+    rows: list[dict[str, Any]] = []
+    step = 0
+    for number, line in enumerate(lines, start=1):
+        where = f"{path} line {number}"
+        row = checked(where, parse_json(where, line), Row)
+        if row["step"] <= step:
+            raise RecordError(f"{where}: step {row['step']} does not follow the row before")
+        step = row["step"]
+        rows.append(row)
+    return rows
+
+
+def newest_values(folder: Path) -> dict[str, Any]:
+    """Return the newest value of each column in the last rows; {} if no row can be read."""
+    values: dict[str, Any] = {}
+    path = folder / METRICS
+    # Opening a pipe would wait for a writer.
+    if not path.is_file():
+        return values
+    with suppress(OSError, RecordError), path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - NEWEST_BYTES, 0))
+        # The first line may lack its beginning, and the last its end.
+        for line in file.read().split(b"\n")[size > NEWEST_BYTES : -1]:
+            values |= checked(METRICS, parse_json(METRICS, line), Row)
+    return values
+
+
+def last_step(folder: Path) -> int:
+    """Return the step of the last row; 0 if no row can be read."""
+    return int(newest_values(folder).get("step", 0))
+
+
+class MetricsWriter:
+    """Appends rows to a run's metrics.jsonl.
+
+    Attributes:
+        last: the last row, {} before the first.
+    """
+
+    def __init__(self, folder: Path, step: int = 0) -> None:
+        """Drop the rows past `step`, the step of the checkpoint from which the run resumes.
+
+        Raises:
+            RecordError: the file is damaged; it is left as it is.
+        """
+        rows = [row for row in read_metrics(folder) if row["step"] <= step]
+        self.last: dict[str, Any] = rows[-1] if rows else {}
+        self._path = folder / METRICS
+        write_atomically(self._path, "".join(map(_to_line, rows)))
+        self._file = self._path.open("ab", buffering=0)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append one whole row; steps increase.
+
+        Raises:
+            DiskError: the disk is full; no part of the row remains in the file.
+        """
+        line = _to_line(row).encode()
+        with explaining_full_disk(self._path.parent, len(line), "a row of metrics"):
+            written = self._file.write(line)
+            if written < len(line):
+                self._file.truncate(self._file.tell() - written)
+                raise OSError(errno.ENOSPC, "written in part", str(self._path))
+        self.last = dict(row)
+
+    def sync(self) -> None:
+        """Sync all rows to the disk, before a checkpoint that follows them.
+
+        Raises:
+            DiskError: the disk is full; some file systems report it only here.
+        """
+        with explaining_full_disk(self._path.parent, self._file.tell(), "its metrics"):
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Sync and close."""
+        with self._file:
+            self.sync()
+
+
+def _to_line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, allow_nan=False) + "\n"

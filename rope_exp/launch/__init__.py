@@ -1,1 +1,0 @@
-"""Launching of runs in child processes: one run, a sweep or a campaign."""

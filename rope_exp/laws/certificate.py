@@ -1,0 +1,296 @@
+"""Laws of attention under a shift of positions, measured in float64 before a run trains.
+
+Shift every position by c. The attention weights stay the same if both or neither of q and k
+rotate; then the heads' outputs are unchanged if both or neither of v and o rotate (relative),
+rotated by R_c if only v does, and by R_{-c} if only o does. If just one of q and k rotates, the
+weights themselves change, and none of the three holds.
+
+The logits of a whole decoder are unchanged if both or neither of q and k rotate, both or neither of
+v and o do, and no position is added to the embeddings; otherwise they change.
+
+For every kind, decoding from a cache, a few tokens at a time, gives the outputs of the whole
+sequence; and a kind's other formulas (absorbed, parallel) give the same outputs.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rope_exp.angles import Positions, Tables
+from rope_exp.attention import Attention, make_attention, turned
+from rope_exp.attn._recurrence import StateAttention
+from rope_exp.cache import LayerCache
+from rope_exp.decoder import Decoder
+from rope_exp.errors import ConfigError, LawError
+from rope_exp.kinds import SOFTMAX, Architecture, AttnConfig
+from rope_exp.position.own import OWN, class_of, explained_by
+from rope_exp.rope import angles, frequencies
+from rope_exp.sections import ModelConfig, PeConfig
+
+SHIFT = 5
+NUM_POSITIONS = 7
+# Tolerance per position. Float64 holds an angle of m radians to m 2^-53. If a law holds, outputs
+# deviate by about 4e-16 m, measured for heads of 2 to 512 features up to m = 2^24; if not, by 0.9.
+TOLERANCE = 1e-11
+
+# For a class of one's own, which may compute a part in float32.
+OWN_TOLERANCE = 1e-5
+OWN_LAYERS = 4
+
+# Numbers of tokens that are fed to the cache at a time.
+PARTS = [3, 1, 1, 2]
+MOVED = 1.25  # factor on learned frequencies
+WINDOW = 4  # for models with a window
+CHUNK = 3  # for kinds with a state
+
+INVARIANT = "invariant"
+TURNED = "turned by R_c"
+TURNED_BACK = "turned by R_-c"
+NEITHER = "neither"
+CHANGED = "changed"
+
+VOCAB = 5  # vocabulary of the measured decoder
+
+
+def expected_class(rotate: tuple[str, ...]) -> str:
+    """Return how the outputs respond to a shift if these sites rotate, by the laws above."""
+    q, k, v, o = (site in rotate for site in "qkvo")
+    if q != k:
+        return NEITHER
+    if v == o:
+        return INVARIANT
+    return TURNED if v else TURNED_BACK
+
+
+@torch.no_grad()
+def certificate(
+    model: ModelConfig, pe: PeConfig, attn: AttnConfig = SOFTMAX, *, causal: bool = True
+) -> dict[str, Any]:
+    """Measure the laws of this run's attention on a small random instance in float64.
+
+    It has two query heads over one shared key/value head, and the run's own kind, head dimension,
+    fractions, bases and start. Learned frequencies are moved apart.
+
+    Returns:
+        The expected and the measured response to a shift, the shift, the largest deviation from
+        each law, and of each other formula from the first; the response of the logits of a decoder
+        with one such layer; and, if the rotating sites differ between layers, the same for each
+        other set of sites.
+    Raises:
+        LawError: a law does not hold; the run must not start.
+    """
+    found = _measured(model, pe, attn, pe.rotate, causal=causal)
+    with explained_by(pe):
+        found["decoder"] = _measured_decoder(model, pe, attn, causal=causal)
+
+    others = {pe.sites_of(layer) for layer in range(model.num_hidden_layers)} - {pe.rotate}
+    if others:
+        found["of_layers"] = {
+            "".join(sites): _measured(model, pe, attn, sites, causal=causal)
+            for sites in sorted(others)
+        }
+    return found
+
+
+def _measured(
+    model: ModelConfig, pe: PeConfig, attn: AttnConfig, sites: tuple[str, ...], *, causal: bool
+) -> dict[str, Any]:
+    """Measure the laws of one attention layer in which these sites rotate."""
+    tolerance = TOLERANCE * (100 + pe.start)
+    attention, x_BTD = _instance(model, attn, sites, causal=causal)
+
+    position_T = pe.start + torch.arange(NUM_POSITIONS)
+    here = _positions(attention, pe, position_T)
+    here_BTHV = attention.heads(x_BTD, here, None)
+    there = _positions(attention, pe, position_T + SHIFT)
+    shifted_BTHV = attention.heads(x_BTD, there, None)
+
+    laws = {INVARIANT: here_BTHV}
+    if {"v", "o"} <= set(attn.sites()):
+        by_shift = _positions(attention, pe, torch.full((NUM_POSITIONS,), SHIFT)).tables("o")
+        laws[TURNED] = turned(here_BTHV, by_shift, attention.rotary_dim)
+        laws[TURNED_BACK] = turned(here_BTHV, by_shift, attention.rotary_dim, inverse=True)
+    # Relative to the largest output: a linear kind may divide by a tiny number.
+    size = float(here_BTHV.abs().max().clamp(min=1))
+    errors = {law: _deviation(shifted_BTHV, other) / size for law, other in laws.items()}
+
+    holding = [law for law, error in errors.items() if error < tolerance] or [NEITHER]
+    expected = expected_class(sites)
+    if holding != [expected]:
+        raise LawError(
+            f"the rotation of {pe.name} is {' and '.join(holding)}, and by the mathematics of "
+            f"rotate={list(sites)} it must be {expected} (deviations {errors}); "
+            "refusing to train"
+        )
+
+    others: dict[str, Tensor] = {}
+    if causal:
+        # Both ways, nothing is cached, and no form but training's is used.
+        others |= attention.forms(x_BTD, here)
+        others["cached"] = _cached(attention, pe, x_BTD, position_T)
+    formulas = {name: _deviation(other, here_BTHV) / size for name, other in others.items()}
+    failing = [name for name, error in formulas.items() if not error < tolerance]
+    if failing:
+        raise LawError(
+            f"attn.kind={attn.kind} computed as {' and '.join(failing)} is not what "
+            f"training computes (deviations {formulas}); refusing to train"
+        )
+    return {
+        "expected": expected,
+        "measured": expected,
+        "shift": SHIFT,
+        "max_deviation": errors,
+        "formulas": formulas,
+    }
+
+
+def _measured_decoder(
+    model: ModelConfig, pe: PeConfig, attn: AttnConfig, *, causal: bool
+) -> dict[str, Any]:
+    """Measure the response of a small decoder's logits to a shift of all positions."""
+    # Learned frequencies keep their initial values, and rounded ones are taken exactly.
+    exact = replace(pe, trainable=False, trainable_scope="model", trainable_lr=1.0, layers=None)
+    exact = replace(exact, layers_vo=None, precision="float32", name="test")
+    small = replace(_small(model, attn), num_hidden_layers=1, intermediate_size=1)
+    if pe.code is not None:
+        # A class of one's own may depend on the heads and on the layer.
+        layers = min(model.num_hidden_layers, OWN_LAYERS)
+        small = replace(model, num_hidden_layers=layers, intermediate_size=1, window_layers=None)
+    num_positions = pe.start + NUM_POSITIONS + SHIFT
+    architecture = Architecture(small, exact, VOCAB, attn.small(), causal, num_positions)
+    decoder = Decoder(architecture).double()
+    _draw(decoder)
+
+    ids_BT = (torch.arange(2)[:, None] + torch.arange(NUM_POSITIONS)) % VOCAB
+    position_BT = torch.arange(NUM_POSITIONS)[None]
+    here_BTV = decoder(ids_BT, positions_BT=position_BT)
+    shifted_BTV = decoder(ids_BT, positions_BT=position_BT + SHIFT)
+    error = _deviation(shifted_BTV, here_BTV) / float(here_BTV.abs().max())
+
+    tolerance = TOLERANCE * (100 + pe.start)
+    is_relative = expected_class(pe.rotate) == INVARIANT and pe.input == "none"
+    expected: str | None = INVARIANT if is_relative else CHANGED
+    if pe.code is not None:
+        tolerance = OWN_TOLERANCE
+        stated = class_of(pe).relative
+        expected = INVARIANT if is_relative and stated else CHANGED
+        expected = None if stated is None else expected
+    measured = INVARIANT if error < tolerance else CHANGED
+    if not math.isfinite(error) or expected not in (measured, None):
+        said = (
+            f"the logits under {pe.name} are {measured} where all positions shift, and must be "
+            f"{expected} (deviation {error}); refusing to train"
+        )
+        raise LawError(said) if pe.code is None else ConfigError("pe.code", pe.code, said)
+
+    found = {"expected": expected, "measured": measured, "deviation": error}
+    return found if pe.code is None else found | _measured_own(decoder, ids_BT)
+
+
+def _measured_own(decoder: Decoder, ids_BT: Tensor) -> dict[str, Any]:
+    """Check what a class of one's own must do besides: learn, repeat itself, and be cached."""
+    code = decoder.architecture.pe.code
+    with torch.enable_grad():
+        decoder(ids_BT, ids_BT).backward()
+    for name, parameter in decoder.named_parameters():
+        if parameter.grad is None:
+            allowed = f"{name} has no part in the logits; make it where it is used (sizes.layer)"
+            raise ConfigError("pe.code", code, allowed)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        once = Decoder(decoder.architecture)
+        torch.manual_seed(2)
+        again = dict(Decoder(decoder.architecture).named_parameters())
+    for name, parameter in once.named_parameters():
+        if OWN in name and parameter.ndim != 2 and not torch.equal(parameter, again[name]):
+            raise ConfigError("pe.code", code, f"{name} is random; __init__ must not draw")
+
+    if not decoder.architecture.causal:
+        return {}
+    cache = decoder.new_cache()
+    parts = [decoder(part_BT, cache=cache) for part_BT in torch.split(ids_BT, PARTS, dim=1)]
+    whole_BTV = decoder(ids_BT)
+    error = _deviation(torch.cat(parts, dim=1), whole_BTV) / float(whole_BTV.abs().max())
+    if not error < OWN_TOLERANCE:
+        allowed = f"with a cache, or run twice, the logits differ by {error}; refusing to train"
+        raise ConfigError("pe.code", code, allowed)
+    return {"cached": error}
+
+
+def _cached(attention: Attention, pe: PeConfig, x_BTD: Tensor, position_T: Tensor) -> Tensor:
+    """Return the outputs of tokens that are fed to a cache a few at a time."""
+    cache = LayerCache(attention.window)
+    parts = zip(torch.split(x_BTD, PARTS, dim=1), torch.split(position_T, PARTS), strict=True)
+    outputs = [attention.heads(x, _positions(attention, pe, at_T), cache) for x, at_T in parts]
+    return torch.cat(outputs, dim=1)
+
+
+def _positions(attention: Attention, pe: PeConfig, position_T: Tensor) -> Positions:
+    """Return the tables of both pairs of sites, in float64.
+
+    Learned frequencies of the two pairs are moved apart, as training will: those of v and o are
+    multiplied by `MOVED`.
+    """
+
+    def tables(pair: str) -> Tables:
+        num_features = pe.num_features(attention.rotary_dim, pair)
+        theta_F = frequencies(num_features, pe.base_of(pair), torch.float64)
+        if pe.trainable and pair == "vo":
+            theta_F = theta_F * MOVED
+        angle_TF = angles(theta_F, position_T)
+        return angle_TF.cos(), angle_TF.sin()
+
+    return Positions(tables("qk"), None if pe.is_one_rotation else tables("vo"))
+
+
+def _deviation(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max())
+
+
+def _small(model: ModelConfig, attn: AttnConfig) -> ModelConfig:
+    """Return the model's sizes with two query heads over one shared key/value head."""
+    # A kind with its own sizes takes none from the model.
+    features = max(model.features_per_head, 1)
+    return replace(
+        model,
+        hidden_size=2 * features,
+        head_dim=features,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        window=WINDOW if model.window else None,
+        match_params=None,
+    )
+
+
+def _instance(
+    model: ModelConfig, attn: AttnConfig, sites: tuple[str, ...], *, causal: bool
+) -> tuple[Attention, Tensor]:
+    """Return a small attention layer and its input, both random."""
+    small = _small(model, attn)
+    attention = make_attention(small, attn.small(), sites).double()
+    attention.causal = causal
+    _draw(attention)
+    if isinstance(attention, StateAttention):
+        # Several chunks, the last of them short.
+        attention.chunk_size = CHUNK
+
+    shape = (1, NUM_POSITIONS, small.hidden_size)
+    generator = torch.Generator().manual_seed(1)
+    return attention, torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _draw(module: nn.Module) -> None:
+    """Draw matrices with a scale at which a softmax is neither flat nor sharp."""
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in module.named_parameters():
+        if parameter.ndim == 2:
+            std = parameter.shape[1] ** -0.5
+            torch.nn.init.normal_(parameter, std=std, generator=generator)
+        elif OWN in name:
+            # As after some training: a parameter that starts at 0 would hide what it does.
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.add_(0.1 * noise.to(parameter.dtype))

@@ -1,0 +1,88 @@
+"""Load a run's model, from a checkpoint, and its tokenizer."""
+
+from os import PathLike
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from rope_exp import checkpoint
+from rope_exp.decoder import Decoder
+from rope_exp.errors import CheckpointError, ConfigError, RecordError
+from rope_exp.folder import CONFIG, ENV, read_config, read_env
+from rope_exp.tokenizer import load_tokenizer
+
+
+def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Decoder, Tokenizer]:
+    """Return the model and the tokenizer of a run folder.
+
+    Args:
+        run_dir: results/runs/<group>/<pe>/seed<k>.
+        step: a saved step; None: the newest checkpoint that verifies.
+    Returns:
+        The model in eval mode and float32 (`model(ids_BT)` gives logits_BTV) and its tokenizer.
+        Under train.objective=mlm the model's last id is the mask, one past the tokenizer's.
+    Raises:
+        RecordError: the folder is not a run.
+        CheckpointError: there is no such checkpoint, or it does not verify.
+    """
+    return load_checkpoint(Path(run_dir), step)[:2]
+
+
+def load_checkpoint(folder: Path, step: int | None = None) -> tuple[Decoder, Tokenizer, int]:
+    """Return what `load_run` does, and the step of the checkpoint."""
+    if not (folder / CONFIG).exists():
+        raise RecordError(f"{folder}: there is no run in this folder")
+    config = read_config(folder)
+    saved = _load_checkpoint(folder / "checkpoints", step)
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+
+    # The vocabulary's size comes from the weights; that they are embeddings is checked below.
+    table = saved.model.get("model.embed_tokens.weight", torch.empty(1, 1))
+    num_rows = len(table) if table.ndim else 1
+    architecture = config.architecture(num_rows - config.num_own_ids)
+
+    # Check the sizes without allocating memory first: config.yaml may claim any.
+    where = f"the checkpoint of step {saved.step} in {folder}"
+    with torch.device("meta"):
+        checkpoint.load_weights(where, Decoder(architecture), saved.model, assign=True)
+
+    model = Decoder(architecture)
+    checkpoint.load_weights(where, model, saved.model)
+    return model.eval(), tokenizer, saved.step
+
+
+def end_of_text(run_dir: Path, decoder: Decoder) -> int:
+    """Return the id that ends a document in a run's text.
+
+    Raises:
+        ConfigError: its generated data have none.
+        RecordError: the run does not record it.
+    """
+    corpus = read_env(run_dir).get("corpus", {})
+    end_id = corpus.get("end_id")
+    if end_id is None and "vocabulary" in corpus:
+        allowed = f"was trained on data={corpus['kind']}, in which no token ends a text"
+        raise ConfigError("RUN_FOLDER", str(run_dir), allowed)
+    if end_id not in range(len(decoder.lm_head.weight)):
+        raise RecordError(f"{run_dir / ENV} does not say which token ends a document")
+    return int(end_id)
+
+
+def _load_checkpoint(checkpoints: Path, step: int | None) -> checkpoint.Checkpoint:
+    steps = checkpoint.list_steps(checkpoints)
+    if step is not None:
+        if step not in steps:
+            raise CheckpointError(f"{checkpoints} holds no step {step}; it holds {steps}")
+        return checkpoint.load(checkpoints, step)
+
+    try:
+        saved = checkpoint.load_newest(checkpoints)
+    except CheckpointError:
+        # A run in progress may have dropped a listed checkpoint while it was being read.
+        if checkpoint.list_steps(checkpoints) == steps:
+            raise
+        return _load_checkpoint(checkpoints, step)
+    if saved is None:
+        raise CheckpointError(f"{checkpoints} holds no checkpoint yet")
+    return saved

@@ -1,0 +1,134 @@
+"""The hardware of this machine (GPUs, cores, compiler)."""
+
+import functools
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+from rope_exp.errors import first_line
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+# -- GPUs --------------------------------------------------------------------------------------
+
+
+def gpus() -> list[str]:
+    """Return the GPUs that runs may use; [] on a machine without a driver.
+
+    Indices become UUIDs, because an index may be another card in another container.
+    CUDA_VISIBLE_DEVICES limits the GPUs as it does in CUDA: entries after an unknown index are
+    hidden, too.
+    """
+    uuid_by_index = {index: uuid for index, uuid in _nvidia_smi("index", "uuid")}  # noqa: C416
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or not uuid_by_index:
+        return list(uuid_by_index.values())
+
+    named = []
+    for gpu in map(str.strip, visible.split(",")):
+        if gpu not in uuid_by_index and not gpu.startswith(("GPU-", "MIG-")):
+            break
+        named.append(uuid_by_index.get(gpu, gpu))
+    return named
+
+
+def gpus_have_bf16() -> bool:
+    """Return whether every GPU multiplies bfloat16 in hardware (compute capability 8.0 or up)."""
+    return all(float(capability) >= 8.0 for (capability,) in _nvidia_smi("compute_cap"))
+
+
+@functools.cache
+def _nvidia_smi(*columns: str) -> list[tuple[str, ...]]:
+    """Return one row per GPU, in the order of the PCI bus; [] if there is no driver."""
+    query = f"--query-gpu={','.join(columns)}"
+    try:
+        listed = output_of("nvidia-smi", query, "--format=csv,noheader,nounits")
+    except ChildProcessError:
+        return []
+    return [tuple(line.split(", ")) for line in listed.splitlines()]
+
+
+# -- the host ----------------------------------------------------------------------------------
+
+
+def num_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_has_bf16() -> bool:
+    """Return whether the CPU multiplies bfloat16 in hardware; else bf16 is tens of times slower."""
+    return re.search("amx_bf16|avx512_bf16", _cpu_info()) is not None
+
+
+def cpu_name() -> str:
+    """Return the CPU's name, as the kernel reports it."""
+    name = re.search(r"^model name\s*:\s*(.*)$", _cpu_info(), re.MULTILINE)
+    return name[1].strip() if name else platform.processor() or platform.machine()
+
+
+def cpu_kind() -> str:
+    """Return the CPU's vendor, family and model: CPUs of one name may round differently."""
+    keys = ("vendor_id", "cpu family", "model")
+    found = [re.search(rf"^{key}\s*:\s*(.*)$", _cpu_info(), re.MULTILINE) for key in keys]
+    return " ".join(match[1].strip() for match in found if match) or platform.machine()
+
+
+def _cpu_info() -> str:
+    if not CPU_INFO.exists():
+        return ""
+    return CPU_INFO.read_text(encoding="ascii", errors="replace")
+
+
+def has_compiler(device: str) -> bool:
+    """Return whether torch.compile finds a compiler and Python's headers.
+
+    It needs a C compiler for a GPU, and a C++ compiler for a CPU.
+    """
+    compilers = ("gcc", "clang", "cc") if device == "cuda" else ("g++", "clang++", "c++")
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    return headers.exists() and any(map(shutil.which, compilers))
+
+
+PACKAGE = Path(__file__).resolve().parent
+ROOT = PACKAGE.parent  # the checkout; site-packages if the package is installed
+
+# The environment variable by which a dispatcher passes its process id to its ranks.
+DISPATCHER_ID = "ROPE_EXP_DISPATCHER"
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """Return this process's environment with `changes`, for a child that imports this package.
+
+    A checkout comes first on the child's path, as it may not be installed.
+    """
+    environment = os.environ | changes
+    # An installed package holds its configs.
+    if not (PACKAGE / "configs").is_dir():
+        paths = [str(ROOT), os.environ.get("PYTHONPATH")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return environment
+
+
+def output_of(*command: str, env: Mapping[str, str] | None = None) -> str:
+    """Return a program's output.
+
+    Raises:
+        ChildProcessError: there is no such program, or it fails; the message has its name and why.
+    """
+    try:
+        done = subprocess.run(
+            command, env=env, capture_output=True, encoding="utf-8", errors="replace", check=True
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = first_line(getattr(error, "stderr", None) or error)
+        raise ChildProcessError(f"{command[0]}: {why}") from None
+    return done.stdout.strip()

@@ -1,1 +1,0 @@
-"""The decoder, its rotary position embedding, and the laws that both must obey."""

@@ -1,1 +1,0 @@
-"""Kinds of attention, one module each, with the interface of `base`; `build` constructs them."""

@@ -1,0 +1,78 @@
+"""Masked language modelling: some tokens of each row are hidden and predicted from both sides.
+
+In a row of T tokens, P = max(1, round(0.15 T)) are predicted. 80 % of these are read as the mask,
+whose id is one past the tokenizer's vocabulary, 10 % as a token drawn from that vocabulary, and
+10 % unchanged (Devlin et al. 2019). A window's last token is left out: it predicts nothing in this
+window, and is the first token of the next window in the text.
+
+P is exact, instead of a random draw for each token. So all rows have one shape: a step is one
+graph, and the loss head, the widest product of a step, is computed only at P places. The loss of
+every step is a mean over the same number of tokens; with independent draws, that number would have
+a standard deviation of sqrt(0.15 x 0.85 T), a seventh of its mean at T = 256. Each place is still
+chosen with the same probability, P / T. The token read at a place is a separate draw.
+
+All draws are a pure function of (data seed, step, row). They come from raw words of a Philox
+counter generator, like the order of windows, but from a separate part of its counter.
+
+Shapes: B rows, T positions, P places, S hashed columns, W = T + 2 P words.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_exp.batches import Batch
+
+# The last of the counter's four words; no other stream of a seed uses this value. The second word
+# is the row, and the first one counts.
+OF_MASKS = 2
+# The seed and the step of held-out rows, so that every evaluation of every run has the same masks.
+# Training has no step 0.
+HELD_OUT = (0, 0)
+
+# Out of ten places, MASKED are read as the mask and RANDOM as a random token; the rest unchanged.
+MASKED = 8
+RANDOM = 1
+
+
+def masked(plain: Batch, key: tuple[int, int], num_places: int, mask_id: int) -> Batch:
+    """Return a batch with some tokens hidden, and everything else unchanged.
+
+    Args:
+        plain: all rows of a step, whose `ids_BT` are read.
+        key: the seed and the step, or HELD_OUT.
+        num_places: P, at most T.
+        mask_id: the ids below it are the vocabulary.
+    Returns:
+        A batch whose targets are the original tokens at `place_BP`, ascending. Its hash also covers
+        the tokens read, the places and the targets.
+    """
+    num_rows, length = plain.ids_BT.shape
+    count = length + 2 * num_places
+    word_BW = np.stack([_words(key, row, count) for row in range(num_rows)])
+    word_BT, kind_BP, token_BP = np.split(word_BW, [length, length + num_places], axis=1)
+
+    # The P places with the smallest words, so that all T places are equally likely.
+    place_BP = np.sort(np.argsort(word_BT, axis=1, kind="stable")[:, :num_places], axis=1)
+    target_BP = np.take_along_axis(plain.ids_BT, place_BP, axis=1)
+
+    # The remainders of 64-bit words have a bias below 1e-12 for any vocabulary.
+    kind_BP = kind_BP % 10
+    random_BP = (token_BP % mask_id).astype(np.int64)
+    read_BP = np.where(kind_BP < MASKED + RANDOM, random_BP, target_BP)
+    read_BP = np.where(kind_BP < MASKED, mask_id, read_BP)
+
+    ids_BT = plain.ids_BT.copy()
+    np.put_along_axis(ids_BT, place_BP, read_BP, axis=1)
+    return plain._replace(
+        ids_BT=ids_BT,
+        target_BP=target_BP,
+        hashed_BS=np.concatenate([plain.hashed_BS, ids_BT, place_BP, target_BP], axis=1),
+        place_BP=place_BP,
+    )
+
+
+def _words(key: tuple[int, int], row: int, count: int) -> NDArray[np.uint64]:
+    """Return raw words of one row's stream under a key."""
+    counter = np.array([0, row, 0, OF_MASKS], dtype=np.uint64)
+    generator = np.random.Philox(key=np.array(key, dtype=np.uint64), counter=counter)
+    return generator.random_raw(count)

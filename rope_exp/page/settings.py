@@ -1,0 +1,147 @@
+"""The settings of the page: their names and order, and the parts of each.
+
+A setting is one table of a campaign: its rows share corpus, size, tokens and everything else that
+does not distinguish them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from rope_exp.content import Column, Report, cells, interval, setting_name, sides
+from rope_exp.figures._style import parts
+from rope_exp.published import REFERENCE
+from rope_exp.report import WORDS
+from rope_exp.stats import Verdict
+from rope_exp.words.answers import fits, matches
+from rope_exp.words.sentences import spell_p
+
+# A verdict on (reference, row) as a phrase about the row.
+_PHRASES: Mapping[Verdict, str] = {
+    "better": "is worse than",
+    "worse": "is better than",
+    "equivalent": "is equivalent to",
+    "open": "is not distinguished from",
+}
+
+
+class Table(NamedTuple):
+    """A table: its lines of cells, the first of which has the headings, and `spelling.sides`."""
+
+    lines: list[list[str]]
+    sides: str
+
+
+def page_table(columns: Sequence[Column], frame: pd.DataFrame) -> Table:
+    """Return columns of a frame as a table of the page."""
+    return Table(cells(columns, frame), sides(columns))
+
+
+class Setting(NamedTuple):
+    """A setting: the folder of its files, its name, and its report."""
+
+    place: str
+    name: str
+    report: Report
+
+
+def _beside(place: str) -> str:
+    """Return a place in words; the page's own folder, of a group without a campaign, has none."""
+    return "" if place == "." else f" ({place})"
+
+
+def named(tables: Mapping[str, Report]) -> list[Setting]:
+    """Return the settings: first the main one, then the others by tokens and name.
+
+    The main setting tests the most published relations, with the most runs.
+    """
+    settings = [
+        Setting(place, setting_name(report.runs[0].config) + _beside(place), report)
+        for place, report in tables.items()
+    ]
+    settings.sort(key=lambda each: (_tokens(each.report), each.name))
+    first = max(settings, key=lambda each: _weight(each.report), default=None)
+    return sorted(settings, key=lambda each: each is not first)
+
+
+def _weight(report: Report) -> tuple[int, int]:
+    return len(report.relations), len(report.runs)
+
+
+def _tokens(report: Report) -> int:
+    return max(run.config.train.num_tokens for run in report.runs)
+
+
+# -- the parts of a setting ------------------------------------------------------------------------
+
+
+def answers(report: Report) -> Table:
+    """Return the answers on generated data: exact matches, or else R²; no lines without either."""
+    shown, found = matches(report)
+    return page_table(*(fits(report) if found.empty else (shown, found)))
+
+
+def answer(report: Report) -> str:
+    """Describe the outcomes of the published relations; without any, the best row's difference.
+
+    The published relations are the primary family of every protocol.
+    """
+    if len(report.relations) > 1:
+        return _outcomes(report)
+    reference = report.reference.name
+    for label, judged in report.decided.items():
+        return (
+            f"{report.rows[label].name} {_PHRASES[judged.verdict]} {reference}: its loss minus "
+            f"{reference}’s is {judged.delta:+.4f} {report.unit} (95 % interval "
+            f"{interval(judged.low, judged.high)}; p {spell_p(judged.p_adjusted, sign=True)}, "
+            f"adjusted by Holm; {judged.num_seeds} seeds)."
+        )
+    return f"No difference from {reference} has been tested yet."
+
+
+def _outcomes(report: Report) -> str:
+    """Name the published relations by outcome."""
+    named: dict[str, list[str]] = {}
+    for relation in report.relations:
+        pair = relation.judged
+        a, b = (report.rows[label].name.removesuffix("-RoPE") for label in (pair.a, pair.b))
+        named.setdefault(relation.outcome, []).append(f"{a} {relation.published} {b}")
+    # Confirmed, contradicted, open.
+    counts = [f"{len(named[each])} {each} ({', '.join(named[each])})" for each in sorted(named)]
+    return f"Of {len(report.relations)} published relations: {'; '.join(counts)}."
+
+
+# -- all settings ----------------------------------------------------------------------------------
+
+
+def at_a_glance(settings: Sequence[Setting]) -> dict[str, Any]:
+    """Return the difference of each subset from QK-RoPE in every setting, with its verdict.
+
+    Returns:
+        The table, and the settings' places, to which its lines link.
+    """
+    shown = [
+        setting
+        for setting in settings
+        if setting.report.reference.label == REFERENCE and setting.report.reference.losses
+    ]
+    lines = [{"setting": setting.name, **_differences(setting.report)} for setting in shown]
+    names = dict.fromkeys(name for line in lines for name in line)
+    columns = [Column(name, name, "" if name == "setting" else "s") for name in names]
+    return {
+        "table": page_table(columns, pd.DataFrame(lines)),
+        "places": [setting.place for setting in shown],
+    }
+
+
+def _differences(report: Report) -> dict[str, str]:
+    """Return the difference of each subset from the reference, and its verdict, by its name."""
+    found = {}
+    for label, row in report.rows.items():
+        delta = row.ours.delta
+        if delta is not None and label != REFERENCE and parts(label):
+            judged = report.decided.get(label)
+            word = WORDS[judged.verdict] if judged else ""
+            found[row.name] = f"{delta:+.4f} {word}".rstrip()
+    return found

@@ -1,1 +1,0 @@
-"""What is asked for: composition by Hydra, campaigns, and what a config costs on a machine."""

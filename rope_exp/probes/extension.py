@@ -1,0 +1,171 @@
+"""Frequencies for contexts longer than a trained model's: interpolation, NTK-aware, YaRN.
+
+Each method takes a model's trained frequencies and slows feature pairs down: slow pairs by the
+factor s by which the context grows, fast pairs perhaps by less. Nothing is trained. The factor is
+fixed for a whole evaluation: keys and values in a cache are already rotated, and a factor that grew
+with the text would have to rotate them again.
+
+The two sites of a pair must rotate together. q and k combine in scores, and v and o in outputs, by
+R_i^T R_j, which is R_{j-i} if both sides have the same frequencies. So one method applies to q and
+k, and one, perhaps another, to v and o. If v rotates by theta and o by theta', shifting positions
+by c rotates the output by c (theta - theta'), as it does if only one of the two rotates.
+
+Shapes: F frequencies, of n = 2F rotating features; [..., F] if layers or heads have their own.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from rope_exp.decoder import Decoder
+from rope_exp.evaluate import Probes, rounded
+from rope_exp.probes._contexts import scores_times, turning_by
+from rope_exp.sections import PAIRS, PeConfig
+
+# Turns of a pair within the trained length: pairs with FAST_TURNS or more are left unchanged, and
+# pairs with SLOW_TURNS or fewer are interpolated (beta and alpha of Peng et al. 2023).
+FAST_TURNS = 32
+SLOW_TURNS = 1
+
+
+def interpolated(theta_F: Tensor, factor: float) -> Tensor:
+    """Return theta / s: position interpolation, which divides every position by s.
+
+    Position m rotates as m/s did in training (Chen et al. 2023). Within s trained lengths no angle
+    is larger than in training, and neighbours differ by less.
+
+    Args:
+        theta_F: as trained, in radians a position.
+        factor: s.
+    """
+    return theta_F / factor
+
+
+def ntk_aware(theta_F: Tensor, factor: float) -> Tensor:
+    """Return theta_f s^(-2f/(n - 2)), as from the base times s^(n/(n-2)) (bloc97 2023).
+
+    The first pair rotates as in training, and the last as if interpolated.
+
+    Args:
+        theta_F: as trained, in radians a position and in the order of the pairs, two at least.
+        factor: s.
+    """
+    return theta_F * factor ** (-_places(theta_F) / (theta_F.shape[-1] - 1))
+
+
+def yarn(theta_F: Tensor, factor: float, trained_length: int, base: float) -> Tensor:
+    """Return YaRN's frequencies: interpolated in parts (Peng et al. 2023, "NTK-by-parts").
+
+    Pairs that turn 32 times or more within the trained length stay, those that turn once or less
+    are interpolated, and those between are mixed. The mixture follows the authors' code, as
+    transformers does: linear in the pair's index f, between limits that are rounded outwards to
+    whole pairs and clipped to 0 and n - 1. (The article prints another mixture, linear in the
+    number of turns, without rounding.)
+
+    Args:
+        theta_F: as trained, in radians a position and in the order of the pairs.
+        factor: s.
+        trained_length: in positions, enough for one turn of the first pair.
+        base: the base of the initial frequencies; it determines how often each pair turns.
+    """
+
+    def place(turns: int) -> float:
+        """Return f, possibly fractional, at which L theta_f = 2 pi turns."""
+        return theta_F.shape[-1] * math.log(trained_length / (math.tau * turns)) / math.log(base)
+
+    first = max(math.floor(place(FAST_TURNS)), 0)
+    last = min(math.ceil(place(SLOW_TURNS)), 2 * theta_F.shape[-1] - 1)
+    # If even the last pair turns often, first lies past it, and no pair is slowed.
+    share_F = ((_places(theta_F) - first) / max(last - first, 1)).clamp(0, 1)
+    return theta_F * (1 - share_F + share_F / factor)
+
+
+def yarn_scale(factor: float) -> float:
+    """Return 0.1 ln(s) + 1, by which YaRN multiplies q and k (Peng et al. 2023).
+
+    Logits grow by its square, which sharpens the softmax of a longer context. It belongs to the
+    scores' scale, not to the rotation's tables: there it would also scale v and o, and an output by
+    its square, and would miss the features that do not rotate.
+
+    Args:
+        factor: s.
+    """
+    return 0.1 * math.log(factor) + 1
+
+
+def _places(theta_F: Tensor) -> Tensor:
+    """Return f = 0, 1, ..., F - 1 in theta's dtype."""
+    return torch.arange(theta_F.shape[-1], dtype=theta_F.dtype, device=theta_F.device)
+
+
+METHODS = ("interpolation", "ntk_aware", "yarn")
+
+
+def by_length(
+    decoder: Decoder, trained_length: int, factors: Sequence[int], loss: Callable[[int], Tensor]
+) -> Probes:
+    """Return the loss at several lengths, as trained and by each method.
+
+    Args:
+        factors: the lengths as multiples of the trained length, starting at 1. At 1 nothing is
+            extended, so all methods have the trained decoder's loss.
+        loss: returns the loss of windows of `factor` trained lengths.
+    """
+    as_trained = [loss(factor) for factor in factors]
+    answer: Probes = {
+        "lengths": [factor * trained_length for factor in factors],
+        "as_trained": rounded(as_trained),
+    }
+    for method in METHODS:
+        answer[method] = {}
+        for pairs in chosen_pairs(decoder.architecture.pe):
+            losses = as_trained[:1]
+            for factor in factors[1:]:
+                with extended(decoder, method, pairs, factor, trained_length):
+                    losses.append(loss(factor))
+            answer[method]["".join(pairs)] = rounded(losses)
+    return answer
+
+
+def chosen_pairs(pe: PeConfig) -> list[tuple[str, ...]]:
+    """Return the sets of pairs to extend in turn: each pair that rotates, then both."""
+    rotating = tuple(pair for pair in PAIRS if {*pair} & {*pe.rotate})
+    alone: list[tuple[str, ...]] = [(pair,) for pair in rotating]
+    return [*alone, rotating] if len(rotating) > 1 else alone
+
+
+@contextmanager
+def extended(
+    decoder: Decoder, method: str, pairs: Sequence[str], factor: float, trained_length: int
+) -> Iterator[None]:
+    """Rotate by a method's frequencies for longer sequences while the context lasts.
+
+    The decoder's own frequencies are extended, including learned ones: each method depends on a
+    feature pair's index, which learning does not change. YaRN's scale of the scores belongs to q
+    and k, so it applies only if these are extended.
+
+    Args:
+        method: one of `METHODS`.
+        pairs: the pairs of sites to extend, of qk and vo; the others keep their frequencies.
+        factor: the length as a multiple of the trained length.
+        trained_length: in positions.
+    """
+    rotary = decoder.model.rotary_emb
+    base_of = decoder.architecture.pe.base_of
+
+    def theta(pair: str) -> Tensor:
+        trained = rotary.theta(pair)
+        if method == "interpolation":
+            return interpolated(trained, factor)
+        if method == "ntk_aware":
+            return ntk_aware(trained, factor)
+        assert method == "yarn"
+        return yarn(trained, factor, trained_length, base_of(pair))
+
+    # Squared, because the scale multiplies both q and k.
+    scale = yarn_scale(factor) ** 2 if method == "yarn" and "qk" in pairs else 1.0
+    with turning_by(decoder, {pair: theta(pair) for pair in pairs}), scores_times(decoder, scale):
+        yield

@@ -1,1 +1,0 @@
-"""Tables, sentences, figures and the web page that report the evidence."""

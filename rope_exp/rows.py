@@ -1,0 +1,206 @@
+"""Random numbers of generated data: a pure function of (seed, stream, index).
+
+They are computed from the raw words of a Philox counter generator (Salmon et al. 2011), which numpy
+keeps stable over its versions, unlike the distributions of `Generator`. The key is (seed, stream)
+and the counter's second word is the index, so each index has 2^66 words of its own. Whole numbers
+are the same on every machine; normals are too, up to the last bits of its logarithm and cosine.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Draws:
+    """The random numbers of one index, in the order of the calls.
+
+    Args:
+        seed: of the data set, 0 to 2^64 - 1.
+        stream: a name, such as "copying train"; different names give independent numbers.
+        index: of the row, 0 to 2^64 - 1.
+    """
+
+    def __init__(self, seed: int, stream: str, index: int) -> None:
+        digest = hashlib.sha256(stream.encode()).digest()
+        key = np.array([seed, int.from_bytes(digest[:8])], dtype=np.uint64)
+        counter = np.array([0, int(index), 0, 0], dtype=np.uint64)
+        self._bits = np.random.Philox(key=key, counter=counter)
+
+    def below(self, bound: int) -> int:
+        """Return a whole number from 0 to bound - 1.
+
+        The remainder of a 64-bit word is biased by a factor of 1 + bound / 2^64 at most, which is
+        5e-10 for ten digits.
+        """
+        return int(self._bits.random_raw()) % bound
+
+    def many_below(self, bound: int, count: int) -> NDArray[np.int64]:
+        """Return `count` whole numbers from 0 to bound - 1, as `below` does."""
+        return (self._bits.random_raw(count) % np.uint64(bound)).astype(np.int64)
+
+    def order(self, count: int) -> NDArray[np.int64]:
+        """Return a permutation of 0..count-1, the one that sorts `count` words."""
+        return np.argsort(self._bits.random_raw(count), kind="stable")
+
+    def uniforms(self, count: int) -> NDArray[np.float64]:
+        """Return `count` numbers in [0, 1), multiples of 2^-53."""
+        whole = self._bits.random_raw(count) >> np.uint64(11)
+        return whole.astype(np.float64) * 2.0**-53
+
+    def exponentials(self, count: int) -> NDArray[np.float64]:
+        """Return `count` numbers of density exp(-x), by the inverse of 1 - exp(-x)."""
+        return -np.log1p(-self.uniforms(count))
+
+    def normals(self, count: int) -> NDArray[np.float64]:
+        """Return `count` numbers of mean 0 and variance 1 (Box and Muller 1958, the cosines)."""
+        radius = np.sqrt(2 * self.exponentials(count))
+        return radius * np.cos(2 * np.pi * self.uniforms(count))
+
+
+# The splits of a task, each with its own random stream.
+TRAIN = "train"
+TEST = "test"  # examples like those of training
+LONGER = "longer"  # examples longer than any of training, in rows of the same length
+
+END = ";"
+PAD = "_"
+
+NO_ANSWER = -1
+
+
+@dataclass(frozen=True)
+class Example:
+    """A question and its answer.
+
+    Attributes:
+        question: the given text.
+        answer: the text to predict, including END.
+        span: the length or distance of the example, by which exact matches are reported.
+    """
+
+    question: str
+    answer: str
+    span: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row as text.
+
+    Attributes:
+        text: S characters.
+        answer_T: for each prediction, the number of its example in the row, from 0; or NO_ANSWER.
+        span_T: the span of that example; 0 where there is no answer.
+    """
+
+    text: str
+    answer_T: NDArray[np.int64]
+    span_T: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows as token ids; the other attributes are those of `Row`, stacked."""
+
+    ids_NS: NDArray[np.int64]
+    answer_NT: NDArray[np.int64]
+    span_NT: NDArray[np.int64]
+
+    @property
+    def mask_NT(self) -> NDArray[np.bool_]:
+        """True for the tokens of ids_NS[:, 1:] that are to be predicted."""
+        return np.not_equal(self.answer_NT, NO_ANSWER)
+
+    def exact_matches(
+        self, is_right_NT: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the span of each example, and whether every token of its answer is right.
+
+        Args:
+            is_right_NT: whether the prediction is the token of ids_NS[:, 1:].
+        Returns:
+            Two arrays of shape [E], in the order of the rows, and of the examples in each.
+        """
+        row_A, place_A = np.nonzero(self.mask_NT)
+        example_A = row_A * self.mask_NT.shape[1] + self.answer_NT[row_A, place_A]
+        _, first_E, which_A = np.unique(example_A, return_index=True, return_inverse=True)
+
+        num_wrong_E = np.bincount(which_A[~is_right_NT[row_A, place_A]], minlength=len(first_E))
+        return self.span_NT[row_A, place_A][first_E], num_wrong_E == 0
+
+
+@dataclass(frozen=True)
+class Task:
+    """Base class of a decoder's tasks.
+
+    Attributes:
+        version: of the generator; it changes when the rows change.
+        vocabulary: one character per token.
+        splits: the splits that the task has.
+        seed: of the rows.
+        seq_len: T, the same in every split; TASKS of rope_exp/sections.py has the least.
+    """
+
+    version: ClassVar[int] = 1
+    vocabulary: ClassVar[str]
+    splits: ClassVar[tuple[str, ...]] = (TRAIN, TEST)
+
+    seed: int
+    seq_len: int = 512
+
+    def rows(self, split: str, indices: Iterable[int]) -> Rows:
+        """Return the rows of a split with these indices, counted from 0."""
+        assert split in self.splits, split
+        return stack([self._row(split, index) for index in indices], self.vocabulary)
+
+    def _row(self, split: str, index: int) -> Row:
+        raise NotImplementedError
+
+
+def pack(draws: Draws, draw: Callable[[Draws], Example], longest: int, width: int) -> Row:
+    """Fill a row of `width` characters with consecutive examples.
+
+    Another example is added as long as the longest possible one would fit. If examples were added
+    whenever they fit, long ones would be rarer than they were drawn. The remaining width is padded
+    before and after, in a random proportion, so that the first example also begins anywhere.
+    """
+    examples = []
+    left = width
+    while left >= longest:
+        example = draw(draws)
+        examples.append(example)
+        left -= len(example.question) + len(example.answer)
+
+    before = draws.below(left + 1)
+    text = PAD * before
+    answer_T = np.full(width - 1, NO_ANSWER, dtype=np.int64)
+    span_T = np.zeros(width - 1, dtype=np.int64)
+
+    for number, example in enumerate(examples):
+        text += example.question
+        # Prediction t is for character t + 1.
+        places = slice(len(text) - 1, len(text) - 1 + len(example.answer))
+        answer_T[places] = number
+        span_T[places] = example.span
+        text += example.answer
+
+    return Row(text.ljust(width, PAD), answer_T, span_T)
+
+
+def stack(rows: Sequence[Row], vocabulary: str) -> Rows:
+    """Stack rows, and convert their text to ids."""
+    place = {token: id_ for id_, token in enumerate(vocabulary)}
+    return Rows(
+        ids_NS=np.array([[place[token] for token in row.text] for row in rows], dtype=np.int64),
+        answer_NT=np.stack([row.answer_T for row in rows]),
+        span_NT=np.stack([row.span_T for row in rows]),
+    )
+
+
+def spell(ids: Sequence[int] | NDArray[np.int64], vocabulary: str) -> str:
+    """Return the characters of one row's ids."""
+    return "".join(vocabulary[id_] for id_ in ids)

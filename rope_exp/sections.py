@@ -1,0 +1,821 @@
+"""The config of a variant: the sites of attention that rotate, and how. Files are in configs/pe."""
+
+import hashlib
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field
+
+from rope_exp.identity import (
+    Count,
+    Name,
+    Natural,
+    NonNegative,
+    OpenShare,
+    PathText,
+    Positive,
+    Seed,
+    Sha256,
+    Share,
+    Size,
+    Tag,
+    labelled,
+    numeric,
+    numeric_values,
+    rule,
+    section,
+    setting,
+    settle,
+)
+
+SITES = ("q", "k", "v", "o")
+
+# Safe in float32.
+Base = Annotated[float, Field(gt=1, le=1e30)]
+Sites = Annotated[
+    tuple[Literal["q", "k", "v", "o"], ...],
+    rule(
+        "must be a list of some of q, k, v, o, each at most once",
+        lambda sites: len(set(sites)) == len(sites),
+    ),
+]
+EVERY = (1,)  # as a pattern of layers
+# q and k share frequencies; so do v and o.
+PAIRS = ("qk", "vo")
+# Buckets of distances that a head of T5's bias distinguishes.
+T5_BUCKETS = 32
+# Names of learned frequencies: the first if one pair's are learned, both if both pairs' are.
+LEARNED = ("inv_freq", "inv_freq_vo")
+Pattern = Annotated[
+    tuple[int, ...],
+    rule(
+        "must be a list of 1 (a layer that has it) and 0, with at least one 1, repeated over "
+        "the layers",
+        lambda pattern: set(pattern) <= {0, 1} and 1 in pattern,
+    ),
+]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+ClassOfFile = Annotated[
+    str,
+    rule(
+        "must be FILE.CLASS, such as wave.Wave",
+        re.compile(r"[A-Za-z_]\w{0,63}\.[A-Za-z_]\w{0,63}", re.ASCII).fullmatch,
+    ),
+]
+
+
+def subset_name(rotate: tuple[str, ...]) -> str:
+    """Return the article's name for a subset of the sites, e.g. QK-RoPE; NoPE for none."""
+    return "".join(rotate).upper() + "-RoPE" if rotate else "NoPE"
+
+
+SUBSETS = [subset for size in range(5) for subset in itertools.combinations(SITES, size)]
+_INPUTS = {"none": "", "sinusoidal": "Sinusoidal", "learned": "Learned"}
+_BIASES = {"none": "", "alibi": "ALiBi", "t5": "T5"}
+# The names of the schemes besides rotation, by input and bias; empty: rotation only.
+SCHEMES = {
+    (key, bias): "+".join(filter(None, (_INPUTS[key], _BIASES[bias])))
+    for key, bias in itertools.product(_INPUTS, _BIASES)
+}
+# A name of ours describes a variant, and follows from its values.
+OUR_NAMES = {*map(subset_name, SUBSETS), *SCHEMES.values()}
+
+# Needs of keys that would have no effect, which suggests a mistake. Keys of any rotation (base,
+# fraction, precision, start) need none: a sweep over variants sets them for all, including NoPE.
+_ROTATION = {"pe.rotate": "needs at least one site in pe.rotate"}
+_VALUES = {"pe.rotates_vo": "needs v or o in pe.rotate"}
+_TRAINING = {"pe.trainable": "needs pe.trainable"}
+_CODE = {"pe.code": "needs pe.code"}
+_SHARE = {
+    "attn.takes_heads": "attn.kind={0.attn.kind} rotates attn.rope_dim features; leave it as it is"
+}
+# Needs of an addition to attention.
+ADDITION = {"attn.takes_additions": "attn.kind={0.attn.kind} has none; attn=softmax has"}
+
+
+@section
+class PeConfig:
+    """Position encoding: rotation, and terms added to embeddings (`input`) or scores (`bias`).
+
+    Rotation has frequencies theta_f = base^(-2f/n) on n = `fraction` of the features of `rotate`,
+    in the layers given by `layers`.
+    """
+
+    # Name in tables and folders.
+    name: Name = "QK-RoPE"
+    # The sites that rotate: queries, keys, values, and outputs, which are rotated back.
+    rotate: Sites = ("q", "k")
+    base: Base = 10000.0
+    # The share of each head's features that rotates.
+    fraction: Fraction = numeric(1.0, needs=_SHARE)
+    # true: theta itself is learned (raw); log: s is learned, with theta = theta0 e^s.
+    trainable: bool | Literal["raw", "log"] = numeric(False, needs=_ROTATION, own_parameters=True)
+    # The position of a sequence's first token.
+    start: Natural = 0
+    # Precision of angles and products. bf16 is for the study of noise: it is exact only up to
+    # position 256.
+    precision: Literal["float32", "bf16"] = "float32"
+    # The base for v and o; null: as for q and k.
+    base_vo: Base | None = numeric(None, needs=_VALUES)
+    # The fraction for v and o; null: as for q and k.
+    fraction_vo: Fraction | None = numeric(None, needs=_VALUES | _SHARE)
+    # The layers that rotate; null: all; [1, 1, 1, 0]: all but every fourth.
+    layers: Pattern | None = numeric(None, needs=_ROTATION)
+    # The layers that rotate v and o; null: as for q and k.
+    layers_vo: Pattern | None = numeric(None, needs=_VALUES)
+    # Learning rate of learned frequencies, as a multiple of optim.lr.
+    trainable_lr: Positive = numeric(1.0, needs=_TRAINING)
+    # The unit that has its own learned frequencies; head: a key/value head of a layer.
+    trainable_scope: Literal["model", "layer", "head"] = numeric(
+        "model", needs=_TRAINING, own_parameters=True
+    )
+    # Added to the embeddings: sines and cosines of the position, or a learned row per position.
+    input: Literal["none", "sinusoidal", "learned"] = numeric("none", own_parameters=True)
+    # Amplitude of sines and cosines; null: as large as the initial embeddings.
+    input_scale: Positive | None = numeric(
+        None, needs={"pe.is_sinusoidal": "needs pe.input=sinusoidal"}
+    )
+    # Added to the scores: the distance times a slope per head, or a learned value per distance.
+    bias: Literal["none", "alibi", "t5"] = numeric(
+        "none",
+        needs={
+            "attn.keeps_keys": "attn.kind={0.attn.kind} has no scores of pairs to add it to",
+            "predicts_tokens": "goes by places in the row, and positions of data={0.data.kind} are "
+            "times; leave none",
+        },
+        own_parameters=True,
+    )
+    # A position encoding of your own: wave.Wave is the class Wave in wave.py, in a folder of
+    # --config-dir.
+    code: ClassOfFile | None = numeric(None, needs=ADDITION)
+    # SHA-256 of that file's text; filled in.
+    code_sha256: Sha256 | None = numeric(None, needs=_CODE, own_parameters=True)
+    # The file's text; filled in.
+    source: str | None = setting(None, needs=_CODE)
+
+    def __post_init__(self) -> None:
+        layers = shortest(self.layers)
+        layers_vo = shortest(self.layers_vo or self.layers)
+        settle(
+            self,
+            rotate=tuple(site for site in SITES if site in self.rotate),
+            trainable=True if self.trainable == "raw" else self.trainable,
+            base_vo=None if self.base_vo == self.base else self.base_vo,
+            fraction_vo=None if self.fraction_vo == self.fraction else self.fraction_vo,
+            layers=None if layers == EVERY else layers,
+            layers_vo=None if layers_vo == layers else layers_vo,
+        )
+        # So `pe.rotate=[q,v]` alone renames the variant.
+        if self.name in OUR_NAMES:
+            settle(self, name=self._scheme or subset_name(self.rotate))
+
+    # -- pairs of sites: qk or vo --------------------------------------------------------------
+
+    def base_of(self, pair: str) -> float:
+        """Return the base of the frequencies of q and k, or of v and o."""
+        return self.base if pair == "qk" or self.base_vo is None else self.base_vo
+
+    def num_features(self, head_dim: int, pair: str = "qk") -> int:
+        """Return the rotating features of a head: a share, rounded down to whole pairs."""
+        share = self.fraction if pair == "qk" else self.fraction_vo or self.fraction
+        # In floats 0.58 of 100 is a little less than 58, and would lose a pair.
+        return 2 * int(head_dim * share / 2 + 1e-9)
+
+    @property
+    def is_one_rotation(self) -> bool:
+        """True if v and o always rotate by the frequencies of q and k.
+
+        Learned frequencies start equal and move apart.
+        """
+        return self.base_vo is None and self.fraction_vo is None and not self.trainable
+
+    @property
+    def rotates_vo(self) -> bool:
+        """True if v or o rotates."""
+        return "v" in self.rotate or "o" in self.rotate
+
+    @property
+    def is_sinusoidal(self) -> bool:
+        """True if sines and cosines are added to the embeddings."""
+        return self.input == "sinusoidal"
+
+    def sites_of(self, layer: int) -> tuple[str, ...]:
+        """Return the sites that rotate in a layer, counted from 0."""
+        layers = self.layers or EVERY
+        patterns = {"qk": layers, "vo": self.layers_vo or layers}
+        pairs = [pair for pair, on in patterns.items() if on[layer % len(on)]]
+        return tuple(site for site in self.rotate if site in "".join(pairs))
+
+    @property
+    def trained_pairs(self) -> tuple[str, ...]:
+        """The rotating pairs of sites, if frequencies are learned."""
+        return tuple(pair for pair in PAIRS if self.trainable and set(pair) & set(self.rotate))
+
+    @property
+    def learned_names(self) -> tuple[str, ...]:
+        """The names of the learned frequencies in the rotation's module."""
+        return LEARNED[: len(self.trained_pairs)]
+
+    def trained_shape(self, num_layers: int, num_heads: int) -> tuple[int, ...]:
+        """Return the leading shape of learned frequencies: (), (layers,) or (layers, key heads)."""
+        num_dims = ("model", "layer", "head").index(self.trainable_scope)
+        return (num_layers, num_heads)[:num_dims]
+
+    # -- names -----------------------------------------------------------------------------------
+
+    @property
+    def label(self) -> str:
+        """The variant in paths, tables and run names: vo_rope, or qk_rope-base500000."""
+        label = re.sub(r"[^a-z0-9._+]+", "_", self.name.lower())
+        if self.name not in OUR_NAMES:
+            return label
+
+        if self._scheme and self.rotate:
+            label += labelled("rotate", self.rotate)
+        for key, value in numeric_values(self, departing=True).items():
+            if key not in ("name", "rotate", "input", "bias"):
+                label += labelled(key, value)
+        return label
+
+    @property
+    def _scheme(self) -> str:
+        """The name of the position encoding besides rotation; empty: rotation only."""
+        return SCHEMES[self.input, self.bias]
+
+
+def source_sha256(source: str) -> str:
+    """Return the SHA-256 of a file's text."""
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+def shortest(pattern: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the shortest equivalent of a pattern of layers; None means every layer."""
+    pattern = pattern or EVERY
+    # The least shift that keeps the pattern, cyclically, is its period.
+    shifts = range(1, len(pattern) + 1)
+    return next(pattern[:n] for n in shifts if pattern[n:] + pattern[:n] == pattern)
+
+
+TEXT_UNIT = "nats per token"  # of losses on text
+ANSWER_UNIT = "nats per answer token"
+SQUARES = "mean squared error"
+
+# Queries in a row of spikes, and dimensions of the prediction at each.
+NUM_QUERIES = 16
+NUM_DIMS = 2
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """Facts about a kind of generated data.
+
+    Attributes:
+        vocab_size: the number of its tokens.
+        least_seq_len: the smallest T at which rows hold its longest examples.
+        unit: of its loss.
+        objective: of training.
+        probe: the probe of a finished model.
+        key: the key of `data` that only this kind has; empty: none.
+        span: the unit of an example's span; empty: there are no examples to be right or wrong.
+        bins: the first span of each bin in a table of matches.
+    """
+
+    vocab_size: int
+    least_seq_len: int
+    unit: str = ANSWER_UNIT
+    objective: Literal["causal", "regression"] = "causal"
+    probe: str = "answers"
+    key: str = ""
+    span: str = ""
+    bins: tuple[int, ...] = ()
+
+    @property
+    def num_outputs(self) -> int | None:
+        """The count of real numbers predicted at a place; None: a token is predicted."""
+        return NUM_DIMS if self.objective == "regression" else None
+
+
+TASKS: Mapping[str, TaskFacts] = {
+    "addition": TaskFacts(
+        vocab_size=14,
+        least_seq_len=33,
+        key="order",
+        span="digits of the longer number",
+        bins=tuple(range(1, 11)),
+    ),
+    "copy": TaskFacts(
+        vocab_size=7,
+        least_seq_len=129,
+        span="letters of the string",
+        bins=(1, 2, 3, 5, 9, 17, 33, 49),
+    ),
+    "repeats": TaskFacts(
+        vocab_size=5,
+        least_seq_len=43,
+        span="letters back to the stretch",
+        bins=(17, *(16 << octave for octave in range(1, 18))),
+    ),
+    "retrieval": TaskFacts(
+        vocab_size=63,
+        # Another pair's needle and question rule out at most 16 places of a needle and its
+        # question: 3 for needle and needle, twice 4 for needle and question, 5 for question and
+        # question. A distance below T / 2 leaves more than T / 2 places, and 7 other pairs may
+        # take 112 of them.
+        least_seq_len=224,
+        span="tokens from the needle to its question",
+        bins=tuple(4 << octave for octave in range(20)),
+    ),
+    "spikes": TaskFacts(
+        vocab_size=18,
+        least_seq_len=NUM_QUERIES + 1,
+        unit=SQUARES,
+        objective="regression",
+        probe="fit",
+        key="period",
+    ),
+}
+# Probes for models of generated data only.
+TASK_PROBES = tuple(dict.fromkeys(task.probe for task in TASKS.values()))
+
+
+MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
+# Period of the fastest pair if positions are times, as POYO's t_min.
+PERIOD_S = 1e-4
+# Share of a sequence's tokens that mlm predicts (Devlin et al. 2019).
+MASKED_SHARE = 0.15
+INIT_STD = 0.02  # of weight matrices; times 1/sqrt(2 layers) for those onto the residual stream
+
+# Beyond this, a layer's objects outweigh its weights, and memory estimates would miss them.
+Layers = Annotated[int, Field(ge=1, le=4096)]
+# The largest published vocabularies hold a million; the trainer of merges reserves memory for the
+# whole requested size.
+VocabSize = Annotated[int, Field(ge=MIN_VOCAB_SIZE, le=2**24)]
+
+
+def is_commit(revision: str | None) -> bool:
+    """Return whether a revision is a full commit hash, which never moves."""
+    return re.fullmatch("[0-9a-f]{40}", revision or "") is not None
+
+
+@section
+class ModelConfig:
+    """The decoder's sizes, under LlamaConfig's names."""
+
+    name: Name = setting("nano")
+    hidden_size: Size = 128
+    intermediate_size: Size = 352
+    num_hidden_layers: Layers = 4
+    num_attention_heads: Size = 2
+    num_key_value_heads: Size = 2
+    rms_norm_eps: Positive = 1e-5
+    tie_word_embeddings: bool = numeric(
+        False,
+        needs={
+            "predicts_tokens": "data={0.data.kind} predicts no tokens, whose embeddings could be "
+            "shared; leave false"
+        },
+    )
+    # null: hidden_size / num_attention_heads.
+    head_dim: Size | None = numeric(
+        None, needs={"attn.takes_heads": "attn.kind={0.attn.kind} has its own sizes; leave null"}
+    )
+    # Number of latest keys that a query attends to, its own included; null: all earlier keys.
+    window: Count | None = numeric(
+        None,
+        needs={
+            "attn.keeps_keys": "attn.kind={0.attn.kind} keeps a state, which cannot forget",
+            "causal": "is of the keys before a query, and train.objective={0.train.objective} "
+            "looks both ways",
+        },
+    )
+    # Layers that have the window; null: all; [1, 1, 1, 0]: all but every fourth.
+    window_layers: Pattern | None = numeric(None, needs={"model.window": "needs model.window"})
+    # Normalize queries and keys per head, before rotation.
+    qk_norm: bool = numeric(False, needs=ADDITION)
+    # Mix a learned share of the previous token into keys and values.
+    token_shift: bool = numeric(
+        False,
+        needs={
+            **ADDITION,
+            "causal": "mixes in the token before, and train.objective={0.train.objective} looks "
+            "both ways; train.objective=causal does not, and here leave false",
+        },
+    )
+    # Set the MLP's width so that the decoder has this many parameters; null: keep it.
+    match_params: Count | None = setting(None)
+
+    def __post_init__(self) -> None:
+        # One spelling of one architecture.
+        pattern = shortest(self.window_layers)
+        settle(self, window_layers=None if pattern == EVERY else pattern)
+        if self.hidden_size == self.num_attention_heads * (self.head_dim or 0):
+            settle(self, head_dim=None)
+
+    def window_of(self, layer: int) -> int | None:
+        """Return the window of a layer, counted from 0; None: it attends to all earlier keys."""
+        pattern = self.window_layers or EVERY
+        return self.window if pattern[layer % len(pattern)] else None
+
+    @property
+    def features_per_head(self) -> int:
+        """K, the features of one head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+
+# Kinds of data, for the keys that only these have.
+TEXT = ("stdlib", "files", "hub")
+DATASETS = ("files", "hub")
+
+
+@section
+class DataConfig:
+    """The corpus, its source and its split; or the kind of generated data."""
+
+    # null: the kind; for hub, a name derived from path and subset.
+    name: Name | None = setting(None)
+    kind: Literal[
+        "stdlib", "files", "hub", "addition", "copy", "repeats", "retrieval", "spikes"
+    ] = numeric("stdlib", of_tokens=True)
+    # files: a file or folder; hub: owner/name.
+    path: PathText | None = None
+    # The config of the dataset's card; for hub, and for files with such a card.
+    subset: str | None = numeric(None, kinds=DATASETS, of_tokens=True)
+    # hub: the commit or branch; null: the default branch. Its commit is recorded.
+    revision: str | None = numeric(None, kinds=("hub",), of_tokens=True)
+    # The column that holds the text.
+    text_column: str | None = numeric(None, kinds=DATASETS, of_tokens=True)
+    # files: the unit of a text file that makes one document.
+    sample_by: Literal["document", "paragraph", "line"] | None = numeric(
+        None, kinds=DATASETS, of_tokens=True
+    )
+    # null: hold out a share of the documents.
+    validation_split: str | None = numeric(None, kinds=DATASETS, of_tokens=True)
+    # The share of the documents that is held out if there is no validation split.
+    holdout_fraction: OpenShare = numeric(0.05, kinds=TEXT, of_tokens=True)
+    # Maximum number of tokens that are prepared; null: all.
+    max_tokens: Count | None = numeric(None, kinds=TEXT, of_tokens=True)
+    # Folder of prepared data; null: ROPE_EXP_CACHE, or ~/.cache/rope_exp.
+    cache_dir: PathText | None = setting(None)
+    # Seed of the order of batches and of generated rows; null: the run's seed.
+    seed: Seed | None = None
+    # Restart positions at 0 at each document within a sequence, in evaluation, too.
+    reset_positions: bool = numeric(False, kinds=TEXT)
+    # Restrict attention to the query's own document, in evaluation, too.
+    document_mask: bool = numeric(
+        False,
+        kinds=TEXT,
+        needs={
+            "attn.keeps_keys": "attn.kind={0.attn.kind} keeps a state, which goes on from one "
+            "document into the next; leave false"
+        },
+    )
+    # Positions of a training sequence start at a random number from 0 to this one, drawn by
+    # data.seed, step and sequence; in evaluation they start at 0.
+    random_start: Natural = numeric(0, kinds=TEXT)
+    # addition: the most significant digit first (plain), or the least (reversed).
+    order: Literal["plain", "reversed"] = numeric("plain", kinds=("addition",))
+    # spikes: seconds in which the fastest pair of features rotates once; null: 0.0001.
+    period: Positive | None = numeric(None, kinds=("spikes",))
+
+    def __post_init__(self) -> None:
+        # One spelling of one data set.
+        settle(
+            self,
+            name=self._derived_name() if self.name is None else self.name,
+            period=None if self.period == PERIOD_S else self.period,
+        )
+
+    @property
+    def task(self) -> TaskFacts | None:
+        """Facts about generated data; None for text."""
+        return TASKS.get(self.kind)
+
+    @property
+    def unit(self) -> str:
+        """The unit of losses."""
+        return TEXT_UNIT if self.task is None else self.task.unit
+
+    @property
+    def period_s(self) -> float:
+        """Seconds in which the fastest pair rotates once, if positions are times."""
+        return self.period or PERIOD_S
+
+    def _derived_name(self) -> str:
+        """Derive the corpus's name in tables, so that it never has another corpus's name."""
+        if self.order != "plain":
+            return f"{self.kind}-{self.order}"
+        if self.kind != "hub" or not self.path:
+            return self.kind
+
+        dataset = self.path.rpartition("/")[2]
+        subset = self.subset or ""
+        name = subset if subset.startswith(dataset) else f"{dataset}-{subset}"
+        return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")[:64]
+
+
+@section
+class TokenizerConfig:
+    """The tokenizer, which converts text to token ids."""
+
+    name: Name = setting("bpe_2k")
+    # task: the tokens of generated data.
+    kind: Literal["bpe", "bytes", "pretrained", "task"] = "bpe"
+    vocab_size: VocabSize | None = 2048
+    # bpe: bytes of text from which merges are learned.
+    train_bytes: Count | None = 20_000_000
+    # pretrained: a folder, or a repository on the hub.
+    path: PathText | None = None
+    revision: str | None = numeric(
+        None, needs={"tokenizer.path": "is for tokenizer=pretrained alone"}
+    )
+
+
+# Probes of a finished model (probes/).
+Probe = Literal[
+    "windows", "positions", "shift", "ablation", "repeat", "floors", "distance", "drift",
+    "token_shift", "extension", "answers", "fit",
+]  # fmt: skip
+Probes = Annotated[
+    tuple[Probe, ...],
+    rule(
+        f"must be a list of some of {', '.join(get_args(Probe))}, each at most once",
+        lambda probes: len(set(probes)) == len(probes),
+    ),
+]
+Stages = Annotated[
+    tuple[tuple[Count, ...], ...],
+    rule(
+        "must be a list of stages, each [length, steps] or [length, steps, sequences], in whole "
+        "numbers of at least 1",
+        lambda stages: stages and all(len(stage) in (2, 3) for stage in stages),
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Steps on sequences of one length.
+
+    Attributes:
+        seq_len: T.
+        num_steps: of this stage.
+        batch_size: B, the sequences of a step, over all processes.
+        steps_before, samples_before, tokens_before: of all earlier stages; a sample is one
+            sequence of a step.
+    """
+
+    seq_len: int
+    num_steps: int
+    batch_size: int
+    steps_before: int = 0
+    samples_before: int = 0
+    tokens_before: int = 0
+
+    @property
+    def last_step(self) -> int:
+        """Its last step, counted from 1 over the whole run."""
+        return self.steps_before + self.num_steps
+
+    @property
+    def tokens_per_step(self) -> int:
+        """The tokens of one step."""
+        return self.batch_size * self.seq_len
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of all its steps."""
+        return self.num_steps * self.tokens_per_step
+
+    def samples(self, step: int) -> range:
+        """Return the numbers of the samples of one of the stage's steps, over the whole run."""
+        first = self.samples_before + (step - 1 - self.steps_before) * self.batch_size
+        return range(first, first + self.batch_size)
+
+    def tokens_until(self, step: int) -> int:
+        """Return the tokens of the run up to and including one of the stage's steps."""
+        return self.tokens_before + (step - self.steps_before) * self.tokens_per_step
+
+
+@section
+class TrainConfig:
+    """The budget and the training loop. Batch sizes are in sequences, periods in steps."""
+
+    name: Name = setting("nano")
+    num_steps: Count = 500
+    global_batch_size: Count = 16
+    # Sequences of a micro-batch; null: a process's whole share.
+    micro_batch_size: Count | None = None
+    # Length of evaluation sequences, and of training sequences unless stages are set.
+    seq_len: Count = 256
+    # Successive lengths, each [length, steps] with global_batch_size x seq_len tokens a step, or
+    # [length, steps, sequences]; null: seq_len only.
+    stages: Stages | None = None
+    # causal: predict every next token; mlm: hidden tokens, from both sides; regression: real
+    # numbers at some places, from tokens on both sides.
+    objective: Literal["causal", "mlm", "regression"] = "causal"
+    # Steps between evaluations.
+    eval_every: Count = setting(50)
+    # Held-out sequences of an evaluation.
+    eval_sequences: Count = 128
+    # Steps between checkpoints.
+    save_every: Count = setting(250)
+    # The newest checkpoints that are kept.
+    keep_checkpoints: Count = setting(2)
+    # Steps between rows of metrics.jsonl.
+    log_every: Count = setting(10)
+    # auto: bf16 if the hardware supports it, else fp32.
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    # auto: true if it pays back within the run.
+    compile: bool | Literal["auto"] = "auto"
+    # auto: true on a CPU, where it costs nothing.
+    deterministic: bool | Literal["auto"] = "auto"
+    # Probes of the finished model (probes/), written to probes.json.
+    probes: Probes = setting(())
+    # Dense bf16 peak of a GPU missing from costs.py; 0: record no MFU.
+    peak_tflops: NonNegative | None = setting(None)
+
+    def __post_init__(self) -> None:
+        """Spell stages in one way: equal neighbours merged, and no sequences that tokens imply."""
+        listed: list[tuple[int, ...]] = []
+        for seq_len, num_steps, *rows in self.stages or ():
+            own = [num for num in rows if num * seq_len != self.tokens_per_step]
+            if listed and [listed[-1][0], *listed[-1][2:]] == [seq_len, *own]:
+                num_steps += listed.pop()[1]
+            listed.append((seq_len, num_steps, *own))
+        plain = [(self.seq_len, self.num_steps)]
+        settle(self, stages=None if listed in ([], plain) else tuple(listed))
+
+    @property
+    def tokens_per_step(self) -> int:
+        """global_batch_size x seq_len, the tokens of every step unless a stage sets its own."""
+        return self.global_batch_size * self.seq_len
+
+    @property
+    def staged(self) -> tuple[Stage, ...]:
+        """The stages in order; a single one if `stages` is null."""
+        stages = [Stage(0, 0, 0)]
+        for seq_len, num_steps, *rows in self.stages or [(self.seq_len, self.num_steps)]:
+            before = stages[-1]
+            batch_size = rows[0] if rows else self.tokens_per_step // seq_len
+            samples = before.samples_before + before.num_steps * before.batch_size
+            tokens = before.tokens_before + before.num_tokens
+            stages.append(Stage(seq_len, num_steps, batch_size, before.last_step, samples, tokens))
+        return tuple(stages[1:])
+
+    def stage_at(self, step: int) -> Stage:
+        """Return the stage of a step, counted from 1; past the end, the last."""
+        *stages, last = self.staged
+        return next((stage for stage in stages if step <= stage.last_step), last)
+
+    @property
+    def longest(self) -> int:
+        """The length of the longest sequences in training or evaluation."""
+        return max(self.seq_len, *(stage.seq_len for stage in self.staged))
+
+    def tokens_until(self, step: int) -> int:
+        """Return the number of tokens up to and including a step; 0 at step 0."""
+        return self.stage_at(step).tokens_until(step)
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the whole run."""
+        return self.tokens_until(self.num_steps)
+
+    def rows_at_once(self, share: int, seq_len: int) -> int:
+        """Return the sequences per micro-batch for a process's `share` of sequences of one length.
+
+        The share is split into the fewest micro-batches with no more tokens than micro_batch_size
+        sequences of train.seq_len; the last may be smaller.
+        """
+        if self.micro_batch_size is None:
+            return share
+        most = max(1, self.micro_batch_size * self.seq_len // seq_len)
+        num_parts = -(-share // most)
+        return -(-share // num_parts)
+
+    def num_predicted(self, seq_len: int) -> int:
+        """Return P, the number of predicted places of a sequence.
+
+        causal: every place; mlm: 15 %, rounded, at least one; regression: the queries.
+        """
+        if self.objective == "mlm":
+            return max(1, round(MASKED_SHARE * seq_len))
+        return seq_len if self.objective == "causal" else NUM_QUERIES
+
+
+@section
+class TrackerConfig:
+    """The tracker that receives curves, in addition to metrics.jsonl.
+
+    Every key but the first is for wandb; trackio uses project and run_name. For a key with its
+    default, wandb's own environment variable applies: WANDB_MODE, WANDB_PROJECT, WANDB_TAGS, ...
+    """
+
+    name: Literal["none", "wandb", "trackio"] = "none"
+    mode: Literal["online", "offline"] = "online"
+    project: Name = "rope_exp"
+    entity: Name | None = None
+    # In addition to corpus, size and rotated sites.
+    tags: tuple[Tag, ...] = ()
+    notes: str | None = None
+    # null: variant, other swept values and seed.
+    run_name: str | None = None
+
+
+@section
+class LaunchConfig:
+    """Placement of runs on the machine."""
+
+    name: Name = "local"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    # Processes of one run; all: one per GPU.
+    num_processes: Count | Literal["all"] = 1
+    # Threads of each process; auto: its share of the cores.
+    num_threads: Count | Literal["auto"] = "auto"
+    # Concurrent runs; auto: as many as the GPUs allow, one on a CPU.
+    max_parallel: Count | Literal["auto"] = "auto"
+    # Run in the current process, for a debugger.
+    inline: bool = False
+    # Runs that share a GPU.
+    runs_per_gpu: Count = 1
+    # Runs of one job, for `rope-exp campaign` and `rope-exp sweep` on a cluster.
+    cells_per_job: Count = 1
+
+
+@section
+class PlaceConfig:
+    """The run's folder, its group, and the run from which it starts."""
+
+    # null: results/runs/<group>/<pe>/seed<k>.
+    dir: PathText | None = None
+    # null: a name derived from everything but pe and seed.
+    group: Name | None = None
+    # Move an old folder aside instead of resuming in it.
+    fresh: bool = False
+    # Folder of a finished run that provides the initial weights; init_weights is their hash.
+    init_from: PathText | None = None
+
+
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+
+
+@section
+class AnyOptimConfig:
+    """Keys of every optimizer."""
+
+    name: str = ""
+    # Learning rate at the peak of the schedule.
+    lr: Positive = 3e-3
+    betas: tuple[Momentum, Momentum] = (0.9, 0.95)
+    eps: Positive = 1e-8
+    # For matrices only.
+    weight_decay: NonNegative = 0.1
+    # Maximum norm of all gradients together.
+    grad_clip: Positive = 1.0
+
+
+@section
+class OptimConfig(AnyOptimConfig):
+    """AdamW."""
+
+    name: Literal["adamw"] = "adamw"
+
+
+@section
+class MuonConfig(AnyOptimConfig):
+    """Muon for the matrices of the layers, a head at a time in attention; AdamW for the rest.
+
+    A matrix's update has a root mean square of 0.2, about AdamW's, so one learning rate serves
+    both. `betas` and `eps` are for AdamW.
+    """
+
+    name: Literal["muon"] = "muon"
+    momentum: Momentum = 0.95
+
+
+@section
+class CosineConfig:
+    """Warm-up, then half a cosine down to `final_fraction` of the peak at the last step.
+
+    `warmup_fraction` is relative to train.num_steps, `final_fraction` to optim.lr.
+    """
+
+    name: Literal["cosine"] = "cosine"
+    warmup_fraction: Share = 0.05
+    final_fraction: Share = 0.1
+
+
+@section
+class WsdConfig:
+    """Warm-up, a constant phase, then linear decay over the last `decay_fraction` of the run."""
+
+    name: Literal["wsd"] = "wsd"
+    warmup_fraction: Share = 0.05
+    final_fraction: Share = 0.0
+    decay_fraction: Share = 0.2
+
+
+ScheduleConfig = CosineConfig | WsdConfig

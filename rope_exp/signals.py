@@ -1,0 +1,148 @@
+"""Stop signals: SIGTERM, SIGINT, SIGUSR1 or SIGHUP requests a stop; its repetition exits at once.
+
+`sbatch --signal=USR1@120` sends SIGUSR1 before a job's time limit, and a terminal sends SIGHUP when
+it closes. nohup makes a process ignore SIGHUP, and then we ignore it, too. submitit has SLURM send
+SIGUSR2: ranks stop at it, and leave the dispatcher's to submitit or to slurm/cluster.py.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, NoReturn
+
+from rope_exp.errors import EXIT_STOPPED
+
+_HANGUP = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, *_HANGUP)
+# Signals closer together count as one: a scheduler sends its own to every process of a job. A rank
+# gets the dispatcher's as well, perhaps later; it is of another kind, and no repetition.
+REPEAT_SECONDS = 2.0
+# The signal by which a dispatcher passes a request on; no scheduler sends it.
+PASSED_ON = signal.SIGINT
+BEFORE_ANY_RUN = b"stopped before any run was started\n"
+
+
+def end_with_parent(parent: int) -> None:
+    """Make the kernel kill this process when its parent, `parent`, dies, even by kill -9.
+
+    So the same command can resume at once: no rank survives that holds the run's lock and its GPU.
+    Only Linux supports this; elsewhere nothing happens.
+    """
+    if sys.platform == "linux":
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+        # The parent died before the call.
+        if os.getppid() != parent:
+            os._exit(EXIT_STOPPED)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Start the block's processes with the stop signals blocked, until they install handlers."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, signal.SIGUSR2))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+class StopSignal:
+    """Records requests to stop this process, from its construction on.
+
+    Attributes:
+        requested: becomes true with the first signal.
+        heeded: the signals that request a stop.
+        by_kind: only a signal of a kind that came before is a repetition.
+    """
+
+    heeded: tuple[signal.Signals, ...] = (*STOP_SIGNALS, signal.SIGUSR2)
+    by_kind = True
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._requested_at = 0.0
+        self._received: set[int] = set()
+        self._handlers = {each: signal.signal(each, self._handle) for each in self.heeded}
+
+        # A dispatcher starts its ranks with these signals blocked.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.heeded)
+
+    def restore(self) -> None:
+        """Restore the previous signal handlers."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def on_request(self) -> None:
+        """Acknowledge the first signal; the program checks `requested` soon."""
+        with contextlib.suppress(OSError):  # nobody may be reading
+            line = b"asked to stop: saving after this micro-batch; a second signal leaves at once\n"
+            os.write(2, line)
+
+    def on_repeat(self) -> None:
+        """Exit at a second signal, without waiting for anything."""
+        os._exit(EXIT_STOPPED)
+
+    def request(self) -> None:
+        """Request a stop, as a first signal does."""
+        # Set the time first: a signal between the two lines would count as a second one.
+        self._requested_at = time.monotonic()
+        self.requested = True
+        self.on_request()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self.requested:
+            self.request()
+        elif not self._received:
+            # The program itself had asked (--hours): the first signal repeats nothing.
+            self._requested_at = time.monotonic()
+        elif time.monotonic() - self._requested_at >= REPEAT_SECONDS and (
+            number in self._received or not self.by_kind
+        ):
+            self.on_repeat()
+        self._received.add(number)
+
+
+# -- before there is anything to save --------------------------------------------------------------
+
+
+def on_signal(handler: Any) -> None:
+    """Install `handler` for every stop signal."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, handler)
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    """Exit before there is anything to save; an exception could get lost inside an import."""
+    # Nobody may be reading.
+    with contextlib.suppress(OSError):
+        os.write(2, BEFORE_ANY_RUN)
+    os._exit(EXIT_STOPPED)
+
+
+def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Unwind the preparation of data; a further signal, even of one burst, exits at once."""
+    on_signal(leave)
+    raise KeyboardInterrupt
+
+
+def starting_runs(command: Callable[[], int]) -> int:
+    """Return the exit code of a command that starts runs; a signal may arrive at any moment.
+
+    Until the command installs `interrupt` as the handler, signals end it at once.
+    """
+    on_signal(leave)
+    try:
+        return command()
+    except KeyboardInterrupt:
+        with contextlib.suppress(OSError):
+            os.write(2, BEFORE_ANY_RUN)
+        return EXIT_STOPPED
+    finally:
+        # Only Python's exit is left, which a signal would garble.
+        on_signal(signal.SIG_IGN)

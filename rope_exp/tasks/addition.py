@@ -1,0 +1,103 @@
+"""Addition: predict the sum of two numbers, as in "123+4567=4690;".
+
+RoPER, which also rotates values, was tested on this task (Harik and labml.ai). As there, several
+sums are packed into a row, so that they begin anywhere; each can attend to those before it.
+
+In the order "reversed", both operands and the sum are written from the least significant digit on:
+"321+7654=0964;" (Y. Zhou et al. 2024, McLeish et al. 2024). A digit of the sum then needs only the
+carry of the digit before, and the distances to the two digits that it adds are constant along the
+sum. If only the sum were reversed (Lee et al. 2023), these distances would grow by two from one
+digit to the next.
+
+Operands have 1 to 6 digits in training and in the test, 7 to 10 in the longer test; their lengths
+are drawn independently and uniformly. No pair of numbers, in either order, is both trained and
+tested: a hash holds out one in eight of the pairs up to 6 digits, for every seed. The exception is
+the hundred pairs of one-digit numbers, which are on both sides: an eighth of them would measure
+little, and all longer sums consist of them. So a test's matches at one digit are of trained sums.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+from rope_exp.rows import END, LONGER, PAD, TEST, TRAIN, Draws, Example, Row, Task, pack
+
+VOCABULARY = "0123456789+=" + END + PAD
+
+# The fewest and the most digits of an operand.
+DIGITS = {TRAIN: (1, 6), TEST: (1, 6), LONGER: (7, 10)}
+
+HELD_OUT = 8  # one pair in this many
+
+Order = Literal["plain", "reversed"]
+
+
+@dataclass(frozen=True)
+class Addition(Task):
+    """Rows of sums; an example's span is the number of digits of its longer operand.
+
+    One seed gives the same sums in both orders.
+
+    Attributes:
+        order: "plain", the most significant digit first, or "reversed".
+    """
+
+    vocabulary = VOCABULARY
+    splits = (TRAIN, TEST, LONGER)
+
+    seq_len: int = 256
+    order: Order = "plain"
+
+    def _row(self, split: str, index: int) -> Row:
+        def draw(draws: Draws) -> Example:
+            return write(*draw_pair(draws, split), self.order)
+
+        draws = Draws(self.seed, f"addition {split}", index)
+        return pack(draws, draw, longest(split), self.seq_len + 1)
+
+
+def longest(split: str) -> int:
+    """Return the number of characters of the split's longest sum."""
+    most = DIGITS[split][1]
+    return len("+") + len("=") + len(END) + 3 * most + 1
+
+
+def draw_pair(draws: Draws, split: str) -> tuple[int, int]:
+    """Draw two numbers: their lengths once, their digits until the pair belongs to the split."""
+    fewest, most = DIGITS[split]
+    digits_a = fewest + draws.below(most - fewest + 1)
+    digits_b = fewest + draws.below(most - fewest + 1)
+
+    while True:
+        a = _number(draws, digits_a)
+        b = _number(draws, digits_b)
+        if split == LONGER or is_shared(a, b) or is_held_out(a, b) == (split == TEST):
+            return a, b
+
+
+def is_shared(a: int, b: int) -> bool:
+    """Return whether a pair is both trained and tested: two numbers of one digit."""
+    return max(a, b) < 10
+
+
+def is_held_out(a: int, b: int) -> bool:
+    """Return whether a pair, unless it is shared, belongs to the test, in either order."""
+    pair = f"{min(a, b)}+{max(a, b)}"
+    digest = hashlib.blake2b(pair.encode(), digest_size=8).digest()
+    return int.from_bytes(digest) % HELD_OUT == 0
+
+
+def write(a: int, b: int, order: Order) -> Example:
+    """Write a sum as an example."""
+    step = 1 if order == "plain" else -1
+    question = f"{str(a)[::step]}+{str(b)[::step]}="
+    answer = str(a + b)[::step] + END
+    return Example(question, answer, span=len(str(max(a, b))))
+
+
+def _number(draws: Draws, digits: int) -> int:
+    """Draw a number of `digits` digits; the first is not 0, unless it is the only one."""
+    if digits == 1:
+        return draws.below(10)
+    least: int = 10 ** (digits - 1)
+    return least + draws.below(9 * least)

@@ -1,0 +1,83 @@
+"""Retrieval: predict the values of keys that occurred earlier in random filler.
+
+In "abK7cd?K7ef" the pair K7 is the needle, ?K is the question, and 7 is the answer. The distance is
+between the two K, here 5. Distances are uniform over octaves from 4 on, and within an octave; the
+longest are just below half a row.
+
+A row has eight needles with different keys and a question for each: eight examples with answers of
+one token, which distract from one another. A needle and its question, at a given distance, take
+any free places of the row.
+
+Training and test use separate random streams. To test longer distances than were trained, use a
+larger seq_len; the tokens are the same.
+"""
+
+import string
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_exp.rows import NO_ANSWER, Draws, Row, Task
+
+FILLER = string.ascii_lowercase
+KEYS = string.ascii_uppercase
+VALUES = string.digits
+QUESTION = "?"
+VOCABULARY = FILLER + KEYS + VALUES + QUESTION
+
+NUM_PAIRS = 8
+NEAREST = 4  # the least distance: a needle, one token of filler, and a question
+
+
+@dataclass(frozen=True)
+class Retrieval(Task):
+    """Rows of filler with needles and questions; an example's span is its distance in tokens."""
+
+    vocabulary = VOCABULARY
+
+    @property
+    def num_octaves(self) -> int:
+        """The number of octaves of distances; octave o is from 4 * 2^o to below twice that."""
+        return (self.seq_len // (2 * NEAREST)).bit_length() - 1
+
+    def _row(self, split: str, index: int) -> Row:
+        draws = Draws(self.seed, f"retrieval {split}", index)
+        width = self.seq_len + 1
+
+        text = [FILLER[letter] for letter in draws.many_below(len(FILLER), width)]
+        keys = draws.order(len(KEYS))[:NUM_PAIRS]
+        values = draws.many_below(len(VALUES), NUM_PAIRS)
+
+        is_taken_S = np.zeros(width, dtype=np.bool_)
+        answer_T = np.full(self.seq_len, NO_ANSWER, dtype=np.int64)
+        span_T = np.zeros(self.seq_len, dtype=np.int64)
+
+        for number in range(NUM_PAIRS):
+            pair = KEYS[keys[number]] + VALUES[values[number]]
+            distance = self._distance(draws)
+            needle = _place(draws, distance, is_taken_S)
+            asked = needle + distance
+
+            text[needle : needle + 2] = pair
+            text[asked - 1 : asked + 2] = QUESTION + pair
+            # The value is predicted at the question's key.
+            answer_T[asked] = number
+            span_T[asked] = distance
+
+        return Row("".join(text), answer_T, span_T)
+
+    def _distance(self, draws: Draws) -> int:
+        nearest = NEAREST << draws.below(self.num_octaves)
+        return nearest + draws.below(nearest)
+
+
+def _place(draws: Draws, distance: int, is_taken_S: NDArray[np.bool_]) -> int:
+    """Draw the place of a needle's key until all its places are free, and mark them as taken."""
+    while True:
+        needle = draws.below(len(is_taken_S) - distance - 1)
+        asked = needle + distance
+        places = [needle, needle + 1, asked - 1, asked, asked + 1]
+        if not is_taken_S[places].any():
+            is_taken_S[places] = True
+            return needle

@@ -1,1 +1,0 @@
-"""Training of one run on one rank: the step, the loop, and resuming from a checkpoint."""

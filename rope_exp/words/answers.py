@@ -1,0 +1,235 @@
+"""Tables of answers on generated data: exact matches by span, and R².
+
+A run's share is the fraction of its examples; a row's share is the mean over its seeds.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from rope_exp.content import (
+    ROOM,
+    Column,
+    Line,
+    Relation,
+    Report,
+    count_matches,
+    interval,
+    markdown_of,
+    noise_of,
+    number,
+)
+from rope_exp.stats import judge
+from rope_exp.words.sentences import spell_p
+
+
+@dataclass(frozen=True)
+class Part:
+    """The examples of a split with spans from `first` to `last`, inclusive.
+
+    Attributes:
+        name: the spans as text; empty for a whole split.
+    """
+
+    split: str
+    name: str
+    first: int
+    last: int
+
+    @property
+    def key(self) -> str:
+        """The part's name in frames."""
+        return f"{self.split} {self.name}".rstrip()
+
+
+def with_answers(report: Report) -> list[Line]:
+    """Return the rows with exact matches; none if the data are of several kinds."""
+    return [report.rows[label] for label in report.answers("answers")] if report.task else []
+
+
+def parts(report: Report) -> list[Part]:
+    """Return each split followed by its bins, those with the shortest examples first."""
+    if report.task is None:
+        return []
+    spans: dict[str, set[int]] = {}
+    for run in report.runs:
+        for split, answers in run.probes.get("answers", {}).items():
+            spans.setdefault(split, set()).update(answers["span"])
+
+    found = []
+    for ordered, split in sorted((sorted(of_split), split) for split, of_split in spans.items()):
+        found.append(Part(split, "", ordered[0], ordered[-1]))
+        for start, following in pairwise([*report.task.bins, ordered[-1] + 1]):
+            inside = [span for span in ordered if start <= span < following]
+            if inside:
+                ends = dict.fromkeys([inside[0], inside[-1]])
+                found.append(Part(split, " to ".join(map(str, ends)), inside[0], inside[-1]))
+    return found
+
+
+def shares(report: Report) -> pd.DataFrame:
+    """Return the share of a part's examples that a run answered without a wrong token.
+
+    A line for each row, part and seed. Columns are label, split, part (its name), key, first, last,
+    seed, count (of examples) and share.
+    """
+    columns = ["label", "split", "part", "key", "first", "last", "seed", "count", "share"]
+    found = []
+    for row in with_answers(report):
+        for part in parts(report):
+            told = (row.label, part.split, part.name, part.key, part.first, part.last)
+            for run in row.runs:
+                count, right = count_matches(run, part.split, part.first, part.last)
+                if count:
+                    found.append((*told, run.config.seed, count, right / count))
+    return pd.DataFrame(found, columns=columns)
+
+
+def match_relations(report: Report) -> dict[str, list[Relation]]:
+    """Return the published relations by split, judged by exact matches.
+
+    The test uses the share of wrong answers instead of the loss; the margin is 1 point.
+    """
+    claim = None if report.published else report.source
+    signs = {(a, b): sign for a, sign, b in claim.relations} if claim else {}
+    every = shares(report)
+    found = {}
+    for split, of_split in every[every["part"] == ""].groupby("split", sort=False):
+        wrong = 1 - of_split.pivot_table("share", "seed", "label", sort=False)
+        relations = []
+        for pair in judge(wrong, list(signs), noise_of(wrong, report.runs)):
+            sign = signs[pair.a, pair.b]
+            of_both = wrong[[pair.a, pair.b]].to_numpy()
+            has_room = np.nanmax(of_both) > ROOM and np.nanmin(of_both) < 1 - ROOM
+            outcome = pair.outcome(sign) if has_room else "open; floor or ceiling effect"
+            relations.append(Relation(sign, pair, outcome))
+        found[str(split)] = relations
+    return found
+
+
+# -- formats ---------------------------------------------------------------------------------------
+
+
+def task_tables(report: Report) -> list[str]:
+    """Return the parts of table.md with the answers on generated data."""
+    parts = []
+    if with_answers(report) and report.task:
+        parts.append(
+            f"Exact matches in %, by {report.task.span} (mean over seeds; for a whole split, "
+            "with the SD over seeds):"
+        )
+        parts.append(markdown_of(*matches(report)))
+        relations = match_relations(report)
+        if any(relations.values()):
+            parts.append(
+                "Published relations, judged by exact matches (Δ: the first variant's share minus "
+                "the second's, in percentage points):"
+            )
+            parts.append(markdown_of(*_relations(report, relations)))
+
+    columns, frame = fits(report)
+    if len(frame):
+        parts.append("Explained variance (R²) on the held-out rows:")
+        parts.append(markdown_of(columns, frame))
+    return parts
+
+
+def answers_csv(report: Report) -> str | None:
+    """Return answers.csv: exact matches by row, split and bin; None if there are none."""
+    found = shares(report)
+    if found.empty:
+        return None
+    by = {"label": "pe", "split": "split", "first": "span_first", "last": "span_last"}
+    over_seeds = found.groupby([*by, "part"], sort=False).agg(
+        num_seeds=("share", "count"),
+        num_examples=("count", "sum"),
+        right_mean=("share", "mean"),
+        right_sd=("share", "std"),
+    )
+    table = over_seeds.reset_index().drop(columns="part").rename(columns=by)
+    return table.to_csv(index=False, float_format="%.6f")
+
+
+def matches(report: Report) -> tuple[list[Column], pd.DataFrame]:
+    """Return exact matches in %: a line for each row, a column for each split and bin."""
+    columns = [Column("variant", "name"), Column("seeds", "num_seeds", "d")]
+    for part in parts(report):
+        if part.name:
+            columns.append(Column(part.name, part.key, ".1f"))
+        else:
+            columns.append(Column(part.split, part.key, ".1f", partial(_with_spread, part.key)))
+
+    found = shares(report)
+    percents = (100 * found["share"]).groupby([found["label"], found["key"]])
+    lines = []
+    for row in with_answers(report):
+        seeds = {run.config.seed for run in row.runs if "answers" in run.probes}
+        lines.append({"label": row.label, "name": row.name, "num_seeds": len(seeds)})
+    table = pd.DataFrame(lines, columns=["label", "name", "num_seeds"])
+    for numbers in (percents.mean().unstack(), percents.std().unstack().add_suffix(" sd")):
+        table = table.join(numbers, on="label")
+    return columns, table
+
+
+def _with_spread(split: str, line: Mapping[str, Any]) -> str:
+    spread = number(line[f"{split} sd"], ".1f")
+    return f"{number(line[split], '.1f')}{f' ± {spread}' if spread else ''}"
+
+
+def fits(report: Report) -> tuple[list[Column], pd.DataFrame]:
+    """Return R² of each row with any: the mean over seeds, and the extremes."""
+    lines = []
+    for label, answers in report.answers("fit").items():
+        found = [answer["r2"] for answer in answers]
+        line = {"label": label, "name": report.rows[label].name, "num_seeds": len(found)}
+        extremes = {"lowest": min(found), "highest": max(found)}
+        lines.append({**line, "mean": statistics.mean(found), **extremes})
+    columns = [
+        Column("variant", "name"),
+        Column("seeds", "num_seeds", "d"),
+        Column("R²", "mean", ".4f"),
+        Column("lowest", "lowest", ".4f"),
+        Column("highest", "highest", ".4f"),
+    ]
+    return columns, pd.DataFrame(lines)
+
+
+def _relations(
+    report: Report, of_splits: Mapping[str, Sequence[Relation]]
+) -> tuple[list[Column], pd.DataFrame]:
+    """Return the published relations, judged by exact matches, in percentage points."""
+    lines = []
+    for split, relations in of_splits.items():
+        for relation in relations:
+            pair = relation.judged
+            a = report.rows[pair.a].name
+            b = report.rows[pair.b].name
+            lines.append(
+                {
+                    "split": split,
+                    "published": f"{a} {relation.published} {b}",
+                    "ours": f"{a} {pair.sign} {b}",
+                    "delta": 100 * pair.delta,
+                    "interval": interval(100 * pair.low, 100 * pair.high, "+.1f"),
+                    "p": spell_p(pair.p_adjusted),
+                    "num_seeds": pair.num_seeds,
+                    "outcome": relation.outcome,
+                }
+            )
+    columns = [
+        Column("split", "split"),
+        Column("published", "published"),
+        Column("ours", "ours"),
+        Column("Δ", "delta", "+.1f"),
+        Column("95 % interval", "interval", "s"),
+        Column("p (Holm)", "p", "s"),
+        Column("seeds", "num_seeds", "d"),
+        Column("outcome", "outcome"),
+    ]
+    return columns, pd.DataFrame(lines)

@@ -1,0 +1,134 @@
+"""Assumptions of a table: choices that the source leaves open, with every value they had.
+
+Those that no key changes are in docs/comparing.md.
+"""
+
+from rope_exp.config import RunConfig
+from rope_exp.content import Report
+from rope_exp.errors import show
+from rope_exp.identity import numeric_values
+from rope_exp.kinds import SoftmaxConfig
+
+# The sections of a config that are listed, and their titles. Keys that rows or other sentences
+# report are left out.
+_SECTIONS = {
+    "data": "Corpus",
+    "tokenizer": "Tokenizer",
+    "model": "Model",
+    "pe": "Position",
+    "optim": "Optimiser",
+    "schedule": "Schedule",
+    "train": "Training",
+}
+# Keys that rows or other sentences report.
+_TOLD = (
+    "pe.name",
+    "pe.rotate",
+    "data.reset_positions",
+    "data.document_mask",
+    "data.random_start",
+)
+# Keys that are left out for runs that do not use them.
+_ADDED = (
+    "pe.trainable_lr",
+    "pe.trainable_scope",
+    "pe.input",
+    "pe.bias",
+    "model.qk_norm",
+    "model.token_shift",
+    "data.order",
+    "train.objective",
+)
+_EVALUATION = (
+    "Evaluation: mean nats per token on fixed held-out windows of seq_len tokens: eval_sequences "
+    "windows, or all if there are fewer."
+)
+# For generated data; {unit} is its unit.
+_OF_TASKS = (
+    "Data: generated row by row from the data seed; no training row is repeated.",
+    "Evaluation: {unit} on eval_sequences rows of a separate stream, the same for every run.",
+)
+
+# For runs that predict masked tokens.
+_MASKED = (
+    "Objective mlm: attention is bidirectional. In each sequence, 15 % of the tokens are "
+    "predicted: 80 % of these are replaced by a mask, 10 % by a random token, and 10 % are "
+    "unchanged. Losses are means over the predicted tokens only. Every run predicts the same "
+    "held-out tokens."
+)
+
+
+def assumptions(report: Report) -> list[str]:
+    """List each choice that the source leaves open, with every value that it had here."""
+    said: dict[str, None] = {}
+    for section in _SECTIONS:
+        said |= dict.fromkeys(_choices(run.config, section) for run in report.runs)
+    kinds = dict.fromkeys(_kind(run.config) for run in report.runs)
+    beginnings = dict.fromkeys(_beginning(run.config) for run in report.runs)
+    return [*said, *kinds, *filter(None, beginnings), *_of_data(report)]
+
+
+def _of_data(report: Report) -> list[str]:
+    """Describe the layout of the data, and the evaluation on it."""
+    said: dict[str, None] = {}
+    of_text = [run.config for run in report.runs if run.config.data.task is None]
+    if of_text:
+        said |= dict.fromkeys([*map(_documents, of_text), _EVALUATION])
+    if any(config.train.objective == "mlm" for config in of_text):
+        said[_MASKED] = None
+    if len(of_text) < len(report.runs):
+        said |= dict.fromkeys(sentence.format(unit=report.unit) for sentence in _OF_TASKS)
+    return list(said)
+
+
+def _kind(config: RunConfig) -> str:
+    """Describe the kind of attention."""
+    if isinstance(config.attn, SoftmaxConfig):
+        return "Attention: softmax with scale 1/√K, where K is the size of a head."
+    values = {key: value for key, value in numeric_values(config.attn).items() if key != "kind"}
+    listed = [f"{key} {show(value)}" for key, value in values.items() if value is not None]
+    return f"Attention: {', '.join([config.attn.kind, *listed])}."
+
+
+def _documents(config: RunConfig) -> str:
+    """Describe how documents fill a row, and where positions start."""
+    data = config.data
+    said = ["Documents: packed, with an end-of-text token between them"]
+    said.append("attention within documents" if data.document_mask else "without attention masks")
+    if data.reset_positions:
+        said.append("positions restart at 0 in each document")
+    if data.random_start:
+        said.append(f"training rows start at a random position up to {data.random_start}")
+    return f"{', '.join(said)}."
+
+
+def _beginning(config: RunConfig) -> str:
+    """Describe the initial weights of a run that starts from another; empty for others."""
+    if config.init_weights is None:
+        return ""
+    return (
+        f"Initial weights: {config.init_weights:.12} from a finished run; parameters that it lacks "
+        "are initialized as in other runs."
+    )
+
+
+def _choices(config: RunConfig, section: str) -> str:
+    """List every value of a section that can change a number.
+
+    Optional additions to a variant are listed only for runs that use them.
+    """
+    chosen = getattr(config, section)
+    values = {"name": chosen.name, **numeric_values(chosen)}
+    departing = numeric_values(chosen, departing=True)
+    if section == "data" and config.data.task:
+        # The other keys only concern text.
+        own = {"name", "kind", "seed", config.data.task.key}
+        values = {key: value for key, value in values.items() if key in own}
+    listed = [
+        f"{key} {show(value)}"
+        for key, value in values.items()
+        if value is not None
+        and f"{section}.{key}" not in _TOLD
+        and (key in departing or f"{section}.{key}" not in _ADDED)
+    ]
+    return f"{_SECTIONS[section]}: {', '.join(listed)}."

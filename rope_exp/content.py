@@ -15,8 +15,8 @@ from rope_exp.comparable import ROW, Row, comparable
 from rope_exp.config import RunConfig
 from rope_exp.kinds import SoftmaxConfig
 from rope_exp.published import Published
-from rope_exp.records import ReportError, Run
 from rope_exp.rows import TEST
+from rope_exp.runs import ReportError, Run
 from rope_exp.sections import TaskFacts
 from rope_exp.stats import Contrast, Judged, Losses, Noise, compare, judge, measure
 

@@ -17,9 +17,8 @@ from rope_exp import provenance
 from rope_exp.config import RunConfig, differing_keys
 from rope_exp.errors import show
 from rope_exp.identity import keys_with
-from rope_exp.kinds import Kind
 from rope_exp.runs import ReportError, Run, Status
-from rope_exp.sections import PeConfig
+from rope_exp.sections import Kind, PeConfig
 
 
 @dataclass(frozen=True)

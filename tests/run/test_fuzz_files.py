@@ -9,7 +9,7 @@ from support.refused import REFUSALS
 
 from rope_exp import load_run
 from rope_exp.content import build
-from rope_exp.records import read_runs
+from rope_exp.runs import read_runs
 
 
 @efforts(60, 3000)

@@ -63,7 +63,7 @@ COMPARED: dict[str, tuple[Runs, tuple[str, ...], list[str]]] = {
             run("qk_rope", 0, "pe.trainable=log"),
             run("qkvo_rope", 0, "pe.trainable=log", params=1328320, init_sha256=OTHER),
         ],
-        PE, ["qk_rope-trainable_log", "qkvo_rope-trainable_log"],
+        PE, ["qk_rope-trainablelog", "qkvo_rope-trainablelog"],
     ),
     "seeds share the weights that all began with": (
         [{"seed": 0, **FIRST}, {"seed": 1, **FIRST}, {"pe": "nope", **FIRST}],
@@ -82,7 +82,7 @@ COMPARED: dict[str, tuple[Runs, tuple[str, ...], list[str]]] = {
     ),
     "stages have an order of their own": (
         [run(), run("qk_rope", 0, STAGES, order_sha256=OTHER)],
-        ("train.stages",), ["train.stages=[]", "train.stages=[[256, 400], [512, 100]]"],
+        ("train.stages",), ["train.stages=[[256, 400], [512, 100]]", "train.stages=null"],
     ),
 }  # fmt: skip
 

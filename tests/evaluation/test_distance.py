@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rope_exp.position._biases import alibi_slopes
 from support.models import VOCAB, make_sizes, opinionated
 from torch import Tensor
 
 from rope_exp.decoder import Decoder
 from rope_exp.kinds import AttnConfig, LatentConfig, SharedConfig
-from rope_exp.position._biases import alibi_slopes
 from rope_exp.probes._contexts import attentions, weighed
 from rope_exp.probes._probes import Questions
 from rope_exp.probes.distance import decay_bound

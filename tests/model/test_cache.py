@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rope_exp.angles import Positions
+from rope_exp.cache import Cache, LayerCache
 from support.kinds import KINDS, allowed, make_layer
 from support.models import (
     SIZES,
@@ -21,8 +23,6 @@ from support.models import (
 )
 from torch import Tensor
 
-from rope_exp.angles import Positions
-from rope_exp.cache import Cache, LayerCache
 from rope_exp.costs import kept as kept_of
 from rope_exp.decoder import Decoder
 from rope_exp.kinds import AttnConfig, SoftmaxConfig

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from rope_exp.angles import Positions
+from rope_exp.cache import LayerCache
 from support.kinds import KINDS, allowed
 from support.models import BASE, SIZES, SUBSETS, make_pe, make_sizes, rotation_matrix
 from torch import Tensor, nn
 
-from rope_exp.angles import Positions
 from rope_exp.attention import Attention, SoftmaxAttention
 from rope_exp.attn.latent import Layer as LatentAttention
-from rope_exp.cache import LayerCache
 from rope_exp.errors import LawError
 from rope_exp.kinds import AttnConfig, LatentConfig, RetentionConfig, SoftmaxConfig
 from rope_exp.laws.certificate import SHIFT, certificate, expected_class

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import pytest
 import torch
+from rope_exp.angles import Rotary
 from support.models import (
     BASE,
     SIZES,
@@ -19,7 +20,6 @@ from support.models import (
 )
 from torch import Tensor
 
-from rope_exp.angles import Rotary
 from rope_exp.attention import SoftmaxAttention
 from rope_exp.kinds import SoftmaxConfig
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from rope_exp.angles import Rotary
 from support.models import (
     SIZES,
     SUBSETS,
@@ -22,7 +23,6 @@ from support.models import (
     tokens,
 )
 
-from rope_exp.angles import Rotary
 from rope_exp.attention import turned
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Block, Decoder, llama_weights, weights, weights_sha256

@@ -14,10 +14,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rope_exp.angles import Rotary
 from support.models import make_pe, make_sizes
 from torch import Tensor
 
-from rope_exp.angles import Rotary
 from rope_exp.attention import SoftmaxAttention
 from rope_exp.decoder import Decoder
 from rope_exp.evaluate import Inputs, on_device

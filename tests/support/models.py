@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from rope_exp.angles import Positions, Tables
 from rope_exp.cache import Cache
+from torch import Tensor
+
 from rope_exp.decoder import Decoder
 from rope_exp.kinds import SOFTMAX, Architecture, AttnConfig
 from rope_exp.rope import angles, frequencies

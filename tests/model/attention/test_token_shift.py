@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from rope_exp.cache import Cache
 from support.kinds import make_layer
 from support.models import (
     SIZES,
@@ -23,7 +24,6 @@ from torch import Tensor
 
 from rope_exp import attention as softmax
 from rope_exp.attention import Attention
-from rope_exp.cache import Cache
 from rope_exp.costs import kept as kept_of
 from rope_exp.decoder import Decoder, llama_weights, weights, weights_sha256
 from rope_exp.errors import LawError

@@ -12,13 +12,13 @@ import pytest
 import torch
 from pydantic import Field
 from pydantic.dataclasses import rebuild_dataclass
+from rope_exp.angles import Positions
 from support.command import write
 from support.models import SIZES, SUBSETS, VOCAB, make_pe, normal, num_numbers, tokens
 from support.refused import refused
 from torch import Tensor
 
 from rope_exp import identity as schema
-from rope_exp.angles import Positions
 from rope_exp.attention import for_queries, from_heads, make_attention, split_heads, to_heads
 from rope_exp.attn._recurrence import StateAttention, Sums
 from rope_exp.compose import run_config

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from rope_exp.encoding import Position
 from rope_exp.identity import chosen
 from rope_exp.kernels import attention, attention_after, wide
-from rope_exp.kinds import AttnConfig, Kind, SoftmaxConfig
 from rope_exp.rope import rotate
-from rope_exp.sections import PAIRS, ModelConfig
+from rope_exp.sections import PAIRS, Kind, ModelConfig, SoftmaxConfig
 
 # cos_TF and sin_TF; or [B, T, F], if rows of a batch have different positions; or [B, G, T, F],
 # B possibly 1, if heads have their own frequencies.
@@ -495,7 +494,7 @@ def _one_later(x: Tensor, before: Tensor) -> Tensor:
     return torch.cat([before, x[:, :-1]], dim=1)
 
 
-def make_attention(config: ModelConfig, attn: AttnConfig, sites: Collection[str]) -> Attention:
+def make_attention(config: ModelConfig, attn: Kind, sites: Collection[str]) -> Attention:
     """Return the attention module of one layer.
 
     Args:

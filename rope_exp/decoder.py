@@ -34,9 +34,8 @@ from rope_exp.encoding import Position, Sizes
 from rope_exp.errors import ConfigError
 from rope_exp.identity import chosen
 from rope_exp.kernels import wide
-from rope_exp.kinds import Architecture
 from rope_exp.rope import angles, frequencies
-from rope_exp.sections import INIT_STD, PAIRS, ModelConfig, PeConfig
+from rope_exp.sections import INIT_STD, PAIRS, Architecture, ModelConfig, PeConfig
 
 # Tokens per chunk of the loss. Each chunk passes once over the head's gradient, which takes a
 # tenth of the time of its products.

@@ -8,7 +8,6 @@ Shapes: B batch, T position, F frequencies, L layers, G key/value heads.
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from rope_exp.attention import Tables
@@ -48,7 +47,7 @@ class LearnedRotary(Rotary):
             return super().tables(theta, position_T)
         if theta.ndim == 3:
             # As of a batch, so that tables of heads have four axes.
-            position_T = torch.atleast_2d(position_T)
+            position_T = position_T if position_T.ndim == 2 else position_T[None]
         of_layers = []
         for of_layer in theta:
             cos, sin = super().tables(of_layer, position_T)[0]

@@ -6,7 +6,6 @@ from collections.abc import Collection
 
 import pytest
 import torch
-from rope_exp.angles import Rotary
 from support.models import (
     BASE,
     SIZES,
@@ -21,7 +20,8 @@ from support.models import (
 from torch import Tensor
 
 from rope_exp.attention import SoftmaxAttention
-from rope_exp.kinds import SoftmaxConfig
+from rope_exp.decoder import Rotary
+from rope_exp.sections import SoftmaxConfig
 
 
 def attention_of(sites: Collection[str]) -> SoftmaxAttention:

@@ -436,7 +436,8 @@ def build(
 
     losses = table_of({each: row.losses for each, row in rows.items()})
     ordered = {each: rows[each] for each in contrasts(losses, label).index}
-    noise = noise_of(losses.dropna(axis="columns", how="all"), paired=is_always_paired(runs))
+    trained = losses[[each for each, row in ordered.items() if row.losses]]
+    noise = noise_of(trained, paired=is_always_paired(runs))
     own = rows.get(label, Row(label, label, 0, []))
     return Report(keys, source, ordered, own, left_out, noise)
 

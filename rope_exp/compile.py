@@ -4,20 +4,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rope_exp.comparable import OWN_RATE, alike, check_blocks, has_blocks, level_name, telling
+from rope_exp.comparable import (
+    OWN_RATE,
+    SEEDS,
+    alike,
+    check_blocks,
+    has_blocks,
+    level_name,
+    telling,
+)
 from rope_exp.errors import RecordError, log
 from rope_exp.files import write_atomically
 from rope_exp.frames import load_table
-from rope_exp.identity import choices, chosen
 from rope_exp.published import REFERENCE
-from rope_exp.records import (
-    ReportError,
-    Run,
-    find_groups,
-    read_records,
-    read_runs,
-    recorded_campaigns,
-)
+from rope_exp.records import read_records, recorded_campaigns
 from rope_exp.report import (
     Report,
     all_seeds_md,
@@ -30,9 +30,7 @@ from rope_exp.report import (
     table_md,
     table_tex,
 )
-
-# Seeds, and the orders of tokens that they are crossed with.
-SEEDS = ("seed", "data.seed")
+from rope_exp.runs import ReportError, Run, find_groups, read_runs
 
 
 def tables_of(runs: Sequence[Run]) -> dict[str, Report]:

@@ -20,11 +20,10 @@ from rope_exp.comparable import OWN_RATE, ROW, Row, comparable, has_own_rates, s
 from rope_exp.config import RunConfig
 from rope_exp.costs import kept
 from rope_exp.identity import choices, chosen
-from rope_exp.kinds import SoftmaxConfig
 from rope_exp.published import Published
-from rope_exp.records import ReportError, Run, bits_per_byte, perplexity
 from rope_exp.rows import TEST
-from rope_exp.sections import SUBSETS, TaskFacts
+from rope_exp.runs import ReportError, Run, bits_per_byte, perplexity
+from rope_exp.sections import SUBSETS, SoftmaxConfig, TaskFacts
 from rope_exp.stats import (
     MOST_SEEDS,
     SIGNS,
@@ -197,7 +196,8 @@ def markdown_table(frame: pd.DataFrame, form: str = "") -> str:
     def spell(key: str) -> Callable[[Mapping[Any, Any]], str]:
         return lambda line: number(line[key], form if isinstance(line[key], float) else "")
 
-    return Table([Column(key, key, "", spell(key)) for key in frame], frame).markdown()
+    columns = [Column(key, key, "", spell(key)) for key in map(str, frame)]
+    return Table(columns, frame).markdown()
 
 
 def csv_of(frame: pd.DataFrame, *, signed: bool = False) -> str:
@@ -239,22 +239,27 @@ class Report:
 
     # -- judged pairs, by the names of `stats.judge` --
 
+    @property
+    def trained(self) -> list[str]:
+        """The labels of rows with a loss, best first."""
+        return [label for label, row in self.rows.items() if row.losses]
+
     @cached_property
     def losses(self) -> pd.DataFrame:
-        """The losses of rows that have any."""
-        return table_of({label: row.losses for label, row in self.rows.items() if row.losses})
+        """The losses of rows with a loss."""
+        return table_of({label: self.rows[label].losses for label in self.trained})
 
     @cached_property
     def against(self) -> dict[str, Pair]:
         """The pair (reference, row) by the other row; one family."""
         label = self.reference.label
-        family = [(label, each) for each in self.losses if each != label]
+        family = [(label, each) for each in self.trained if each != label]
         return {b: pair for (_, b), pair in judge(self.losses, family, self.noise).items()}
 
     @cached_property
     def pairs(self) -> dict[tuple[str, str], Pair]:
         """All pairs; one family."""
-        return judge(self.losses, list(itertools.combinations(self.losses, 2)), self.noise)
+        return judge(self.losses, list(itertools.combinations(self.trained, 2)), self.noise)
 
     @cached_property
     def relations(self) -> list[Pair]:
@@ -379,9 +384,8 @@ class Report:
             known |= {label: {0: loss} for label, loss in self.source.losses.items()}
         label = self.reference.label
         own = {label: row.losses for label, row in self.rows.items()}
-        ours, theirs = (
-            contrasts(table_of(losses), label).to_dict("index") for losses in (own, known)
-        )
+        ours: Any = contrasts(table_of(own), label).to_dict("index")
+        theirs: Any = contrasts(table_of(known), label).to_dict("index")
         return {each: _line(self, row, ours[each], theirs[each]) for each, row in self.rows.items()}
 
     @property
@@ -390,7 +394,7 @@ class Report:
         return pd.DataFrame(self.lines.values()).astype(dict.fromkeys(_COUNTS, "Int64"))
 
 
-def parts(part: str, *folders: str) -> dict[str, Callable[[Report], Any]]:
+def parts(part: str, *folders: str) -> dict[str, Callable[..., Any]]:
     """Return a function of every file of these folders that has it, by its NAME and in its ORDER.
 
     The file's own name and 0 are the defaults.

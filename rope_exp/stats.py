@@ -22,7 +22,7 @@ from scipy import stats
 
 Array = NDArray[np.float64]
 # A judged pair (a, b) by the names that `judge` lists.
-Pair = Mapping[str, Any]
+Pair = dict[str, Any]
 
 ALPHA = 0.05
 # In nats: the source calls 0.007 "≈" and 0.012 ">".
@@ -238,8 +238,9 @@ def judge(
     frame = frame.assign(wide_low=delta - wide, wide_high=delta + wide)
     frame = frame.assign(p=p, p_adjusted=adjusted, p_equivalent=equivalent, verdict=verdict)
 
+    lines: Any = frame.to_dict("records")
     judged = {}
-    for pair in frame.to_dict("records"):
+    for pair in lines:
         fewest, most = None, None
         if pair["verdict"] == "open":
             fewest, most = _seeds_needed(pair, len(found))

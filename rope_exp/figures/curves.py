@@ -7,7 +7,6 @@ import altair as alt
 import pandas as pd
 
 from rope_exp.comparable import Row
-from rope_exp.report import Report
 from rope_exp.figures.style import (
     COLOR,
     SIGNED,
@@ -21,7 +20,8 @@ from rope_exp.figures.style import (
     with_looks,
     zero_line,
 )
-from rope_exp.records import Run
+from rope_exp.report import Report
+from rope_exp.runs import Run
 
 # Axes are scaled to the curves after this share of the run; before it they fall too steeply.
 SHOWN_FROM = 0.2

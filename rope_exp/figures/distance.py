@@ -10,7 +10,6 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from rope_exp.report import Report, seeds
 from rope_exp.figures.style import (
     GREY,
     explanation,
@@ -21,6 +20,7 @@ from rope_exp.figures.style import (
     row_lines,
     with_looks,
 )
+from rope_exp.report import Report, seeds
 
 ORDER = 5
 _WIDTH = 560

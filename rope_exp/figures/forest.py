@@ -7,7 +7,6 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from rope_exp.report import Report
 from rope_exp.figures.style import (
     COLOR,
     SIGNED,
@@ -19,6 +18,7 @@ from rope_exp.figures.style import (
     with_looks,
     zero_and_margin,
 )
+from rope_exp.report import Report
 from rope_exp.stats import MARGIN
 
 ORDER = 1

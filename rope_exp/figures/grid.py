@@ -6,8 +6,8 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from rope_exp.report import Report
 from rope_exp.figures.style import INK, SIGNED, explanation, in_words, parts
+from rope_exp.report import Report
 from rope_exp.stats import MARGIN
 
 ORDER = 3

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from rope_exp.comparable import Row
-from rope_exp.report import Report, seeds
 from rope_exp.figures.style import SIGNED, explanation, gathered, look
+from rope_exp.report import Report, seeds
 from rope_exp.sections import SITES
 
 ORDER = 4

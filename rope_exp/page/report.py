@@ -12,8 +12,8 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 
 from rope_exp.page import _settings as settings
-from rope_exp.records import Run
 from rope_exp.report import Report, main_table, relations_table
+from rope_exp.runs import Run
 
 
 def page(tables: Mapping[str, Report], runs: Sequence[Run]) -> bytes:

@@ -10,10 +10,8 @@ import altair as alt
 import pandas as pd
 
 from rope_exp import published
-from rope_exp.campaign.file import SEEDS
-from rope_exp.comparable import spelled
+from rope_exp.comparable import SEEDS, spelled
 from rope_exp.identity import choices, chosen
-from rope_exp.records import Run
 from rope_exp.report import (
     WORDS,
     Report,
@@ -22,6 +20,7 @@ from rope_exp.report import (
     millions,
     setting_name,
 )
+from rope_exp.runs import Run
 from rope_exp.stats import ALPHA, MARGIN
 
 # Best first, according to the only published table of all nine variants.
@@ -209,7 +208,9 @@ def relations(settings: Mapping[str, Report]) -> alt.ConcatChart | None:
         axis.labels = place % _COLUMNS == 0
         y = alt.Y("setting:N", title=None, scale=alt.Scale(domain=list(names)), axis=axis)
         panels.append(_panel(found, y))
-    return alt.concat(*panels, columns=_COLUMNS, spacing=12, title=_style().explanation(_sentences()))
+    return alt.concat(
+        *panels, columns=_COLUMNS, spacing=12, title=_style().explanation(_sentences())
+    )
 
 
 def _panel(points: pd.DataFrame, y: alt.Y) -> alt.LayerChart:
@@ -277,8 +278,8 @@ def _relations(name: str, report: Report) -> Iterator[dict[str, Any]]:
     for place, (a, sign, b) in enumerate(published.TABLE.relations):
         if not {a, b} <= {*report.losses}:
             continue
-        delta = (report.losses[b] - report.losses[a]).mean()
-        if pd.isna(delta):
+        delta: float = (report.losses[b] - report.losses[a]).mean()
+        if math.isnan(delta):
             continue
         names = [report.rows[label].name.removesuffix("-RoPE") for label in (a, b)]
         own = judged.get((a, b))

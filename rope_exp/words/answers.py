@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from rope_exp.comparable import Row
-from rope_exp.records import Run
 from rope_exp.report import (
     ROOM,
     Column,
@@ -25,6 +24,7 @@ from rope_exp.report import (
     number,
     spell_p,
 )
+from rope_exp.runs import Run
 from rope_exp.stats import Pair, judge, noise_of, outcome
 
 # Below the published relations, above other probes.
@@ -223,9 +223,7 @@ def fits(report: Report) -> Table:
     return Table(columns, pd.DataFrame(lines))
 
 
-def _relations(
-    report: Report, of_splits: Mapping[str, Sequence[Pair]]
-) -> Table:
+def _relations(report: Report, of_splits: Mapping[str, Sequence[Pair]]) -> Table:
     """Return the published relations, judged by exact matches, in percentage points."""
     lines = []
     for split, relations in of_splits.items():

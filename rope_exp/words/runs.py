@@ -5,8 +5,8 @@ from collections import Counter
 from rope_exp import provenance
 from rope_exp.comparable import differing_surroundings, mixed_blocks
 from rope_exp.errors import show
-from rope_exp.records import Run
 from rope_exp.report import Report, has_other_seeds
+from rope_exp.runs import Run
 from rope_exp.words._seeds import spell_seeds
 
 # After the notes of probes.

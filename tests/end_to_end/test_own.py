@@ -95,17 +95,6 @@ def test_it_is_exported_with_its_class(trained: Path, tmp_path: Path) -> None:
     assert found["said"][0] == tokenizer.decode(new, skip_special_tokens=False)
 
 
-def test_a_changed_copy_in_the_folder_is_not_run(trained: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(trained / "results/runs/g/pull/seed0", run)
-    assert read_config(run).pe.source == PULL
-    values = yaml.safe_load((run / "config.yaml").read_text())
-    values["pe"]["source"] += "raise SystemExit('executed')\n"
-    (run / "config.yaml").write_text(yaml.safe_dump(values))
-    with refused("pe.source", "was changed", by=RecordError):
-        load_run(run)
-
-
 def test_a_mistake_ends_before_anything_is_written(
     tmp_path: Path, corpus: Path, cache: Path
 ) -> None:

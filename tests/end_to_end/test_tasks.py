@@ -70,17 +70,6 @@ def test_it_learns_and_is_asked(name: str, request: pytest.FixtureRequest) -> No
 
 
 @pytest.mark.torture
-def test_killed_and_started_again_it_is_the_same_run(added: Path, tmp_path: Path) -> None:
-    """A step's rows are a function of its number, so a run resumes from that number alone."""
-    trial = Trial(command=ADDITION, folder=tmp_path / "run", undisturbed=added)
-    process = trial.start(rows=13)
-    kill_the_tree(process.pid)
-    process.communicate()
-    trial.assert_goes_on()
-    assert read_json(added / "probes.json") == read_json(trial.folder / "probes.json")
-
-
-@pytest.mark.torture
 def test_two_processes_are_one_run_up_to_rounding(added: Path, tmp_path: Path) -> None:
     """Ranks have different numbers of answer tokens, but the loss is the mean over all of them."""
     words = [*ADDITION, f"run.dir={tmp_path / 'run'}", "launch.num_processes=2"]

@@ -71,22 +71,6 @@ def test_broken_runs_are_named_and_rerun_alone(
 
 
 @pytest.mark.torture
-def test_a_killed_run_is_named_and_the_others_finish(
-    tmp_path: Path, group: Path, sweep: list[str]
-) -> None:
-    command = [*sweep, "pe=nope,vo_rope,qk_rope", "train.num_steps=30"]
-    runs = tmp_path / group
-    process = start(*command, cwd=tmp_path, **sabotage(step=5, vo_rope="hang"))
-    wait_for(lambda: num_rows(runs / "vo_rope/seed0") >= 4, process)
-    [victim] = ranks_of(group / "vo_rope")
-    os.kill(victim, signal.SIGKILL)
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert_broken(stderr, group, runs, vo_rope="ended by SIGKILL")
-    assert finished(runs) == ["nope", "qk_rope"]
-
-
-@pytest.mark.torture
 def test_two_sweeps_at_once_run_every_run_once(
     tmp_path: Path, group: Path, sweep: list[str]
 ) -> None:

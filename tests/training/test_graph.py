@@ -182,8 +182,3 @@ def test_a_step_that_cannot_be_captured_is_launched_by_kernels(
         f"{failing.config.name}: steps are launched kernel by kernel, not as a graph: "
         "called a synchronizing CUDA operation"
     ]
-
-
-def test_a_cpu_makes_no_graph(make: Make) -> None:
-    step: Any = make("run").train_step
-    assert step.graphs is None

@@ -73,15 +73,6 @@ def test_the_loss_is_the_mean_of_minus_log_p(make: Make) -> None:
     assert started.read().loss == pytest.approx(expected, abs=1e-6)
 
 
-def test_an_update_uses_the_rate_of_its_step(make: Make) -> None:
-    trainer = make("run", "train.num_steps=40")
-    config = trainer.config
-    for step in range(1, 5):
-        trainer.train_step(step)
-        expected = learning_rate(step, config)
-        assert {group["lr"] for group in trainer.train_step.optimizer.param_groups} == {expected}
-
-
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_after_a_bad_step_no_update_changes_a_weight(make: Make, poison: float) -> None:
     """The device skips a bad update and all later ones, so reading late lets none through.

@@ -50,31 +50,6 @@ def test_memory_that_a_step_freed_is_used_again() -> None:
     assert faults["kept"] < faults["given back"] / 4
 
 
-def test_the_collector_leaves_alone_what_stands_in_a_run(
-    tiny_overrides: list[str], tmp_path: Path
-) -> None:
-    """Objects of the libraries and the model are frozen; the collector still runs."""
-    script = f"""
-import gc, sys
-from rope_exp.cli import main
-from rope_exp.trainer import Trainer
-frozen = []
-train = Trainer.train
-def watched(self):
-    frozen.append(gc.get_freeze_count())
-    assert gc.isenabled()
-    return train(self)
-Trainer.train = watched
-sys.argv = ["train.py", "launch=inline", *{tiny_overrides!r}]
-assert main("train") == 0
-print(*frozen)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, check=True, capture_output=True, text=True
-    )
-    assert int(done.stdout.split()[-1]) > 100_000
-
-
 @pytest.mark.parametrize(
     ("overrides", "how"),
     [

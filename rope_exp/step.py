@@ -21,7 +21,7 @@ from rope_exp.evaluate import Inputs, on_device
 from rope_exp.generated import DataSet
 from rope_exp.optim.muon import Muon
 from rope_exp.parallel import Parallel
-from rope_exp.sections import MuonConfig, OptimConfig
+from rope_exp.sections import AdamWConfig, OptimConfig
 from rope_exp.sources import training_batch
 
 
@@ -38,7 +38,7 @@ def learning_rate(step: int, config: RunConfig) -> float:
     """
     num_steps = config.train.num_steps
     peak = config.optim.lr
-    schedule = config.schedule
+    schedule: Any = config.schedule
     warmup = config.num_warmup_steps
     if step <= warmup:
         return peak * step / warmup
@@ -59,7 +59,7 @@ def learning_rate(step: int, config: RunConfig) -> float:
 CROSSINGS = "crossings"
 
 
-def build_optimizer(decoder: Decoder, config: OptimConfig | MuonConfig) -> Optimizer:
+def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
     """Return fused AdamW, or Muon with AdamW for embeddings, head, norms and other vectors.
 
     Weight decay applies to matrices, but not to vectors (norms, decays) or position parameters.
@@ -73,12 +73,12 @@ def build_optimizer(decoder: Decoder, config: OptimConfig | MuonConfig) -> Optim
     return optimizer
 
 
-def _make_optimizer(decoder: Decoder, config: OptimConfig | MuonConfig) -> Optimizer:
+def _make_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
     named = dict(decoder.named_parameters())
     of_positions = [name for name in named if name.startswith(POSITIONS)]
     frequencies = [name for name in of_positions if name.startswith(FREQUENCIES)]
     of_layers = [name for name in named if ".layers." in name and named[name].ndim == 2]
-    of_muon = of_layers if isinstance(config, MuonConfig) else []
+    of_muon = [] if isinstance(config, AdamWConfig) else of_layers
 
     others = [name for name in named if name not in {*of_muon, *frequencies}]
     decaying = [name for name in others if named[name].ndim >= 2 and name not in of_positions]
@@ -91,8 +91,10 @@ def _make_optimizer(decoder: Decoder, config: OptimConfig | MuonConfig) -> Optim
         rate = decoder.architecture.pe.trainable_lr
         of_frequencies = [named[name] for name in frequencies]
         groups.append({"params": of_frequencies, "weight_decay": 0.0, "rate": rate})
-    if isinstance(config, OptimConfig):
+    if isinstance(config, AdamWConfig):
         return AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+
+    muon: Any = config
 
     splits = {
         module.get_parameter("weight"): module.split
@@ -104,7 +106,7 @@ def _make_optimizer(decoder: Decoder, config: OptimConfig | MuonConfig) -> Optim
         splits,
         groups,
         lr=config.lr,
-        momentum=config.momentum,
+        momentum=muon.momentum,
         weight_decay=config.weight_decay,
         betas=config.betas,
         eps=config.eps,

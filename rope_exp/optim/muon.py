@@ -9,11 +9,14 @@ Shapes: N heads, or 1; O outputs, I inputs.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
+
+from rope_exp.identity import section
+from rope_exp.sections import Momentum, OptimConfig
 
 # Coefficients of the quintic iteration: steepest at 0 among those that bring singular values to
 # about 1 (Jordan 2024).
@@ -22,6 +25,18 @@ NUM_ITERATIONS = 5
 SMALLEST_NORM = 1e-7
 # An orthogonal update's root mean square is 1/sqrt(max(O, I)); AdamW's is 0.2 to 0.4 (Liu 2025).
 RMS = 0.2
+
+
+@section
+class Config(OptimConfig):
+    """Muon for the matrices of the layers, a head at a time in attention; AdamW for the rest.
+
+    A matrix's update has a root mean square of 0.2, about AdamW's, so one learning rate serves
+    both. `betas` and `eps` are for AdamW.
+    """
+
+    name: Literal["muon"] = "muon"
+    momentum: Momentum = 0.95
 
 
 class Muon(Optimizer):

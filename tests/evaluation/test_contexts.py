@@ -10,10 +10,9 @@ from torch import Tensor
 
 from rope_exp.attention import Attention, for_queries
 from rope_exp.decoder import Decoder
-from rope_exp.kinds import AttnConfig
 from rope_exp.probes._contexts import attentions, scores_times, turning_by, weighed
 from rope_exp.rope import frequencies
-from rope_exp.sections import ModelConfig
+from rope_exp.sections import Kind, ModelConfig
 
 LENGTH = 13
 KEEPING_KEYS = [attn for attn in KINDS if attn.keeps_keys]
@@ -27,7 +26,7 @@ SCORED: dict[str, dict[str, Any]] = {
 }
 
 
-def sizes_for(attn: AttnConfig, **changes: Any) -> ModelConfig:
+def sizes_for(attn: Kind, **changes: Any) -> ModelConfig:
     """Return sizes without grouped heads if the kind has sizes of its own."""
     return make_sizes(**changes, **({} if attn.takes_heads else {"num_key_value_heads": 4}))
 
@@ -104,7 +103,7 @@ def test_weights_are_exact_where_a_run_is_not() -> None:
 
 
 @pytest.mark.parametrize("attn", KEEPING_KEYS, ids=lambda attn: attn.label)
-def test_queries_and_keys_are_shown_before_they_turn(attn: AttnConfig) -> None:
+def test_queries_and_keys_are_shown_before_they_turn(attn: Kind) -> None:
     """In the first layer, queries and keys equal those of the same weights without rotation."""
     ids = tokens(2, LENGTH)
     still = watch(opinionated(attn=attn, sizes=sizes_for(attn)), ids)

@@ -9,14 +9,15 @@ import torch
 from support.models import VOCAB, make_sizes, opinionated
 from torch import Tensor
 
+from rope_exp.attn.latent import Config as LatentConfig
+from rope_exp.attn.shared import Config as SharedConfig
 from rope_exp.decoder import Decoder
-from rope_exp.kinds import AttnConfig, LatentConfig, SharedConfig
 from rope_exp.position._biases import alibi_slopes
 from rope_exp.probes._contexts import attentions, weighed
 from rope_exp.probes._probes import Questions
 from rope_exp.probes.distance import decay_bound
 from rope_exp.rope import frequencies
-from rope_exp.sections import ModelConfig, TrainConfig
+from rope_exp.sections import Kind, ModelConfig, TrainConfig
 
 LENGTH = 16
 M = [0, 1, 2, 3, 4, 6]
@@ -117,7 +118,7 @@ def test_weights_are_means_over_heads_windows_and_late_queries() -> None:
     ids=["softmax", "fraction", "heads", "layers", "latent", "shared"],
 )
 def test_kappa_is_the_score_where_all_tokens_are_alike(
-    attn: AttnConfig | None, sizes: ModelConfig, changes: dict[str, Any]
+    attn: Kind | None, sizes: ModelConfig, changes: dict[str, Any]
 ) -> None:
     """Equal tokens have equal values, so every query and key equals its mean in both layers. The
     logarithm of two weights' ratio is then the difference of their kappas.

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.batches import validation_ids
 from rope_exp.decoder import Decoder
-from rope_exp.kinds import RetentionConfig
 from rope_exp.probes._contexts import attentions
 from rope_exp.probes._probes import Questions
 from rope_exp.probes.extension import extended

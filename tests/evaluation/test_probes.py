@@ -13,11 +13,11 @@ from support.corpora import data_config
 from support.models import SUBSETS, VOCAB, make_decoder, opinionated
 
 from rope_exp.attention import for_queries, split_heads
+from rope_exp.attn.linear import Config as LinearConfig
 from rope_exp.attn.linear import Layer as LinearAttention
 from rope_exp.batches import Batch, next_tokens, placed, validation_ids
 from rope_exp.decoder import Decoder
 from rope_exp.evaluate import held_out_loss, on_device
-from rope_exp.kinds import LinearConfig
 from rope_exp.probes._contexts import attentions
 from rope_exp.probes._probes import Questions, bin_edges, token_nats
 from rope_exp.sections import TrainConfig

@@ -22,7 +22,7 @@ from rope_exp.attention import SoftmaxAttention
 from rope_exp.decoder import Decoder
 from rope_exp.evaluate import Inputs, on_device
 from rope_exp.generated import queries
-from rope_exp.kinds import Architecture
+from rope_exp.sections import Architecture
 from rope_exp.tasks.spikes import Spikes
 
 TASK = Spikes(seed=1, num_slots=160)

@@ -12,7 +12,7 @@ from rope_exp import checkpoint
 from rope_exp import trainer as record
 from rope_exp.files import read_json
 from rope_exp.probes import _probes as probes
-from rope_exp.records import read_run
+from rope_exp.runs import read_run
 from rope_exp.trainer import Trainer
 
 ASKED = ("train.probes=[windows,shift,positions]", "train.micro_batch_size=1")

@@ -5,19 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from support.configs import TINY
 from support.exported import read
 from support.own import PULL
-from support.refused import refused
 from support.runs import final_weights, train
 
 from rope_exp import load_run
 from rope_exp.commands.export import main as export
 from rope_exp.commands.generate import main as generate
 from rope_exp.commands.report import main as report
-from rope_exp.errors import RecordError
-from rope_exp.folder import read_config
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.refused import refused
-from support.runs import Trial, assert_same_losses, kill_the_tree, train
+from support.runs import assert_same_losses, train
 
 from rope_exp import load_run
 from rope_exp.commands.generate import main as generate

@@ -1,6 +1,5 @@
 """Tests of sweeps: broken runs, two dispatchers, a killed or stopped dispatcher, 200 runs."""
 
-import os
 import signal
 import time
 from pathlib import Path
@@ -9,7 +8,6 @@ import pytest
 from support.runs import (
     num_rows,
     processes_of,
-    ranks_of,
     sabotage,
     start,
     stopped_by,

@@ -1,6 +1,5 @@
 """Tests of the checks before a run starts, and of the acquisition of its folder."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

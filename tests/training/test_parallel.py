@@ -6,10 +6,7 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from support.configs import REPOSITORY
-
-from rope_exp.parallel import Parallel
 
 RANKS = """
 import contextlib, json, sys

@@ -10,7 +10,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from rope_exp import checkpoint
 from rope_exp import kernels as kernel
 from rope_exp.files import read_json
-from rope_exp.step import Outcome, Started
 
 
 @pytest.mark.parametrize("log_every", [1, 2, 5])

@@ -9,7 +9,7 @@ from support.refused import refused
 from support.reports import all_runs, begun_from, compared, make_run, sha256_of
 
 from rope_exp.comparable import check_seeds
-from rope_exp.stats import compare
+from rope_exp.stats import contrasts, table_of
 
 OTHER = sha256_of("other")
 LR = ("optim.lr",)
@@ -232,7 +232,8 @@ def test_numbers_stand_in_the_order_of_numbers(tmp_path: Path) -> None:
         make_rate(tmp_path, lr=lr, loss=None, steps=20)
     labels = ["optim.lr=1e-05", "optim.lr=0.0001", "optim.lr=0.01"]
     assert list(compared(tmp_path, keys=LR)) == labels
-    assert list(compare({label: {} for label in labels}, labels[0])) == labels
+    losses = table_of({label: {} for label in labels})
+    assert [*contrasts(losses, labels[0]).index] == labels
 
 
 @pytest.mark.parametrize(

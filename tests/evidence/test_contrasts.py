@@ -1,8 +1,10 @@
 """Tests of means, SDs, differences and ranks against sums by hand, and of laws for any losses."""
 
 import math
+from collections.abc import Mapping
 from itertools import combinations
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rope_exp.published import TABLE
-from rope_exp.stats import Losses, compare, kendall_tau
+from rope_exp.stats import contrasts, kendall_tau, table_of
+
+Losses = Mapping[int, float]
 
 losses = st.floats(0.0, 20.0, allow_subnormal=False)
 tables = st.dictionaries(
@@ -20,17 +24,23 @@ tables = st.dictionaries(
 )
 
 
+def compare(losses: Mapping[str, Losses], reference: str) -> dict[str, dict[str, Any]]:
+    """Return the contrasts of rows by label, best first."""
+    lines: Any = contrasts(table_of(losses), reference).to_dict("index")
+    return dict(lines)
+
+
 def test_mean_and_deviation_by_hand() -> None:
     row = compare({"vo": {0: 3.0, 1: 4.0, 2: 8.0}}, "qk")["vo"]
-    assert row.num_seeds == 3
-    assert row.loss_mean == 5.0
-    assert row.loss_sd == math.sqrt((4 + 1 + 9) / 2)
+    assert row["num_seeds"] == 3
+    assert row["loss_mean"] == 5.0
+    assert row["loss_sd"] == math.sqrt((4 + 1 + 9) / 2)
 
 
 def test_one_seed_has_no_deviation_and_none_no_mean() -> None:
     rows = compare({"one": {3: 2.5}, "none": {}}, "one")
-    assert (rows["one"].loss_mean, rows["one"].loss_sd) == (2.5, None)
-    assert (rows["none"].loss_mean, rows["none"].loss_sd) == (None, None)
+    assert (rows["one"]["loss_mean"], rows["one"]["loss_sd"]) == (2.5, None)
+    assert (rows["none"]["loss_mean"], rows["none"]["loss_sd"]) == (None, None)
 
 
 def test_delta_is_the_mean_of_differences_within_seeds() -> None:
@@ -39,22 +49,22 @@ def test_delta_is_the_mean_of_differences_within_seeds() -> None:
     vo = {0: 3.1, 1: 3.8, 7: 1.0}
     row = compare({"qk": qk, "vo": vo}, "qk")["vo"]
     differences = np.array([3.1 - 3.0, 3.8 - 3.5])
-    assert row.delta == float(np.mean(differences))
-    assert row.loss_mean is not None
-    assert row.delta != pytest.approx(row.loss_mean - np.mean([3.0, 3.5, 9.0]))
+    assert row["delta"] == float(np.mean(differences))
+    assert row["loss_mean"] is not None
+    assert row["delta"] != pytest.approx(row["loss_mean"] - np.mean([3.0, 3.5, 9.0]))
 
 
 def test_a_row_without_a_finished_run_is_last() -> None:
     rows = compare({"a": {}, "qk": {0: 3.0}, "z": {0: 2.0}}, "qk")
     assert list(rows) == ["z", "qk", "a"]
     last = rows["a"]
-    assert last.num_seeds == 0
-    assert (last.loss_mean, last.loss_sd, last.delta, last.rank) == (None,) * 4
+    assert last["num_seeds"] == 0
+    assert (last["loss_mean"], last["loss_sd"], last["delta"], last["rank"]) == (None,) * 4
 
 
 def test_equal_losses_share_the_better_rank() -> None:
     rows = compare({"a": {0: 2.0}, "b": {0: 1.0}, "c": {0: 2.0}, "d": {0: 3.0}}, "a")
-    assert {label: row.rank for label, row in rows.items()} == {"b": 1, "a": 2, "c": 2, "d": 4}
+    assert {label: row["rank"] for label, row in rows.items()} == {"b": 1, "a": 2, "c": 2, "d": 4}
 
 
 def test_tau_counts_pairs_by_hand() -> None:
@@ -101,7 +111,7 @@ def test_a_row_without_a_seed_is_not_ranked_by_the_others_mean() -> None:
     Seed 1 is harder by (2 - 0.9) / 2 in the other rows, so over both seeds "one" has 2.275.
     """
     rows = compare({"all": {0: 3.0, 1: 5.0}, "one": {0: 2.0}, "best": {0: 2.5, 1: 1.6}}, "all")
-    assert {label: row.rank for label, row in rows.items()} == {"best": 1, "one": 2, "all": 3}
+    assert {label: row["rank"] for label, row in rows.items()} == {"best": 1, "one": 2, "all": 3}
 
 
 @given(tables.filter(lambda table: any(table.values())))
@@ -110,7 +120,7 @@ def test_ranks_of_whole_tables_are_those_of_means(table: dict[str, Losses]) -> N
     whole = {label: {seed: mine.get(seed, 1.0) for seed in seeds} for label, mine in table.items()}
     means = {label: round(float(np.mean(list(row.values()))), 9) for label, row in whole.items()}
     for label, row in compare(whole, "qk_rope").items():
-        assert row.rank == 1 + sum(mean < means[label] for mean in means.values())
+        assert row["rank"] == 1 + sum(mean < means[label] for mean in means.values())
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, unique=True))
@@ -128,7 +138,7 @@ def test_ranks_need_seeds_that_connect_all_rows(cells: list[tuple[int, int]]) ->
         seeds = {seed for label in reached for seed in table[label]}
         reached |= {label for label, losses in table.items() if seeds & losses.keys()}
 
-    ranks = {label: row.rank for label, row in compare(table, "0").items()}
+    ranks = {label: row["rank"] for label, row in compare(table, "0").items()}
     expected = sorted(table, key=lambda label: part_V[int(label)])
     if reached == table.keys():
         assert ranks == {label: rank for rank, label in enumerate(expected, start=1)}
@@ -141,15 +151,15 @@ def test_any_losses_give_rows_that_agree(table: dict[str, Losses]) -> None:
     base = table.get("qk_rope", {})
     for label, row in compare(table, "qk_rope").items():
         mine = table[label]
-        assert row.num_seeds == len(mine)
-        assert (row.loss_mean is None) == (not mine)
-        assert row.rank is None or mine
-        assert (row.delta is None) == (not mine.keys() & base.keys())
-        if row.delta is not None and mine.keys() == base.keys() and row.loss_mean is not None:
-            expected = row.loss_mean - float(np.mean(list(base.values())))
-            assert row.delta == pytest.approx(expected, abs=1e-12)
+        assert row["num_seeds"] == len(mine)
+        assert (row["loss_mean"] is None) == (not mine)
+        assert row["rank"] is None or mine
+        assert (row["delta"] is None) == (not mine.keys() & base.keys())
+        if row["delta"] is not None and mine.keys() == base.keys() and row["loss_mean"] is not None:
+            expected = row["loss_mean"] - float(np.mean(list(base.values())))
+            assert row["delta"] == pytest.approx(expected, abs=1e-12)
         if label == "qk_rope" and mine:
-            assert row.delta == 0.0
+            assert row["delta"] == 0.0
 
 
 @given(tables, st.integers(0, 10**6))

@@ -12,7 +12,7 @@ from rope_exp import checkpoint
 from rope_exp import trainer as record
 from rope_exp.files import read_json
 from rope_exp.probes import _probes as probes
-from rope_exp.records import read_run
+from rope_exp.runs import read_run
 from rope_exp.trainer import Trainer
 
 ASKED = ("train.probes=[windows,shift,positions]", "train.micro_batch_size=1")
@@ -58,7 +58,7 @@ def test_a_probe_that_is_not_finite_is_null(make: Make, monkeypatch: pytest.Monk
 
     def overflowing(*arguments: object) -> torch.Tensor:
         nats_BT = token_nats(*arguments)  # type: ignore[arg-type]
-        return nats_BT * torch.inf if trainer.decoder.model.rotary_emb.start else nats_BT
+        return nats_BT * torch.inf if trainer.decoder.model.start else nats_BT
 
     monkeypatch.setattr(probes, "token_nats", overflowing)
     assert trainer.train() == "finished"

@@ -104,6 +104,8 @@ def test_a_prepared_folder_survives_a_power_cut(
     folder = prepare(data_config(path=path, cache_dir=str(top / "cache")), BYTES).folder
     made = [tmp_path, top, top / "cache", folder, *folder.iterdir()]
     assert [each for each in made if each.stat().st_ino not in synced] == []
+    # The folder gets its name last.
+    assert synced[-1] == (top / "cache").stat().st_ino
 
 
 # -- processes -------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
     """
     optimizer = _make_optimizer(decoder, config)
     rotary = decoder.model.rotary_emb
-    if rotary.learned and not rotary.in_log:
+    if rotary.learned and rotary.pe.trainable != "log":
         _count_crossings(optimizer, list(rotary.parameters()))
     return optimizer
 

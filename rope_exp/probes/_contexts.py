@@ -3,17 +3,15 @@
 Shapes: B rows, T positions, H query heads, G key/value heads, K features of a head, V of a value.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rope_exp.angles import Positions
-from rope_exp.attention import Attention, turned
+from rope_exp.attention import Attention, LayerCache, Positions, turned
 from rope_exp.attn.linear import Layer as LinearAttention
-from rope_exp.cache import LayerCache
 from rope_exp.decoder import Decoder
 from rope_exp.kernels import wide
 
@@ -70,16 +68,20 @@ def weighed(layer: Attention, see: See) -> Iterator[None]:
     attend = layer.attend
 
     def watched(
-        q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, at: Positions, cache: LayerCache | None
+        q_BTHK: Tensor,
+        k_BTGK: Tensor,
+        values: Sequence[Tensor],
+        at: Positions,
+        cache: LayerCache | None,
     ) -> Tensor:
         with torch.autocast(q_BTHK.device.type, enabled=False):
             q = wide(q_BTHK)
             k = wide(k_BTGK)
             unit_TT = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)
             unit_BTGT = unit_TT[:, None].expand(*k.shape[:3], -1)
-            weights_BHTT = attend(q, k, unit_BTGT, at, cache).transpose(1, 2)
+            weights_BHTT = attend(q, k, [unit_BTGT], at, cache).transpose(1, 2)
             see(weights_BHTT, _unturned(layer, "q", q, at), _unturned(layer, "k", k, at))
-        return attend(q_BTHK, k_BTGK, v_BTGV, at, cache)
+        return attend(q_BTHK, k_BTGK, values, at, cache)
 
     with instead(layer, "attend", watched):
         yield

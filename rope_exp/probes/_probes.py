@@ -152,7 +152,7 @@ class Questions(Asking):
     def shift(self) -> Probes:
         """Return the loss with every position `start` higher than in training."""
         trunk = self.decoder.model
-        usual = trunk.rotary_emb.start
+        usual = trunk.start
         starts = [0, *(int(shift * self.train.seq_len) for shift in SHIFTS)]
         if trunk.num_positions is not None:
             # Learned positions end there.
@@ -161,7 +161,7 @@ class Questions(Asking):
 
         losses = []
         for start in starts:
-            with instead(trunk.rotary_emb, "start", usual + start):
+            with instead(trunk, "start", usual + start):
                 losses.append(self._loss())
         return {"start": starts, "loss": rounded(losses)}
 

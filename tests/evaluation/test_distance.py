@@ -12,7 +12,7 @@ from torch import Tensor
 from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.shared import Config as SharedConfig
 from rope_exp.decoder import Decoder
-from rope_exp.position._biases import alibi_slopes
+from rope_exp.position.alibi import alibi_slopes
 from rope_exp.probes._contexts import attentions, weighed
 from rope_exp.probes._probes import Questions
 from rope_exp.probes.distance import decay_bound

@@ -1,7 +1,6 @@
 """The table on a terminal."""
 
 from rope_exp.report import LAST_OF_CSV, Report, main_table
-from rope_exp.words.summary import summary
 
 # Above the warnings.
 ORDER = -2
@@ -18,4 +17,4 @@ def terminal(report: Report) -> list[str]:
         f"{{:{'>' if column.form else '<'}{width}}}"
         for column, width in zip(table.columns, widths, strict=True)
     )
-    return ["".join(form.format(*line) + "\n" for line in lines), *summary(report)]
+    return ["".join(form.format(*line) + "\n" for line in lines), *report.told("summary")]

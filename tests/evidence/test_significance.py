@@ -76,7 +76,9 @@ def test_paired_is_the_paired_t_of_scipy() -> None:
         theirs = stats.ttest_rel(column(losses[pair["b"]]), column(losses[pair["a"]]))
         interval = theirs.confidence_interval(1 - ALPHA)
         assert pair["p"] == pytest.approx(theirs.pvalue)
-        assert (pair["delta_ci_low"], pair["delta_ci_high"]) == pytest.approx((interval.low, interval.high))
+        assert (pair["delta_ci_low"], pair["delta_ci_high"]) == pytest.approx(
+            (interval.low, interval.high)
+        )
 
 
 def test_equivalence_is_two_one_sided_tests() -> None:
@@ -228,7 +230,12 @@ def judged(**values: float | str) -> Pair:
 def test_outcomes_of_published_relations(
     verdict: str, interval: tuple[float, float], of_better: str, of_equal: str
 ) -> None:
-    pair = judged(verdict=verdict, sign=SIGNS[verdict], wide_low=interval[0], wide_high=interval[1])
+    pair = judged(
+        verdict=verdict,
+        sign=SIGNS[verdict],
+        delta_wide_low=interval[0],
+        delta_wide_high=interval[1],
+    )
     assert (outcome(pair, ">"), outcome(pair, "≈")) == (of_better, of_equal)
 
 

@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 from support.configs import RECORDED
 
-from rope_exp.compile import all_seeds
 from rope_exp.records import read_records
-from rope_exp.report import all_seeds_md, build
+from rope_exp.report import build
+from rope_exp.studies.all_seeds import all_seeds, all_seeds_md
 
 
 def losses(campaign: str, pe: str) -> Mapping[int, float]:

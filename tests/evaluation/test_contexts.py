@@ -8,7 +8,8 @@ from support.kinds import KINDS
 from support.models import BASE, make_sizes, opinionated, tokens
 from torch import Tensor
 
-from rope_exp.attention import Attention, for_queries
+from rope_exp.attention import Attention
+from rope_exp.attn._recurrence import for_queries
 from rope_exp.decoder import Decoder
 from rope_exp.probes._contexts import attentions, scores_times, turning_by, weighed
 from rope_exp.rope import frequencies

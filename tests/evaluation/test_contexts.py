@@ -44,9 +44,9 @@ class Watched:
     def __init__(self, layer: Attention) -> None:
         attend = layer.attend
 
-        def recorded(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
-            self.values = v
-            self.outputs = attend(q, k, v, *others)
+        def recorded(q: Tensor, k: Tensor, values: list[Tensor], *others: Any) -> Tensor:
+            self.values = torch.cat(values, dim=-1)
+            self.outputs = attend(q, k, values, *others)
             return self.outputs
 
         layer.attend = recorded  # type: ignore[method-assign]

@@ -29,7 +29,7 @@ from rope_exp.files import (
     readable,
     write_atomically,
 )
-from rope_exp.identity import Count, Natural, NonNegative, OrderSha256, Seed, Sha256, convert
+from rope_exp.identity import Count, Natural, NonNegative, OrderSha256, Sha256, convert
 from rope_exp.probes._answers import Answers
 
 CONFIG = "config.yaml"
@@ -62,7 +62,7 @@ class Result(_Losses):
     status: Literal["finished", "diverged"]
     pe: str
     rotate: tuple[str, ...]
-    seed: Seed
+    seed: Natural
     params: Count
     tokens: Natural
     steps: Natural
@@ -109,7 +109,7 @@ class OriginFacts(TypedDict):
     """The facts about a run's origin in env.json, under `init_from`."""
 
     pe: str
-    seed: Seed
+    seed: Natural
     step: Count
     config_sha256: Sha256
     weights_sha256: Sha256

@@ -16,8 +16,7 @@ from rope_exp.config import RunConfig
 from rope_exp.kinds import SoftmaxConfig
 from rope_exp.published import Published
 from rope_exp.records import ReportError, Run
-from rope_exp.rows import TEST
-from rope_exp.sections import TaskFacts
+from rope_exp.rows import TEST, Facts
 from rope_exp.stats import Contrast, Judged, Losses, Noise, compare, judge, measure
 
 NOTHING = "—"
@@ -279,7 +278,7 @@ class Report:
         return self.source if self.source and self.source.losses else None
 
     @property
-    def task(self) -> TaskFacts | None:
+    def task(self) -> Facts | None:
         """The facts of the generated data if all runs share its kind; None for text."""
         kinds = {run.config.data.kind: run.config.data.task for run in self.runs}
         return next(iter(kinds.values())) if len(kinds) == 1 else None

@@ -357,3 +357,9 @@ def chosen(folder: str, name: str, key: str) -> ModuleType:
     if name not in (allowed := choices(folder)):
         raise ConfigError(key, name, f"must be one of {', '.join(allowed)}")
     return import_module(f"rope_exp.{folder}.{name}")
+
+
+def one_of(folder: str, *own: str) -> WrapValidator:
+    """Return a validator of a name: a file of rope_exp/FOLDER, or one of the core's `own`."""
+    names = [*own, *choices(folder)]
+    return rule(f"must be one of {', '.join(names)}", names.__contains__)

@@ -26,10 +26,9 @@ from rope_exp.folder import (
 )
 from rope_exp.generated import open_data
 from rope_exp.jobs import Job
-from rope_exp.kinds import AttnConfig
 from rope_exp.prepare import pin_revision
 from rope_exp.ranks import POLL_SECONDS
-from rope_exp.sections import ModelConfig, PeConfig, TrainConfig
+from rope_exp.sections import Kind, ModelConfig, PeConfig, TrainConfig
 from rope_exp.settle import resolve
 from rope_exp.tokenizer import pin_tokenizer
 from rope_exp.tracker import check_trackers
@@ -76,7 +75,7 @@ def pinned_config(config: RunConfig) -> RunConfig:
 
 
 @functools.cache
-def _measure(model: ModelConfig, pe: PeConfig, attn: AttnConfig, *, causal: bool) -> None:
+def _measure(model: ModelConfig, pe: PeConfig, attn: Kind, *, causal: bool) -> None:
     """Measure the laws of a variant, once for all seeds of a sweep."""
     from rope_exp.laws.certificate import certificate
 

@@ -18,9 +18,8 @@ from rope_exp.cache import LayerCache
 from rope_exp.encoding import Position
 from rope_exp.identity import chosen
 from rope_exp.kernels import attention, attention_after, wide
-from rope_exp.kinds import AttnConfig, Kind, SoftmaxConfig
 from rope_exp.rope import rotate
-from rope_exp.sections import ModelConfig
+from rope_exp.sections import Kind, ModelConfig, SoftmaxConfig
 
 
 class Attention(nn.Module):
@@ -337,13 +336,13 @@ def _one_later(x: Tensor, before: Tensor) -> Tensor:
     return torch.cat([before, x[:, :-1]], dim=1)
 
 
-def make_attention(config: ModelConfig, attn: AttnConfig, sites: Collection[str]) -> Attention:
+def make_attention(config: ModelConfig, attn: Kind, sites: Collection[str]) -> Attention:
     """Return the attention module of one layer.
 
     Args:
         sites: those of q, k, v, o that rotate.
     """
-    if attn.kind == "softmax":
+    if isinstance(attn, SoftmaxConfig):
         return SoftmaxAttention(config, attn, sites)
     layer: type[Attention] = chosen("attn", attn.kind, "attn.kind").Layer
     return layer(config, attn, sites)

@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from rope_exp import provenance
-from rope_exp.campaign.file import ORDER
 from rope_exp.config import RunConfig, differing_keys
 from rope_exp.errors import show
 from rope_exp.identity import keys_with
-from rope_exp.kinds import Kind
-from rope_exp.records import ReportError, Run, Status
-from rope_exp.sections import PeConfig
+from rope_exp.runs import ReportError, Run, Status
+from rope_exp.sections import Kind, PeConfig
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,11 @@ ROW = "row"
 OF_ROW = ("pe", "attn", "model")
 # Each row of a campaign may have its own value of this key.
 OWN_RATE = "optim.lr"
+
+# As a factor, it gives runs of one seed different orders of tokens: they form no blocks.
+ORDER = "data.seed"
+# Runs of a block share these keys.
+SEEDS = ("seed", ORDER)
 
 # Surroundings of a run (provenance.MARKED) that must agree within a block. Other differences
 # are marked (docs/protocol.md).

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from glob import escape
@@ -35,7 +35,7 @@ from omegaconf.resolvers import oc
 
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, first_line
-from rope_exp.identity import alternatives, defaults_of, known_keys, unknown_key
+from rope_exp.identity import classes_of, defaults_of, known_keys, unknown_key
 from rope_exp.machine import PACKAGE, ROOT
 from rope_exp.sections import source_sha256
 
@@ -73,10 +73,11 @@ def store_defaults() -> None:
     """
     store = ConfigStore.instance()
     defaults: dict[str, Any] = defaults_of(RunConfig)
-    for section, options in alternatives(RunConfig).items():
-        defaults[section] = OmegaConf.create({}, flags={"struct": False})
-        for name, option in options.items():
-            store.store(f"{section}_{name}", defaults_of(option), provider="rope_exp")
+    for field in fields(RunConfig):
+        if "one_of" in field.metadata:
+            defaults[field.name] = OmegaConf.create({}, flags={"struct": False})
+            for name, option in classes_of(field).items():
+                store.store(f"{field.name}_{name}", defaults_of(option), provider="rope_exp")
     store.store("run_defaults", OmegaConf.create(defaults), provider="rope_exp")
 
 

@@ -8,16 +8,14 @@ the runs that may share a table.
 import dataclasses
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cached_property, reduce
 from operator import attrgetter, getitem
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Any, Self
 
-from pydantic import Field
-
-from rope_exp.errors import show
+from rope_exp.errors import ConfigError, show
 from rope_exp.files import json_sha256
 from rope_exp.identity import (
     Name,
@@ -25,30 +23,34 @@ from rope_exp.identity import (
     Seed,
     Sha256,
     chosen,
+    class_of,
     convert,
+    known_keys,
     numeric_values,
+    one_of,
     refuse,
-    section,
     setting,
+    unknown_key,
 )
-from rope_exp.kinds import Architecture, AttnConfig, SoftmaxConfig
 from rope_exp.sections import (
     EVERY,
     MIN_VOCAB_SIZE,
     OUR_NAMES,
+    AdamWConfig,
+    Architecture,
     CosineConfig,
     DataConfig,
+    Kind,
     LaunchConfig,
     ModelConfig,
-    MuonConfig,
     OptimConfig,
     PeConfig,
     PlaceConfig,
     ScheduleConfig,
+    SoftmaxConfig,
     TokenizerConfig,
     TrackerConfig,
     TrainConfig,
-    WsdConfig,
     source_sha256,
 )
 
@@ -56,7 +58,7 @@ FACTORS = ("pe", "seed")  # the keys in which runs of one group may differ
 DEFAULT_OUTPUT = Path("results/runs")
 
 
-@section
+@dataclass(frozen=True)
 class RunConfig:
     """The configuration of one run. `from_dict` converts a plain mapping."""
 
@@ -68,12 +70,12 @@ class RunConfig:
     # are drawn from the seed.
     init_weights: Sha256 | None = None
     pe: PeConfig = PeConfig()
-    attn: Annotated[AttnConfig, Field(discriminator="kind")] = SoftmaxConfig()
+    attn: Kind = one_of(SoftmaxConfig())
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
-    optim: Annotated[OptimConfig | MuonConfig, Field(discriminator="name")] = OptimConfig()
-    schedule: Annotated[ScheduleConfig, Field(discriminator="name")] = CosineConfig()
+    optim: OptimConfig = one_of(AdamWConfig())
+    schedule: ScheduleConfig = one_of(CosineConfig())
     train: TrainConfig = TrainConfig()
     tracker: TrackerConfig = setting(TrackerConfig())
     launch: LaunchConfig = setting(LaunchConfig())
@@ -82,16 +84,23 @@ class RunConfig:
     def __post_init__(self) -> None:
         refuse(self, rules(self))
 
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> "RunConfig":
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Convert a plain mapping; missing keys keep their defaults.
 
         Raises:
             ConfigError: an unknown key, a wrong type, a value out of range or an unsupported
                 combination.
         """
-        config: RunConfig = convert(RunConfig, values)
-        return config
+        if not isinstance(values, Mapping):
+            raise ConfigError("its content", ..., "must be a group of keys")
+        known = {field.name: field for field in fields(cls)}
+        if unknown := [key for key in values if key not in known]:
+            raise unknown_key(unknown[0], known_keys(cls))
+        given = {key: values[key] for key in known if key in values}
+        return cls(
+            **{key: convert(class_of(known[key], given[key]), given[key], key) for key in given}
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plain mapping that `from_dict` reads, as config.yaml stores it."""
@@ -305,11 +314,6 @@ def _of_budget(config: "RunConfig") -> Iterator[Rule]:
     num_steps = sum(stage.num_steps for stage in train.staged)
     allowed = f"must be the {num_steps} steps of train.stages"
     yield num_steps != train.num_steps, "train.num_steps", allowed
-
-    schedule = config.schedule
-    if isinstance(schedule, WsdConfig):
-        exceeds = schedule.warmup_fraction + schedule.decay_fraction > 1
-        yield exceeds, "schedule.warmup_fraction", "warm-up and decay exceed the run"
 
     if task := config.data.task:
         allowed = "must be {0.data.task.objective} for data={0.data.kind}"

@@ -13,10 +13,10 @@ import pandas as pd
 from rope_exp import published
 from rope_exp.comparable import ROW, Row, comparable
 from rope_exp.config import RunConfig
-from rope_exp.kinds import SoftmaxConfig
 from rope_exp.published import Published
-from rope_exp.records import ReportError, Run
 from rope_exp.rows import TEST, Facts
+from rope_exp.runs import ReportError, Run
+from rope_exp.sections import SoftmaxConfig
 from rope_exp.stats import Contrast, Judged, Losses, Noise, compare, judge, measure
 
 NOTHING = "—"

@@ -13,8 +13,7 @@ from rope_exp.config import RunConfig
 from rope_exp.decoder import on_meta
 from rope_exp.errors import ConfigError
 from rope_exp.kernels import TOKENS_OF_A_CHUNK
-from rope_exp.kinds import Architecture, AttnConfig
-from rope_exp.sections import ModelConfig, MuonConfig, PeConfig
+from rope_exp.sections import Architecture, Kind, ModelConfig, PeConfig
 
 # Largest relative deviation from model.match_params at the nearest whole width of the MLP.
 NEAR = 1e-3
@@ -32,7 +31,7 @@ def layer_weights(architecture: Architecture) -> int:
 
 
 @functools.cache
-def kept(attn: AttnConfig, model: ModelConfig, pe: PeConfig) -> tuple[int, int] | tuple[None, None]:
+def kept(attn: Kind, model: ModelConfig, pe: PeConfig) -> tuple[int, int] | tuple[None, None]:
     """Return a layer's cached elements per token, and the elements of its fixed-size states.
 
     If the rotating sites differ between layers, each count is the largest over layers. Unknown
@@ -183,7 +182,7 @@ def run_flops(config: RunConfig, vocab_size: int) -> int:
 def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
     """Return the size of weights and moments in float32, plus a margin for small files.
 
-    AdamW has two moments; Muon has one for each matrix that it updates. A tied head is saved under
+    Every parameter has two moments; the layers' matrices may have fewer. A tied head is saved under
     both its names.
 
     Args:
@@ -193,7 +192,7 @@ def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
     architecture = config.architecture(vocab_size)
     tied = architecture.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
     of_layers = model.num_hidden_layers * layer_weights(architecture)
-    spared = of_layers if isinstance(config.optim, MuonConfig) else 0
+    spared = of_layers * (2 - config.optim.moments_of_matrices)
     every = num_parameters(architecture)
     return 12 * every - 4 * spared + 4 * tied + 2**20
 

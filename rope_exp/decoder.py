@@ -26,10 +26,9 @@ from rope_exp.cache import Cache, LayerCache
 from rope_exp.encoding import Sizes
 from rope_exp.errors import ConfigError
 from rope_exp.kernels import TOKENS_OF_A_CHUNK, wide
-from rope_exp.kinds import Architecture
 from rope_exp.position._biases import LearnedRows, make_bias, make_input
 from rope_exp.position.own import make_own, sizes_of
-from rope_exp.sections import INIT_STD, ModelConfig, PeConfig
+from rope_exp.sections import INIT_STD, Architecture, ModelConfig, PeConfig
 
 # In place of a target: nothing is predicted here.
 NOTHING = -1

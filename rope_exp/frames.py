@@ -11,7 +11,8 @@ import pandas as pd
 
 from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.costs import kept
-from rope_exp.records import ReportError, Run, folders_in, is_run, read_all_below, read_run
+from rope_exp.records import PACKED, read_records
+from rope_exp.runs import ReportError, Run, folders_in, is_run, read_run
 
 # The probes that are answered by place only.
 BY_PLACE = ("positions", "shift", "ablation", "repeat", "distance")
@@ -179,7 +180,11 @@ def _runs(folder: Path) -> Iterator[Run]:
     folders = [folder, *_below(folder)]
     found = [read_run(path) for path in folders if is_run(path)]
     if not found:
-        found = read_all_below(folder)
+        # The folder may be that of one campaign, packed or not.
+        packed = [folder.with_name(f"{folder.name}{PACKED}"), *folder.rglob(f"*{PACKED}")]
+        names = [(path.parent, path.name.removesuffix(PACKED)) for path in packed if path.exists()]
+        names += [(path.parent.parent, path.parent.name) for path in folder.rglob("*.json")]
+        found = [run for place, name in sorted({*names}) for run in read_records(place, name)]
     if not found:
         raise ReportError(f"{folder} holds neither runs nor records")
     yield from found

@@ -9,7 +9,6 @@ import functools
 import json
 import os
 import re
-import typing
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
@@ -74,6 +73,14 @@ def setting(default: Any, **facts: Any) -> Any:
     return dataclasses.field(default=default, metadata={"numeric": False, **facts})
 
 
+def one_of(default: Any) -> Any:
+    """Declare a section whose first key names a class: the default's, or one of a leaf.
+
+    The choice NAME of `attn` is `Config` of rope_exp/attn/NAME.py.
+    """
+    return dataclasses.field(default=default, metadata={"one_of": True})
+
+
 def keys_with(fact: str, section: Any, prefix: str = "") -> list[str]:
     """Return the keys of a dataclass that declare a fact, below a prefix."""
     return [prefix + field.name for field in dataclasses.fields(section) if fact in field.metadata]
@@ -129,15 +136,14 @@ _adapter = functools.cache(TypeAdapter)
 def convert(hint: Any, values: Any, key: str = "") -> Any:
     """Return plain values as the type `hint`.
 
-    A TypedDict drops keys that it does not declare; a dataclass refuses them.
+    A TypedDict drops keys that it does not declare; a dataclass refuses them. RunConfig.from_dict
+    converts sections that are one of several.
 
     Args:
         key: of all the values, for an error.
     Raises:
         ConfigError: naming the key at fault, its value and what is allowed.
     """
-    if dataclasses.is_dataclass(hint) and isinstance(values, Mapping):
-        values = _with_tags(hint, values)
     try:
         # Through JSON, because strict validation accepts tuples and dataclasses only from there.
         text = json.dumps(values, default=repr)
@@ -159,17 +165,13 @@ def _refusal(error: ValidationError, values: Any, key: str, hint: Any) -> Config
     faults: list[Any] = error.errors()
     first = faults[0]
     path, value = _place(first["loc"], values)
-    if first["type"] == "union_tag_invalid":
-        tag = first["ctx"]["discriminator"].replace("'", "")
-        allowed = f"must be one of {first['ctx']['expected_tags']}".replace("'", "")
-        return ConfigError(".".join([*path, tag]), first["ctx"]["tag"], allowed)
     if first["type"] == "missing" and isinstance(first["loc"][-1], str):
         path.append(first["loc"][-1])
         return ConfigError(".".join(filter(None, [key, *path])), ..., "is missing")
 
     where = ".".join(filter(None, [key, *path]))
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        return unknown_key(where, known_keys(hint) - {where})
+        return unknown_key(where, known_keys(hint, f"{key}." if key else ""))
     # A value with several possible types has a fault for each.
     words = [in_words(fault) for fault in faults if _place(fault["loc"], values)[0] == path]
     allowed = ", or ".join(words).replace(", or must be ", ", or ")
@@ -210,40 +212,45 @@ def defaults_of(section: Any) -> dict[str, Any]:
     return defaults
 
 
-def sections(hint: Any) -> dict[str, Any]:
-    """Return the possible dataclasses of a group of keys, by tag; empty for any other type."""
-    options = typing.get_args(hint) or (hint,)
-    return {getattr(each, tag(each)): each for each in options if dataclasses.is_dataclass(each)}
-
-
-def alternatives(section: Any) -> dict[str, dict[str, Any]]:
-    """Return the alternative dataclasses of each field that has several, by field and tag."""
-    hints = typing.get_type_hints(section).items()
-    return {name: found for name, hint in hints if len(found := sections(hint)) > 1}
-
-
-def _with_tags(section: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section's values, in which each section below has its tag; missing ones default."""
-    tagged = dict(values)
-    for field in dataclasses.fields(section):
-        below = values.get(field.name)
-        if dataclasses.is_dataclass(field.default) and isinstance(below, Mapping):
-            first = dataclasses.fields(field.default)[0]
-            tagged[field.name] = {first.name: first.default, **below}
-    return tagged
-
-
 def tag(section: Any) -> str:
-    """Return the key that distinguishes a dataclass from its alternatives: its first, a Literal."""
+    """Return the key that names a choice: its section's first, as attn.kind and optim.name."""
     return dataclasses.fields(section)[0].name
 
 
+def class_of(field: dataclasses.Field[Any], values: Any) -> Any:
+    """Return the type of a key; of a section that is one of several, the one that `values` name.
+
+    Raises:
+        ConfigError: there is no such choice.
+    """
+    default = field.default
+    if "one_of" not in field.metadata:
+        return field.type
+    own = getattr(default, tag(default))
+    name = values.get(tag(default), own) if isinstance(values, Mapping) else own
+    if name == own:
+        return type(default)
+    return chosen(field.name, name, f"{field.name}.{tag(default)}", core=own).Config
+
+
+def classes_of(field: dataclasses.Field[Any]) -> dict[str, Any]:
+    """Return the possible dataclasses of a key, by the choice's name; empty: it is no section."""
+    default = field.default
+    if not dataclasses.is_dataclass(default):
+        return {}
+    if "one_of" not in field.metadata:
+        return {"": type(default)}
+    names = [getattr(default, tag(default)), *choices(field.name)]
+    return {name: class_of(field, {tag(default): name}) for name in names}
+
+
 def known_keys(section: Any, prefix: str = "") -> set[str]:
-    """Return the full path of every key below a section, in any alternative."""
+    """Return the full path of every key below a section, of any choice."""
     keys = set()
-    for name, hint in typing.get_type_hints(section).items():
-        below = [known_keys(each, f"{prefix}{name}.") for each in sections(hint).values()]
-        keys |= set().union(*below) if below else {prefix + name}
+    for field in dataclasses.fields(section):
+        options = classes_of(field).values()
+        below = [known_keys(option, f"{prefix}{field.name}.") for option in options]
+        keys |= set().union(*below) if below else {prefix + field.name}
     return keys
 
 
@@ -309,6 +316,7 @@ def _is_path(text: str) -> bool:
 Count = Annotated[int, Field(ge=1, lt=2**63)]
 # A number of features or heads: torch can count products of three of them.
 Size = Annotated[int, Field(ge=1, le=2**20)]
+Even = Annotated[int, Field(ge=2, le=2**20, multiple_of=2)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Seed = Natural
 Positive = Annotated[float, Field(gt=0)]
@@ -348,18 +356,22 @@ def choices(folder: str) -> list[str]:
     return sorted(path.stem for path in here)
 
 
-def chosen(folder: str, name: str, key: str) -> ModuleType:
+def chosen(folder: str, name: str, key: str, *, core: str = "") -> ModuleType:
     """Import rope_exp/FOLDER/NAME.py.
 
+    Args:
+        core: a name that needs no file, for the message.
     Raises:
         ConfigError: there is no such file; the message lists those there are.
     """
-    if name not in (allowed := choices(folder)):
-        raise ConfigError(key, name, f"must be one of {', '.join(allowed)}")
+    names = choices(folder)
+    if name not in names:
+        allowed = ", ".join(filter(None, [core, *names]))
+        raise ConfigError(key, name, f"must be one of {allowed}")
     return import_module(f"rope_exp.{folder}.{name}")
 
 
-def one_of(folder: str, *own: str) -> WrapValidator:
+def file_of(folder: str, *own: str) -> WrapValidator:
     """Return a validator of a name: a file of rope_exp/FOLDER, or one of the core's `own`."""
     names = [*own, *choices(folder)]
     return rule(f"must be one of {', '.join(names)}", names.__contains__)

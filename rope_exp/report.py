@@ -24,7 +24,7 @@ from rope_exp.content import (
     span,
 )
 from rope_exp.costs import kept
-from rope_exp.records import bits_per_byte, perplexity
+from rope_exp.runs import bits_per_byte, perplexity
 from rope_exp.stats import MOST_SEEDS, SIGNS, Judged, Verdict
 from rope_exp.words.answers import task_tables
 from rope_exp.words.assumptions import assumptions

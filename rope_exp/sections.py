@@ -3,8 +3,9 @@
 import hashlib
 import itertools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -16,6 +17,7 @@ from rope_exp.identity import (
     OpenShare,
     PathText,
     Positive,
+    Rule,
     Seed,
     Sha256,
     Share,
@@ -23,10 +25,10 @@ from rope_exp.identity import (
     Tag,
     choices,
     chosen,
+    file_of,
     labelled,
     numeric,
     numeric_values,
-    one_of,
     rule,
     section,
     setting,
@@ -357,7 +359,7 @@ class DataConfig:
 
     # null: the kind; for hub, a name derived from path and subset.
     name: Name | None = setting(None)
-    kind: Annotated[str, one_of("tasks", *TEXT)] = numeric("stdlib", of_tokens=True)
+    kind: Annotated[str, file_of("tasks", *TEXT)] = numeric("stdlib", of_tokens=True)
     # files: a file or folder; hub: owner/name.
     path: PathText | None = None
     # The config of the dataset's card; for hub, and for files with such a card.
@@ -533,7 +535,7 @@ class TrainConfig:
     stages: Stages | None = None
     # causal: predict every next token; mlm: hidden tokens, from both sides; regression: real
     # numbers at some places, from tokens on both sides.
-    objective: Annotated[str, one_of("objective", "causal", "regression")] = "causal"
+    objective: Annotated[str, file_of("objective", "causal", "regression")] = "causal"
     # Steps between evaluations.
     eval_every: Count = setting(50)
     # Held-out sequences of an evaluation.
@@ -672,8 +674,11 @@ Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
 @section
-class AnyOptimConfig:
+class OptimConfig:
     """Keys of every optimizer."""
+
+    # The numbers that it keeps for each element of a layer's matrix.
+    moments_of_matrices = 2
 
     name: str = ""
     # Learning rate at the peak of the schedule.
@@ -687,44 +692,135 @@ class AnyOptimConfig:
 
 
 @section
-class OptimConfig(AnyOptimConfig):
+class AdamWConfig(OptimConfig):
     """AdamW."""
 
     name: Literal["adamw"] = "adamw"
 
 
 @section
-class MuonConfig(AnyOptimConfig):
-    """Muon for the matrices of the layers, a head at a time in attention; AdamW for the rest.
+class ScheduleConfig:
+    """Keys of every schedule of the learning rate."""
 
-    A matrix's update has a root mean square of 0.2, about AdamW's, so one learning rate serves
-    both. `betas` and `eps` are for AdamW.
-    """
-
-    name: Literal["muon"] = "muon"
-    momentum: Momentum = 0.95
-
-
-@section
-class CosineConfig:
-    """Warm-up, then half a cosine down to `final_fraction` of the peak at the last step.
-
-    `warmup_fraction` is relative to train.num_steps, `final_fraction` to optim.lr.
-    """
-
-    name: Literal["cosine"] = "cosine"
+    name: str = ""
+    # Share of train.num_steps over which the rate rises to optim.lr.
     warmup_fraction: Share = 0.05
+    # Last rate, as a share of optim.lr.
     final_fraction: Share = 0.1
 
 
 @section
-class WsdConfig:
-    """Warm-up, a constant phase, then linear decay over the last `decay_fraction` of the run."""
+class CosineConfig(ScheduleConfig):
+    """Warm-up, then half a cosine down to `final_fraction` of the peak at the last step."""
 
-    name: Literal["wsd"] = "wsd"
-    warmup_fraction: Share = 0.05
-    final_fraction: Share = 0.0
-    decay_fraction: Share = 0.2
+    name: Literal["cosine"] = "cosine"
 
 
-ScheduleConfig = CosineConfig | WsdConfig
+@section
+class Kind:
+    """Base class of attention kinds: dataclasses of config keys, starting with the kind's name."""
+
+    kind: str = ""
+
+    # True if it keeps keys, which a window can forget; a state cannot forget.
+    keeps_keys = True
+    # True if it uses model.num_key_value_heads, model.head_dim and pe.fraction; False if it has
+    # its own sizes.
+    takes_heads = True
+    # True if it supports model.qk_norm, model.token_shift and pe.code.
+    takes_additions = False
+    # True if it divides by a sum that eps can replace.
+    has_floors = False
+    # Why other sites than `sites` cannot rotate; empty: no reason of its own.
+    why_not = ""
+
+    @property
+    def label(self) -> str:
+        """The kind's name in tables: latent, or latent-kv_rank128 if a key departs."""
+        departing = numeric_values(self, departing=True)
+        departing.pop("kind", None)
+        return self.kind + "".join(labelled(key, value) for key, value in departing.items())
+
+    def small(self) -> Self:
+        """Return this kind for two query heads over one shared key/value head."""
+        return self
+
+    def sites(self) -> tuple[str, ...]:
+        """Return the sites that can rotate."""
+        return SITES
+
+    def rotary_dim(self, model: ModelConfig) -> int:
+        """Return the number of features of a head, the last ones, that a rotation can act on."""
+        return model.features_per_head
+
+    def key_heads(self, model: ModelConfig) -> int:
+        """Return the number of key heads; each may learn its own frequencies."""
+        return model.num_key_value_heads
+
+    def widths(self, model: ModelConfig) -> tuple[int, int]:
+        """Return the features of a head's keys, and of its values and output."""
+        return model.features_per_head, model.features_per_head
+
+    def head_states(self, model: ModelConfig) -> int:
+        """Return the count of numbers in the states of all query heads, as in training."""
+        return 0
+
+    def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
+        """Return the operations of one training token without the weights': 3 times the forward's.
+
+        With keys: 6 H (keys' width + values' width), times the mean number of keys of a token. A
+        score and a weighted sum take 2 operations a feature each, three times with the backward
+        pass. Masked or recomputed operations of a kernel are not counted. With a state, each of
+        its numbers takes 2 operations to add and 2 to read, three times with the backward pass.
+
+        Args:
+            causal: whether a token attends to no later one; with a state it never does.
+        """
+        if not self.keeps_keys:
+            return 12 * self.head_states(model)
+        pairs = seq_len * seq_len
+        if causal:
+            layers = range(model.num_hidden_layers)
+            windows = [min(model.window_of(layer) or seq_len, seq_len) for layer in layers]
+            # The mean over layers.
+            pairs = sum(n * (n + 1) // 2 + (seq_len - n) * n for n in windows) // len(windows)
+        return 6 * model.num_attention_heads * sum(self.widths(model)) * pairs // seq_len
+
+    def rules(self, model: ModelConfig) -> Iterator[Rule]:
+        """Yield what this kind alone refuses, as `config.rules` does."""
+        yield from ()
+
+
+@section
+class SoftmaxConfig(Kind):
+    """Softmax attention with grouped queries."""
+
+    kind: Literal["softmax"] = "softmax"
+    # Add one learned score per head to each softmax; its value is 0.
+    sink: bool = False
+
+    takes_additions = True
+
+
+SOFTMAX = SoftmaxConfig()
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Specification of a decoder: everything that determines its parameters and computation."""
+
+    model: ModelConfig
+    pe: PeConfig
+    vocab_size: int
+    attn: Kind = SOFTMAX
+    # True if no token attends to a later one.
+    causal: bool = True
+    # Rows of the table of learned positions, if there is one.
+    num_positions: int = 0
+    # Real numbers predicted at a place; None: a token, by logits over the vocabulary.
+    num_outputs: int | None = None
+
+    @property
+    def head_size(self) -> int:
+        """Output features of the head."""
+        return self.vocab_size if self.num_outputs is None else self.num_outputs

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError
-from rope_exp.identity import alternatives, convert, tag
+from rope_exp.identity import classes_of, convert, tag
 from rope_exp.machine import ROOT
 
 PAGE = ROOT / "docs" / "config.md"
@@ -43,14 +43,12 @@ FIELD = re.compile(r"((?:^    # .*\n)*)^    (\w+): ", re.MULTILINE)
 def text() -> str:
     """Return the page."""
     parts = [HEAD, *_table("", RunConfig)]
-    others = alternatives(RunConfig)
     for field in dataclasses.fields(RunConfig):
-        if dataclasses.is_dataclass(field.default):
-            for name, section in others.get(field.name, {"": type(field.default)}).items():
-                where = f", where `{field.name}.{tag(section)}={name}`" if name else ""
-                about = inspect.cleandoc(section.__doc__ or "")
-                parts += ["", f"## {field.name}{where}", "", about, ""]
-                parts += _table(f"{field.name}.", section)
+        for name, section in classes_of(field).items():
+            where = f", where `{field.name}.{tag(section)}={name}`" if name else ""
+            about = inspect.cleandoc(section.__doc__ or "")
+            parts += ["", f"## {field.name}{where}", "", about, ""]
+            parts += _table(f"{field.name}.", section)
     return "\n".join(parts) + "\n"
 
 

@@ -7,7 +7,8 @@ Shapes as in `base`.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,19 +17,54 @@ from rope_exp.angles import Positions
 from rope_exp.attention import for_queries, from_heads, split_heads, to_heads
 from rope_exp.attn._recurrence import StateAttention, Sums
 from rope_exp.attn.retention import STATE, retnet_log_gamma
+from rope_exp.identity import OpenShare, Rule, section
 from rope_exp.kernels import wide
-from rope_exp.kinds import MAX_LEARNED_HEADS, DecayConfig
-from rope_exp.sections import ModelConfig
+from rope_exp.sections import Kind, ModelConfig
 
+# Learned decays start at 1 - 2^(-5-h) for head h. With more heads, the last would start beyond the
+# slowest decay that can be learned, 1 - 2^-64, and get no gradient there.
+MAX_LEARNED_HEADS = 59
 # Range of a learned nu = log(-log gamma): from gamma = 1 - 2^-64, almost no decay and beyond the
 # last head's initial value, down to gamma = 0.05.
 NU_RANGE = (-(5 + MAX_LEARNED_HEADS) * math.log(2), math.log(3.0))
 
 
+@section
+class Config(Kind):
+    """Weights gamma_h^(i-j) without queries and keys: h_i = gamma h_{i-1} + v_i, o_i = h_i.
+
+    If V and O rotate, this is h_i = gamma e^(-I theta) h_{i-1} + v_i, a complex linear recurrence
+    (Su 2025, related work).
+    """
+
+    kind: Literal["decay"] = "decay"
+    # retnet: 1 - 2^(-5-h); learned: exp(-exp(nu)) per head, starting there; or one number for all.
+    gamma: Literal["retnet", "learned"] | OpenShare = "retnet"
+    # sqrt: LRU's factor sqrt(1 - gamma^2).
+    normalise: Literal["none", "sqrt"] = "none"
+
+    keeps_keys = False
+    why_not = "attn.kind=decay rotates v and o, and has neither queries nor keys"
+
+    def sites(self) -> tuple[str, ...]:
+        return ("v", "o")
+
+    def head_states(self, model: ModelConfig) -> int:
+        return model.num_attention_heads * model.features_per_head
+
+    def rules(self, model: ModelConfig) -> Iterator[Rule]:
+        allowed = (
+            "begins at 1 - 2^(-5-h) of head h, which is too near 1 to be learned in more than "
+            f"{MAX_LEARNED_HEADS} heads; model.num_attention_heads is {model.num_attention_heads}"
+        )
+        is_many = model.num_attention_heads > MAX_LEARNED_HEADS
+        yield self.gamma == "learned" and is_many, "attn.gamma", allowed
+
+
 class Layer(StateAttention):
     """o_i = R_i' sum over j <= i of gamma^(i-j) R_j v_j, times sqrt(1 - gamma^2) if normalised."""
 
-    def __init__(self, config: ModelConfig, attn: DecayConfig, sites: Collection[str]) -> None:
+    def __init__(self, config: ModelConfig, attn: Config, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
         self.attn = attn
         width = config.hidden_size

@@ -13,6 +13,7 @@ so far.
 """
 
 from collections.abc import Collection, Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,16 +21,63 @@ from torch import Tensor, nn
 from rope_exp.angles import Positions
 from rope_exp.attention import Attention, from_heads, normed, split_heads, to_heads
 from rope_exp.cache import LayerCache
-from rope_exp.kinds import LatentConfig
-from rope_exp.sections import ModelConfig
+from rope_exp.identity import Even, Size, section
+from rope_exp.sections import SITES, Kind, ModelConfig
 
 LATENT_EPS = 1e-6
+
+
+@section
+class Config(Kind):
+    """MLA (`attn=mla`, `attn=mla_vo`): K and V from one latent of `kv_rank`, plus a rotating key.
+
+    The keys of a head are [k_C; k_R], nope_dim and rope_dim wide; all heads share k_R. With
+    `value_rope` its values are [v_C; k_R], and its output is rotated back.
+    """
+
+    kind: Literal["latent"] = "latent"
+    kv_rank: Size = 64
+    # null: queries are projected from x itself.
+    q_rank: Size | None = None
+    nope_dim: Size = 48
+    rope_dim: Even = 16
+    # Width of v_C.
+    value_dim: Size = 64
+    value_rope: bool = False
+
+    takes_heads = False
+    why_not = (
+        "the values of attn=mla have no feature to rotate; attn=mla_vo (attn.value_rope=true) has"
+    )
+
+    def sites(self) -> tuple[str, ...]:
+        return SITES if self.value_rope else ("q", "k")
+
+    @property
+    def key_dim(self) -> int:
+        """Features of a head's queries and keys; the last rope_dim of them may rotate."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def out_dim(self) -> int:
+        """Features of a head's values and output."""
+        return self.value_dim + self.rope_dim * self.value_rope
+
+    def key_heads(self, model: ModelConfig) -> int:
+        # All heads share k_R.
+        return 1
+
+    def rotary_dim(self, model: ModelConfig) -> int:
+        return self.rope_dim
+
+    def widths(self, model: ModelConfig) -> tuple[int, int]:
+        return self.key_dim, self.out_dim
 
 
 class Layer(Attention):
     """Softmax attention over keys [W_K c; R k_R] and values W_V c, with scale 1/sqrt(C + R)."""
 
-    def __init__(self, config: ModelConfig, attn: LatentConfig, sites: Collection[str]) -> None:
+    def __init__(self, config: ModelConfig, attn: Config, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
         self.attn = attn
         self.kept = [attn.kv_rank, attn.rope_dim]

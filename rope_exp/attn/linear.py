@@ -7,6 +7,7 @@ Shapes as in `base`.
 """
 
 from collections.abc import Collection, Mapping
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +16,9 @@ from torch import Tensor
 from rope_exp.angles import Positions
 from rope_exp.attention import for_queries, linears, split_heads
 from rope_exp.attn._recurrence import StateAttention, Sums
+from rope_exp.identity import Positive, section
 from rope_exp.kernels import wide
-from rope_exp.kinds import LinearConfig
-from rope_exp.sections import ModelConfig
+from rope_exp.sections import Kind, ModelConfig
 
 # Names of the sums above and below the fraction; one sum serves both if they have the same queries
 # and keys.
@@ -25,10 +26,33 @@ NUMERATOR = "numerator"
 DENOMINATOR = "denominator"
 
 
+@section
+class Config(Kind):
+    """Linear attention, phi = elu + 1: o_i = sum_j sim_ij v_j / max(sum_j sim_ij, eps).
+
+    numerator: sim = (R phi(q))' (R phi(k)) in the numerator, phi(q)' phi(k) in the denominator (Su
+    2021, eq. 19). both: rotated in the denominator, too, whose sum can be negative. one_plus_cos:
+    sim = 1 + cos of the angle between rotated q and k.
+    """
+
+    kind: Literal["linear"] = "linear"
+    form: Literal["numerator", "both", "one_plus_cos"] = "numerator"
+    eps: Positive = 1e-6
+
+    keeps_keys = False
+    has_floors = True
+
+    def head_states(self, model: ModelConfig) -> int:
+        # Sums over keys of values and of a one; 1 + cos has one more key feature, which is 1.
+        features = model.features_per_head
+        keys = features + (self.form == "one_plus_cos")
+        return model.num_attention_heads * keys * (features + 1)
+
+
 class Layer(StateAttention):
     """o_i = sum over j <= i of sim_ij v_j / max(sum over j <= i of sim_ij, eps)."""
 
-    def __init__(self, config: ModelConfig, attn: LinearConfig, sites: Collection[str]) -> None:
+    def __init__(self, config: ModelConfig, attn: Config, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
         self.project_as_llama()
         self.attn = attn

@@ -5,6 +5,7 @@ Shapes as in `base`.
 
 import math
 from collections.abc import Collection, Mapping
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +14,9 @@ from torch import Tensor
 from rope_exp.angles import Positions
 from rope_exp.attention import for_queries, linears, split_heads
 from rope_exp.attn._recurrence import StateAttention, Sums
+from rope_exp.identity import section
 from rope_exp.kernels import wide
-from rope_exp.kinds import RetentionConfig
-from rope_exp.sections import ModelConfig
+from rope_exp.sections import Kind, ModelConfig
 
 STATE = "state"
 
@@ -26,10 +27,25 @@ def retnet_log_gamma(num_heads: int) -> Tensor:
     return torch.tensor(logs, dtype=torch.float64)
 
 
+@section
+class Config(Kind):
+    """RetNet's retention: weights gamma_h^(i-j) q_i' k_j / sqrt(K), gamma_h = 1 - 2^(-5-h).
+
+    RMS norm over each head follows, without weights, after the output is rotated back; no gate.
+    """
+
+    kind: Literal["retention"] = "retention"
+
+    keeps_keys = False
+
+    def head_states(self, model: ModelConfig) -> int:
+        return model.num_attention_heads * model.features_per_head**2
+
+
 class Layer(StateAttention):
     """o_i = rms_norm(R_i' sum over j <= i of gamma^(i-j) (q_i' k_j / sqrt(K)) v_j)."""
 
-    def __init__(self, config: ModelConfig, attn: RetentionConfig, sites: Collection[str]) -> None:
+    def __init__(self, config: ModelConfig, attn: Config, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
         self.project_as_llama()
         log_gamma_H = retnet_log_gamma(self.num_heads)

@@ -7,7 +7,9 @@ MLA's latent, the shared tensor has no norm unless the config asks for one.
 Shapes as in `base`; C features that do not rotate, R that may.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +18,67 @@ from torch.nn.functional import rms_norm
 from rope_exp.angles import Positions
 from rope_exp.attention import Attention, from_heads, linears, normed, split_heads, to_heads
 from rope_exp.cache import LayerCache
+from rope_exp.identity import Even, Rule, Size, section
 from rope_exp.kernels import wide
-from rope_exp.kinds import SharedConfig
-from rope_exp.sections import ModelConfig
+from rope_exp.sections import SITES, Kind, ModelConfig
+
+
+@section
+class Config(Kind):
+    """Keys and values that share a tensor, in `groups`; nope_dim features never rotate.
+
+    s1: values share the nope_dim features and have rope_dim features of their own. s2: values
+    equal keys before rotation. s3: values are the nope_dim features only. DeepSeek-V4's attention
+    is s2 with one group, a norm and a sink.
+    """
+
+    kind: Literal["shared"] = "shared"
+    form: Literal["s1", "s2", "s3"] = "s2"
+    groups: Size = 1
+    nope_dim: Size = 48
+    rope_dim: Even = 16
+    # Normalize the shared tensor, and queries without a weight, before rotation.
+    norm: bool = False
+    # Add one learned score per head to each softmax; its value is 0.
+    sink: bool = False
+
+    takes_heads = False
+    why_not = "the values of attn.form=s3 have no feature to rotate; those of s1 and s2 have"
+
+    def small(self) -> Self:
+        return replace(self, groups=1)
+
+    def sites(self) -> tuple[str, ...]:
+        return ("q", "k") if self.form == "s3" else SITES
+
+    @property
+    def key_dim(self) -> int:
+        """Features of a head's queries and keys; the last rope_dim of them may rotate."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def out_dim(self) -> int:
+        """Features of a head's values and output."""
+        return self.nope_dim if self.form == "s3" else self.key_dim
+
+    def key_heads(self, model: ModelConfig) -> int:
+        return self.groups
+
+    def rules(self, model: ModelConfig) -> Iterator[Rule]:
+        allowed = "must divide model.num_attention_heads={0.model.num_attention_heads}"
+        yield model.num_attention_heads % self.groups, "attn.groups", allowed
+
+    def rotary_dim(self, model: ModelConfig) -> int:
+        return self.rope_dim
+
+    def widths(self, model: ModelConfig) -> tuple[int, int]:
+        return self.key_dim, self.out_dim
 
 
 class Layer(Attention):
     """Softmax attention over keys [c; R k_R] and values [c; R v_R], [c; R k_R] or c alone."""
 
-    def __init__(self, config: ModelConfig, attn: SharedConfig, sites: Collection[str]) -> None:
+    def __init__(self, config: ModelConfig, attn: Config, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
         self.attn = attn
         width = config.hidden_size

@@ -3,27 +3,23 @@
 A cell with a record is done, on every machine. A stopped run resumes from its checkpoints.
 """
 
+import gzip
 import math
 import platform
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rope_exp.admit import admit, make_folder, resolved
-from rope_exp.campaign.cells import Campaign, Cell, load_campaign
+from rope_exp.campaign.cells import Campaign, Cell
 from rope_exp.campaign.progress import Progress
 from rope_exp.comparable import differing_surroundings
-from rope_exp.compose import compose_jobs
-from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.errors import EXIT_DONE, ConfigError, RecordError, log
+from rope_exp.files import write_atomically
 from rope_exp.jobs import Job
 from rope_exp.provenance import git_state
-from rope_exp.records import write_record
-from rope_exp.signals import interrupt, on_signal
-from rope_exp.slurm.cluster import Cluster
-from rope_exp.slurm.queue import Queue
+from rope_exp.records import PACKED, read_record, stored_records, write_record
 from rope_exp.sweep import run_all
 
 # Statuses of runs with a result, and therefore a record.
@@ -31,8 +27,6 @@ DONE = ("finished", "diverged")
 # Statuses of runs that this command has not begun.
 NOT_BEGUN = ("waiting", "elsewhere")
 LOOK_SECONDS = 2.0  # between two looks for records from other machines
-# Keys of `launch` about the jobs of a cluster.
-OF_JOBS = ("launch.cells_per_job", "launch.runs_per_gpu")
 
 
 def run_campaign(progress: Progress, deadline: float | None = None) -> int:
@@ -54,7 +48,7 @@ def run_campaign(progress: Progress, deadline: float | None = None) -> int:
     if not cells:
         return EXIT_DONE
 
-    _check_here(campaign, cells)
+    check_here(campaign, cells)
     jobs = admit([resolved(cell.config) for cell in cells])
     for job, cell in zip(jobs, cells, strict=True):
         job.title = cell.name
@@ -83,51 +77,7 @@ def run_campaign(progress: Progress, deadline: float | None = None) -> int:
     return code if progress.left else EXIT_DONE
 
 
-def run_cells(
-    name: str,
-    config_dir: Path | None,
-    records: Path,
-    runs_per_gpu: int,
-    cells: Collection[str],
-) -> int:
-    """Run some cells of a campaign, as one job of a cluster does; see `run_campaign`."""
-    on_signal(interrupt)
-    campaign = load_campaign(name, config_dir, DEFAULT_OUTPUT)
-    progress = Progress(campaign.with_launch(runs_per_gpu=runs_per_gpu), records)
-    progress.only = cells
-    return run_campaign(progress)
-
-
-def submit_campaign(
-    progress: Progress, words: Sequence[str], config_dir: Path | None, queue: Queue
-) -> str:
-    """Submit the cells without a record to a cluster, and say what was submitted.
-
-    Args:
-        words: overrides of the launcher.
-        queue: of the campaign.
-    Raises:
-        ConfigError: a word is not about the launcher; see also `Cluster.submit`.
-        ChildProcessError: SLURM refuses.
-    """
-    for word in words:
-        key = word.lstrip("+").partition("=")[0]
-        if not (key in ("launch", *OF_JOBS) or key.startswith("hydra.launcher.")):
-            allowed = f"must be launch, {', '.join(OF_JOBS)} or hydra.launcher.*: the campaign's "
-            raise ConfigError(key, ..., f"{allowed}file says everything else about its runs")
-    jobs = compose_jobs(words, config_dir)
-    launch = jobs.configs[0].launch
-    cluster = Cluster.of(jobs.tree.hydra.launcher, launch.cells_per_job, words)
-    campaign = progress.campaign
-    _check_here(campaign, progress.left)
-    if all(cell.config.launch.device == "cpu" for cell in progress.left):
-        cluster = replace(cluster, launcher={**cluster.launcher, "gpus_per_node": None})
-    places = (campaign.name, config_dir, progress.records)
-    run = partial(run_cells, *places, launch.runs_per_gpu)
-    return cluster.submit(queue, {cell.name: cell.name for cell in progress.left}, run)
-
-
-def _check_here(campaign: Campaign, cells: Sequence[Cell]) -> None:
+def check_here(campaign: Campaign, cells: Sequence[Cell]) -> None:
     """Refuse uncommitted changes, and a Python version with another stdlib corpus."""
     git = git_state()
     if git is not None and git["dirty"]:
@@ -160,8 +110,30 @@ def _record(progress: Progress, cell: Cell, job: Job) -> None:
 
     try:
         if not path.exists():
-            write_record(path, progress.campaign.name, cell, job.folder)
+            write_record(path, job.folder, cell.row, cell.factors, cell.test)
         progress.read(cell)
         job.exit_code = job.exit_code or EXIT_DONE
     except (ConfigError, RecordError, OSError) as error:
         job.fail(error)
+
+
+def pack(records: Path, campaign: str) -> Path:
+    """Put all records of a campaign into one file, and remove those that it had for each cell.
+
+    Returns:
+        The path of the one file.
+    Raises:
+        RecordError: a record cannot be read, or does not verify; nothing is changed.
+        OSError: the file cannot be written.
+    """
+    stored = stored_records(records, campaign)
+    for path, content in stored.items():
+        read_record(path, content)
+    packed = records / f"{campaign}{PACKED}"
+    # Without a time, the same records give the same bytes.
+    write_atomically(packed, gzip.compress(b"".join(stored.values()), mtime=0))
+    for path in (records / campaign).glob("*.json"):
+        path.unlink()
+    with suppress(OSError):
+        (records / campaign).rmdir()
+    return packed

@@ -1,9 +1,8 @@
-"""A campaign: many runs that answer one question, listed in a file (campaign_file.py).
+"""A campaign: many runs that answer one question, listed in a file (file.py).
 
 A campaign leaves nothing to the machine: a cell with an ambiguous `auto` is refused.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,11 +14,14 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from rope_exp.campaign.file import ORDER, SEEDS, CampaignFile, Entry, Test, read_campaign
+from rope_exp.campaign.file import CampaignFile, Entry, read_campaign
+from rope_exp.comparable import ORDER, SEEDS
 from rope_exp.compose import CAMPAIGNS, Jobs, compose_jobs, explain
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, show
 from rope_exp.identity import Rule, Seed, convert, refuse
+from rope_exp.records import cell_name
+from rope_exp.runs import Test
 from rope_exp.sections import is_commit
 from rope_exp.settle import operations
 
@@ -113,16 +115,6 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
             f"{CAMPAIGNS}/{name}.python", ..., "is missing: its library is the corpus"
         )
     return Campaign(name, file.about, file.python, tuple(_named(cells)))
-
-
-def cell_name(row: str, factors: Mapping[str, Any]) -> str:
-    """Return a cell's unique name, made of its row, its factors and its seed.
-
-    Factors are sorted by name, because a record keeps no other order.
-    """
-    parts = [f"{key}={show(value)}" for key, value in sorted(factors.items()) if key != "seed"]
-    whole = "-".join([row, *parts, f"s{show(factors.get('seed'))}"])
-    return re.sub(r"[^\w.+=,-]", "_", whole)
 
 
 # -- a cell ------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import functools
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -30,14 +30,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from rope_exp.compose import CAMPAIGNS, CONFIGS, split
 from rope_exp.errors import ConfigError, first_line
 from rope_exp.identity import Name, in_words
-
-# The test of differences. Records repeat it, so that tables are made from records alone.
-Test = Literal["paired"]
-
-# As a factor, it gives runs of one seed different orders of tokens: they form no blocks.
-ORDER = "data.seed"
-# Runs of a block share these keys.
-SEEDS = ("seed", ORDER)
+from rope_exp.runs import Test
 
 
 def _variants(rows: Any) -> Any:

@@ -11,7 +11,8 @@ from rope_exp.campaign.cells import Campaign, Cell
 from rope_exp.config import RunConfig, differing_keys
 from rope_exp.errors import ConfigError
 from rope_exp.folder import last_step
-from rope_exp.records import Run, read_record, record_path, stored_records
+from rope_exp.records import read_record, stored_records
+from rope_exp.runs import Run
 from rope_exp.settle import operations, runs_at_a_time
 
 # Keys that a record must share with its cell, in addition to those that can change a number:
@@ -51,7 +52,7 @@ class Progress:
 
     def path(self, cell: Cell) -> Path:
         """Return the path of a cell's record."""
-        return record_path(self.records, self.campaign.name, cell.name)
+        return self.folder / f"{cell.name}.json"
 
     def read(self, cell: Cell) -> None:
         """Read a cell's record, and mark the cell as done.

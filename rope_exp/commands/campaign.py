@@ -16,12 +16,13 @@ def main(words: list[str]) -> int:
     done on every machine.
     """
     started = time.monotonic()
-    from rope_exp.campaign.campaign import run_campaign, submit_campaign
+    from rope_exp.campaign.campaign import pack, run_campaign
     from rope_exp.campaign.cells import load_campaign
     from rope_exp.campaign.file import campaign_files
     from rope_exp.campaign.progress import Progress
     from rope_exp.ranks import is_rank
-    from rope_exp.records import DEFAULT_RECORDS, pack, stored_records
+    from rope_exp.records import DEFAULT_RECORDS, stored_records
+    from rope_exp.slurm.campaign import submit_campaign
     from rope_exp.slurm.cluster import FOLDER as CLUSTER
     from rope_exp.slurm.queue import Queue
 

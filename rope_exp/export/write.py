@@ -31,11 +31,10 @@ from rope_exp.export.configuration_rope_exp import RopeExpConfig
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM, RopeExpForMaskedLM
 from rope_exp.export.own_code import own_file, write_own
 from rope_exp.folder import read_config
-from rope_exp.kinds import Architecture, LatentConfig, SoftmaxConfig
 from rope_exp.load import end_of_text, load_checkpoint
 from rope_exp.position._biases import sinusoid_scale
 from rope_exp.position.own import class_of
-from rope_exp.sections import PeConfig
+from rope_exp.sections import Architecture, PeConfig, SoftmaxConfig
 from rope_exp.tokenizer import vocab_size
 
 Code = Literal["auto", "always"]
@@ -153,7 +152,7 @@ def check(architecture: Architecture) -> None:
 def _native(architecture: Architecture, keys: dict[str, Any]) -> PreTrainedModel | None:
     """Return transformers' own class of this model, without its weights; None: it has none."""
     model = architecture.model
-    attn = architecture.attn
+    attn: Any = architecture.attn
     pe = architecture.pe
     has_other_keys = replace(pe, name="any") != PeConfig("any", rotate=pe.rotate, base=pe.base)
     if has_other_keys or not architecture.causal or model.window or model.token_shift:
@@ -161,7 +160,7 @@ def _native(architecture: Architecture, keys: dict[str, Any]) -> PreTrainedModel
 
     rope = {"rope_type": "default", "rope_theta": pe.base}
     is_qk = pe.rotate == ("q", "k")
-    if isinstance(attn, LatentConfig) and is_qk and not attn.value_rope:
+    if attn.kind == "latent" and is_qk and not attn.value_rope:
         latent = {
             "head_dim": attn.rope_dim,
             "q_lora_rank": attn.q_rank,

@@ -21,7 +21,7 @@ from rope_exp.figures._style import (
     with_looks,
     zero_line,
 )
-from rope_exp.records import Run
+from rope_exp.runs import Run
 
 # Axes are scaled to the curves after this share of the run; before it they fall too steeply.
 SHOWN_FROM = 0.2

@@ -25,10 +25,9 @@ from rope_exp.attn._recurrence import StateAttention
 from rope_exp.cache import LayerCache
 from rope_exp.decoder import Decoder
 from rope_exp.errors import ConfigError, LawError
-from rope_exp.kinds import SOFTMAX, Architecture, AttnConfig
 from rope_exp.position.own import OWN, class_of, explained_by
 from rope_exp.rope import angles, frequencies
-from rope_exp.sections import ModelConfig, PeConfig
+from rope_exp.sections import SOFTMAX, Architecture, Kind, ModelConfig, PeConfig
 
 SHIFT = 5
 NUM_POSITIONS = 7
@@ -67,7 +66,7 @@ def expected_class(rotate: tuple[str, ...]) -> str:
 
 @torch.no_grad()
 def certificate(
-    model: ModelConfig, pe: PeConfig, attn: AttnConfig = SOFTMAX, *, causal: bool = True
+    model: ModelConfig, pe: PeConfig, attn: Kind = SOFTMAX, *, causal: bool = True
 ) -> dict[str, Any]:
     """Measure the laws of this run's attention on a small random instance in float64.
 
@@ -96,7 +95,7 @@ def certificate(
 
 
 def _measured(
-    model: ModelConfig, pe: PeConfig, attn: AttnConfig, sites: tuple[str, ...], *, causal: bool
+    model: ModelConfig, pe: PeConfig, attn: Kind, sites: tuple[str, ...], *, causal: bool
 ) -> dict[str, Any]:
     """Measure the laws of one attention layer in which these sites rotate."""
     tolerance = TOLERANCE * (100 + pe.start)
@@ -148,7 +147,7 @@ def _measured(
 
 
 def _measured_decoder(
-    model: ModelConfig, pe: PeConfig, attn: AttnConfig, *, causal: bool
+    model: ModelConfig, pe: PeConfig, attn: Kind, *, causal: bool
 ) -> dict[str, Any]:
     """Measure the response of a small decoder's logits to a shift of all positions."""
     # Learned frequencies keep their initial values, and rounded ones are taken exactly.
@@ -251,7 +250,7 @@ def _deviation(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max())
 
 
-def _small(model: ModelConfig, attn: AttnConfig) -> ModelConfig:
+def _small(model: ModelConfig, attn: Kind) -> ModelConfig:
     """Return the model's sizes with two query heads over one shared key/value head."""
     # A kind with its own sizes takes none from the model.
     features = max(model.features_per_head, 1)
@@ -267,7 +266,7 @@ def _small(model: ModelConfig, attn: AttnConfig) -> ModelConfig:
 
 
 def _instance(
-    model: ModelConfig, attn: AttnConfig, sites: tuple[str, ...], *, causal: bool
+    model: ModelConfig, attn: Kind, sites: tuple[str, ...], *, causal: bool
 ) -> tuple[Attention, Tensor]:
     """Return a small attention layer and its input, both random."""
     small = _small(model, attn)

@@ -7,8 +7,15 @@ from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
 
-from rope_exp.campaign.file import SEEDS
-from rope_exp.comparable import OWN_RATE, alike, check_blocks, has_blocks, level_name, telling
+from rope_exp.comparable import (
+    OWN_RATE,
+    SEEDS,
+    alike,
+    check_blocks,
+    has_blocks,
+    level_name,
+    telling,
+)
 from rope_exp.content import Report, build, by_own_deviation
 from rope_exp.errors import RecordError, log
 from rope_exp.figures._style import Draw, drawn
@@ -22,14 +29,7 @@ from rope_exp.files import write_atomically
 from rope_exp.frames import load_table
 from rope_exp.page.page import page
 from rope_exp.published import REFERENCE
-from rope_exp.records import (
-    ReportError,
-    Run,
-    find_groups,
-    read_records,
-    read_runs,
-    recorded_campaigns,
-)
+from rope_exp.records import read_records, recorded_campaigns
 from rope_exp.report import (
     csv_table,
     markdown,
@@ -38,6 +38,7 @@ from rope_exp.report import (
     plain_table,
     tex_table,
 )
+from rope_exp.runs import ReportError, Run, find_groups, read_runs
 from rope_exp.words.answers import answers_csv
 from rope_exp.words.probed import extension_csv, probes_csv
 from rope_exp.words.sentences import code_notes, left_out_notes, reference_notes, summary

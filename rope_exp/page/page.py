@@ -18,8 +18,8 @@ from rope_exp.figures.curves import curves
 from rope_exp.figures.forest import forest
 from rope_exp.figures.grid import grid
 from rope_exp.page.settings import answer, answers, at_a_glance, named, page_table
-from rope_exp.records import Run
 from rope_exp.report import columns, frame, relations_columns, relations_frame
+from rope_exp.runs import Run
 from rope_exp.words.assumptions import assumptions
 from rope_exp.words.sentences import caption, notes, summary
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from rope_exp.encoding import Position
 from rope_exp.errors import ConfigError, first_line, log, out_of_memory
-from rope_exp.kinds import Architecture
-from rope_exp.sections import PeConfig, source_sha256
+from rope_exp.sections import Architecture, PeConfig, source_sha256
 
 # In the name of each parameter of a user's class.
 OWN = ".own."

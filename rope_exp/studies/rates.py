@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from rope_exp.campaign.file import SEEDS
 from rope_exp.comparable import (
     OF_ROW,
     OWN_RATE,
     ROW,
+    SEEDS,
     alike,
     check_blocks,
     comparable,
@@ -29,7 +29,7 @@ from rope_exp.comparable import (
 )
 from rope_exp.content import Report, build, markdown_table, span
 from rope_exp.errors import log
-from rope_exp.records import ReportError, Run
+from rope_exp.runs import ReportError, Run
 from rope_exp.stats import adjusted_means
 
 # In nats. The runs of 26M tokens that ended low gain 0.19 to 0.23, all others of rates_26m at most

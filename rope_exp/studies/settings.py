@@ -10,12 +10,11 @@ import altair as alt
 import pandas as pd
 
 from rope_exp import published
-from rope_exp.campaign.file import SEEDS
-from rope_exp.comparable import spelled
+from rope_exp.comparable import SEEDS, spelled
 from rope_exp.content import Report, corpus_name, markdown_table, millions, setting_name
 from rope_exp.figures._style import INK, SIGNED, explanation, limits, svg_of, zero_and_margin
-from rope_exp.records import Run
 from rope_exp.report import WORDS
+from rope_exp.runs import Run
 from rope_exp.stats import ALPHA, MARGIN, compare
 
 # Best first, according to the only published table of all nine variants.

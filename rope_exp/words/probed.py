@@ -9,7 +9,7 @@ import pandas as pd
 
 from rope_exp.content import NOTHING, Report, markdown_table
 from rope_exp.frames import BY_PLACE, by_place
-from rope_exp.records import Run
+from rope_exp.runs import Run
 from rope_exp.stats import Array
 
 PAIR_NAMES = {"qk": "q and k", "vo": "v and o", "qkvo": "q, k, v and o"}

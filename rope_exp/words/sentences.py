@@ -15,7 +15,7 @@ from rope_exp.comparable import differing_surroundings, mixed_blocks
 from rope_exp.content import Line, Report, by_own_deviation, interval, span
 from rope_exp.errors import show
 from rope_exp.published import Published
-from rope_exp.records import Run
+from rope_exp.runs import Run
 from rope_exp.stats import MARGIN, Judged, kendall_tau
 from rope_exp.words.probed import drift_notes, shift_notes
 

@@ -11,10 +11,11 @@ from support.campaigns import FIXED, ROWS, load, names, write_campaign
 from support.refused import refused
 
 from rope_exp.campaign import cells as campaign
-from rope_exp.campaign.cells import cell_name, load_campaign
+from rope_exp.campaign.cells import load_campaign
 from rope_exp.campaign.file import Entry, campaign_files, read_campaign
 from rope_exp.compose import run_config
 from rope_exp.errors import ConfigError
+from rope_exp.records import cell_name
 from rope_exp.settle import operations
 
 RUNS = Path("results/runs")

@@ -6,6 +6,9 @@ from support.models import VOCAB, make_architecture, make_pe, make_sizes, tokens
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from rope_exp.attn.decay import Config as DecayConfig
+from rope_exp.attn.linear import Config as LinearConfig
+from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.costs import (
@@ -15,15 +18,7 @@ from rope_exp.costs import (
     peak_flops_per_s,
 )
 from rope_exp.decoder import Decoder
-from rope_exp.kinds import (
-    Architecture,
-    AttnConfig,
-    DecayConfig,
-    LinearConfig,
-    RetentionConfig,
-    SoftmaxConfig,
-)
-from rope_exp.sections import TrainConfig
+from rope_exp.sections import Architecture, Kind, SoftmaxConfig, TrainConfig
 
 
 @pytest.mark.parametrize("size", ["nano", "10m", "30m", "60m", "125m", "350m", "1b", "sequel"])
@@ -53,9 +48,7 @@ def test_the_sequels_preset_has_its_931_million_parameters() -> None:
 
 @pytest.mark.parametrize("sites", [(), ("q", "k"), ("q", "k", "v", "o")], ids="".join)
 @pytest.mark.parametrize("attn", [kind for kind in KINDS if kind.keeps_keys], ids=str)
-def test_counted_operations_are_those_that_torch_does(
-    sites: tuple[str, ...], attn: AttnConfig
-) -> None:
+def test_counted_operations_are_those_that_torch_does(sites: tuple[str, ...], attn: Kind) -> None:
     """The dense kernel multiplies the whole T x T square; we count (T + 1)/2 of its T keys."""
     if not allowed(attn, sites):
         pytest.skip("this kind of attention does not rotate there")
@@ -85,7 +78,7 @@ STATE_FLOPS = [
 
 
 @pytest.mark.parametrize(("attn", "expected"), STATE_FLOPS, ids=str)
-def test_a_state_costs_the_same_at_any_length(attn: AttnConfig, expected: int) -> None:
+def test_a_state_costs_the_same_at_any_length(attn: Kind, expected: int) -> None:
     sizes = make_sizes()
     for length in (1, 32, 4096):
         assert attn.flops(sizes, length) == expected

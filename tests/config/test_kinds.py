@@ -13,7 +13,7 @@ from rope_exp.compose import compose_jobs, run_config
 from rope_exp.config import RunConfig
 from rope_exp.costs import kept, num_parameters
 from rope_exp.decoder import Decoder
-from rope_exp.kinds import Architecture, AttnConfig
+from rope_exp.sections import Architecture, Kind
 
 # The sequel's shapes at small size: parameters, and numbers cached per token and layer.
 MINI = {
@@ -96,7 +96,7 @@ def test_an_experiment_runs_every_row(folder: str, rows: dict[str, object]) -> N
 
 
 @pytest.mark.parametrize("attn", KINDS, ids=str)
-def test_a_kind_keeps_the_weights_that_softmax_has(attn: AttnConfig) -> None:
+def test_a_kind_keeps_the_weights_that_softmax_has(attn: Kind) -> None:
     """Weights of the same name and shape are bitwise equal; a kind's own do not shift them."""
     plain, other = (
         Decoder(Architecture(SIZES, make_pe(), 61)),

@@ -17,8 +17,9 @@ from rope_exp.files import json_sha256
 from rope_exp.page import compile as gather
 from rope_exp.page.compile import of_report
 from rope_exp.page.page import PARTS, page
-from rope_exp.records import Run, digest, read_record, stored_records
+from rope_exp.records import digest, read_record, stored_records
 from rope_exp.report import csv_table, markdown
+from rope_exp.runs import Run
 from rope_exp.words.answers import answers_csv
 from rope_exp.words.probed import extension_csv, probes_csv
 from rope_exp.words.sentences import summary

@@ -17,20 +17,19 @@ from support.refused import refused
 from support.reports import ask, begun_from, make_run, sha256_of
 
 from rope_exp import load_runs
-from rope_exp.campaign.cells import Cell
+from rope_exp.campaign.campaign import pack
 from rope_exp.errors import RecordError
 from rope_exp.files import read_json, write_json
 from rope_exp.folder import read_config, write_config
 from rope_exp.records import (
     canonical,
     digest,
-    pack,
     read_record,
     read_records,
-    read_run,
     recorded_campaigns,
     write_record,
 )
+from rope_exp.runs import read_run
 
 NAME = "vo-optim.betas=_0.9,_0.95_-s3"
 
@@ -55,9 +54,7 @@ def copy_of(recorded: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def cell_of(recorded: Path) -> Cell:
-    factors = {"seed": 3, "optim.betas": [0.9, 0.95]}
-    return Cell(NAME, "vo", factors, read_config(of_folder(recorded)))
+FACTORS = {"seed": 3, "optim.betas": [0.9, 0.95]}
 
 
 # -- written and read back -------------------------------------------------------------------------
@@ -91,7 +88,7 @@ def test_a_record_says_what_its_run_began_with(tmp_path: Path) -> None:
     env = {"device": "a CPU", "torch": "2.13.0", **began["env"]}
     folder = make_run(tmp_path, overrides=words, result=began["result"], env=env)
     path = tmp_path / "mine" / "qk-s0.json"
-    write_record(path, "mine", Cell("qk-s0", "qk", {"seed": 0}, read_config(folder)), folder)
+    write_record(path, folder, "qk", {"seed": 0})
 
     run = read_record(path)
     assert run.config.init_weights == sha256_of("weights")
@@ -109,9 +106,8 @@ def test_a_record_says_nothing_of_where_it_was_run(record: Path) -> None:
 
 
 def test_the_same_folder_gives_the_same_bytes(recorded: Path, tmp_path: Path) -> None:
-    cell = cell_of(recorded)
     for name in ("one", "two"):
-        write_record(tmp_path / name / "mine" / f"{NAME}.json", "mine", cell, of_folder(recorded))
+        write_record(tmp_path / name / "mine" / f"{NAME}.json", of_folder(recorded), "vo", FACTORS)
     one, two = (tmp_path / name / "mine" / f"{NAME}.json" for name in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()
     assert one.read_bytes() == (recorded / "results/records/mine" / one.name).read_bytes()
@@ -179,7 +175,7 @@ def test_a_record_holds_no_path_of_a_cache(recorded: Path, tmp_path: Path) -> No
     folder = copy_of(recorded, tmp_path)
     write_config(folder, read_config(folder).replace("data", cache_dir="/a/cache"))
     path = tmp_path / "mine" / f"{NAME}.json"
-    write_record(path, "mine", cell_of(recorded), folder)
+    write_record(path, folder, "vo", FACTORS)
     assert "/a/cache" not in path.read_text()
     assert read_record(path).config.data.cache_dir is None
 
@@ -203,7 +199,7 @@ def test_code_of_no_commit_leaves_no_record(
     write_json(folder / "env.json", read_json(folder / "env.json") | env)
     path = tmp_path / "mine" / f"{NAME}.json"
     with refused(NAME, "code that was changed since 0123456789: remove it", by=RecordError):
-        write_record(path, "mine", cell_of(recorded), folder)
+        write_record(path, folder, "vo", FACTORS)
     assert not path.exists()
 
     clean = {
@@ -212,7 +208,7 @@ def test_code_of_no_commit_leaves_no_record(
         "earlier_git": [{"commit": "9876543210abcdef", "dirty": False}],
     }
     write_json(folder / "env.json", read_json(folder / "env.json") | clean)
-    write_record(path, "mine", cell_of(recorded), folder)
+    write_record(path, folder, "vo", FACTORS)
     assert read_record(path).env["git"] == RESUMED["git"]
 
 
@@ -223,7 +219,7 @@ def test_a_probe_that_is_not_finite_is_null(recorded: Path, tmp_path: Path) -> N
     probes["shift"]["loss"][-1] = None
     ask(folder, probes)
     path = tmp_path / "mine" / f"{NAME}.json"
-    write_record(path, "mine", cell_of(recorded), folder)
+    write_record(path, folder, "vo", FACTORS)
     *finite, last = read_record(path).probes["shift"]["loss"]
     assert finite == probes["shift"]["loss"][:-1]
     assert math.isnan(last)
@@ -242,7 +238,7 @@ def test_a_folder_that_is_not_whole_leaves_no_record(
 
     path = tmp_path / "records/mine" / f"{NAME}.json"
     with refused(NAME, harm.split()[1], by=RecordError):
-        write_record(path, "mine", cell_of(recorded), folder)
+        write_record(path, folder, "vo", FACTORS)
     assert not path.exists()
 
 
@@ -325,7 +321,7 @@ CONTRADICTIONS: dict[str, tuple[Edit, str]] = {
     "a loss that is text": (at("curve", "train/loss", 0, to="x"), "train/loss=x"),
     "a loss that is null": (at("curve", "train/loss", 0, to=None), "train/loss=null"),
     "an evaluation that is true": (at("curve", "val/loss", 0, to=True), "val/loss=true"),
-    "a shorter column": (lambda values: values["curve"]["step"].pop(), "differ in length"),
+    "a shorter column": (lambda values: values["curve"]["step"].pop(), "holds no curve"),
     "no column": (lambda values: values["curve"].pop("step"), "holds no curve"),
     "an emptied curve": (
         at("curve", to={"step": [], "train/loss": [], "val/loss": []}), "ends with train/loss=None"

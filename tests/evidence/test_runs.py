@@ -7,7 +7,7 @@ from support.refused import refused
 from support.reports import ask, begun_from, make_run, sha256_of
 
 from rope_exp.folder import METRICS
-from rope_exp.records import Run, find_groups, read_runs
+from rope_exp.runs import Run, find_groups, read_runs
 
 
 def read(runs: Path) -> list[Run]:
@@ -108,10 +108,10 @@ def test_weights_that_the_config_does_not_say_are_refused(tmp_path: Path) -> Non
     """The initial weights in env.json must be those that the config names."""
     one, other = (begun_from(sha256_of(name)) for name in ("one", "other"))
     folder = make_run(tmp_path, **{**one, "env": other["env"]})
-    with refused(f"{folder / 'env.json'} says that the run started from the weights"):
+    with refused(f"{folder / 'env.json'} says init_weights="):
         read(tmp_path)
     make_run(tmp_path / "plain", env=one["env"])
-    with refused("by its config it started from None"):
+    with refused("by its config it is None"):
         read(tmp_path / "plain")
     make_run(tmp_path / "whole", **one)
     assert len(read(tmp_path / "whole")) == 1

@@ -9,12 +9,14 @@ from support.models import SUBSETS, VOCAB, make_pe, make_sizes, opinionated, tok
 from support.own import PULL, example, with_text
 from support.refused import refused
 
+from rope_exp.attn.latent import Config as LatentConfig
+from rope_exp.attn.linear import Config as LinearConfig
 from rope_exp.decoder import Decoder
 from rope_exp.export import modeling_rope_exp
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM
 from rope_exp.export.write import exported
-from rope_exp.kinds import Architecture, AttnConfig, LatentConfig, LinearConfig
 from rope_exp.position.own import class_of
+from rope_exp.sections import Architecture, Kind
 
 LENGTH = 24
 PE: list[dict[str, Any]] = [
@@ -336,7 +338,7 @@ def test_a_file_that_needs_more_of_the_package_is_refused(line: str) -> None:
         (LatentConfig(kv_rank=10, nope_dim=6, rope_dim=4, value_dim=5), ("q",)),
     ],
 )
-def test_a_kind_without_a_class_is_refused(attn: AttnConfig, sites: tuple[str, ...]) -> None:
+def test_a_kind_without_a_class_is_refused(attn: Kind, sites: tuple[str, ...]) -> None:
     sizes = make_sizes(num_key_value_heads=4)
     with refused(f"attn.kind={attn.kind}", "cannot be exported to transformers"):
         exported(opinionated(*sites, attn=attn, sizes=sizes))

@@ -16,7 +16,7 @@ from support.runs import assert_same_run, train
 
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
-from rope_exp.kinds import AttnConfig
+from rope_exp.sections import Kind
 
 DEVICE = os.environ.get("ROPE_EXP_DEVICE", "cuda" if torch.cuda.is_available() else "")
 pytestmark = pytest.mark.skipif(not DEVICE, reason="there is no GPU")
@@ -78,14 +78,14 @@ def test_every_scheme_computes_what_a_cpu_does(scheme: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("attn", KINDS, ids=lambda attn: attn.label)
-def test_every_kind_computes_what_a_cpu_does(attn: AttnConfig) -> None:
+def test_every_kind_computes_what_a_cpu_does(attn: Kind) -> None:
     """Some kinds have values that are narrower than their keys."""
     sites = [site for site in "qkvo" if allowed(attn, [site])]
     assert_alike(*both(*sites, attn=attn))
 
 
 @pytest.mark.parametrize("attn", KINDS, ids=lambda attn: attn.label)
-def test_decoding_gives_what_the_whole_text_gives(attn: AttnConfig) -> None:
+def test_decoding_gives_what_the_whole_text_gives(attn: Kind) -> None:
     sites = [site for site in "qkvo" if allowed(attn, [site])]
     _, decoder = both(*sites, attn=attn)
     ids_BT = tokens(2, 40).to(DEVICE)

@@ -245,10 +245,10 @@ def test_another_python_has_another_embedded_corpus(
     mine = load(tmp_path, fixed=words, python="3.0.1")
     here = platform.python_version()
     with refused(f"python={here}", "reads the library of Python 3.0.1", by=ConfigError):
-        campaigns._check_here(mine, mine.cells)
+        campaigns.check_here(mine, mine.cells)
     same = load(tmp_path, fixed=words, python=here)
-    campaigns._check_here(same, same.cells)
-    campaigns._check_here(mine, [])
+    campaigns.check_here(same, same.cells)
+    campaigns.check_here(mine, [])
 
 
 def test_a_record_that_does_not_verify_is_refused_by_name(clone: Path) -> None:

@@ -26,7 +26,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
 from rope_exp.errors import ConfigError
-from rope_exp.kinds import AttnConfig
+from rope_exp.sections import Kind
 
 LENGTH = 40
 WIDTH = 32
@@ -97,7 +97,7 @@ def test_a_learned_bias_is_t5s(causal: bool) -> None:
 @pytest.mark.parametrize("attn", [kind for kind in KINDS if kind.keeps_keys], ids=str)
 @pytest.mark.parametrize("bias", ["alibi", "t5"])
 @torch.no_grad()
-def test_kinds_with_keys_take_a_bias(attn: AttnConfig, bias: str) -> None:
+def test_kinds_with_keys_take_a_bias(attn: Kind, bias: str) -> None:
     """Cached decoding equals the full forward pass, and the bias changes the logits."""
     groups = 2 if attn.takes_heads else HEADS
     sizes = make_sizes(num_key_value_heads=groups)
@@ -115,7 +115,7 @@ def test_kinds_with_keys_take_a_bias(attn: AttnConfig, bias: str) -> None:
 
 
 @pytest.mark.parametrize("attn", [kind for kind in KINDS if not kind.keeps_keys], ids=str)
-def test_a_state_has_no_scores_to_add_to(attn: AttnConfig) -> None:
+def test_a_state_has_no_scores_to_add_to(attn: Kind) -> None:
     with pytest.raises(ConfigError, match=r"pe.bias=alibi: .* has no scores of pairs"):
         RunConfig(pe=make_pe(bias="alibi"), attn=attn)
 

@@ -11,8 +11,10 @@ from transformers import LlamaForCausalLM, T5Config
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from rope_exp.attn.latent import Config as LatentConfig
+from rope_exp.attn.shared import Config as SharedConfig
 from rope_exp.decoder import Decoder
-from rope_exp.kinds import AttnConfig, LatentConfig, SharedConfig, SoftmaxConfig
+from rope_exp.sections import Kind, SoftmaxConfig
 
 LENGTH = 150  # past T5's largest distance
 KINDS = [
@@ -66,7 +68,7 @@ def test_only_q_and_o_tell_a_hidden_token_where_it_stands(sites: tuple[str, ...]
 
 
 @pytest.mark.parametrize("attn", KINDS, ids=str)
-def test_whatever_the_kind_tokens_are_a_bag(attn: AttnConfig) -> None:
+def test_whatever_the_kind_tokens_are_a_bag(attn: Kind) -> None:
     """NoPE learns positions from the causal mask, which masked language models lack."""
     assert deviation(make_decoder(attn=attn)) < 1e-10
     assert deviation(make_decoder(attn=attn, causal=True)) > 1e-2

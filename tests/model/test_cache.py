@@ -25,7 +25,7 @@ from rope_exp.angles import Positions
 from rope_exp.cache import Cache, LayerCache
 from rope_exp.costs import kept as kept_of
 from rope_exp.decoder import Decoder
-from rope_exp.kinds import AttnConfig, SoftmaxConfig
+from rope_exp.sections import Kind, SoftmaxConfig
 
 # Past the end of a table of 4,096 positions.
 FAR = 4100
@@ -36,7 +36,7 @@ ROUNDING = 2**-8 / math.sqrt(3)
 
 
 def decoder_of(
-    attn: AttnConfig, sites: tuple[str, ...], *, window: int | None = None, **changes: Any
+    attn: Kind, sites: tuple[str, ...], *, window: int | None = None, **changes: Any
 ) -> Decoder:
     # Two query heads share a key/value head, if the kind allows it.
     groups = 2 if attn.takes_heads else 4
@@ -50,13 +50,13 @@ def fed(decoder: Decoder, ids_BT: Tensor, parts: list[int], cache: Cache | None 
     return torch.cat([decoder(part, cache=cache) for part in ids_BT.split(parts, dim=1)], dim=1)
 
 
-def windows(attn: AttnConfig) -> tuple[int | None, ...]:
+def windows(attn: Kind) -> tuple[int | None, ...]:
     return (None, 1, 5) if attn.keeps_keys else (None,)
 
 
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 @torch.no_grad()
-def test_token_by_token_at_far_positions_is_the_whole(attn: AttnConfig) -> None:
+def test_token_by_token_at_far_positions_is_the_whole(attn: Kind) -> None:
     ids_BT = tokens(2, LENGTH)
     for sites, window in itertools.product(SUBSETS, windows(attn)):
         if not allowed(attn, sites):
@@ -74,7 +74,7 @@ def test_token_by_token_at_far_positions_is_the_whole(attn: AttnConfig) -> None:
     ids=str,
 )
 @torch.no_grad()
-def test_thousands_of_entries_are_the_whole(attn: AttnConfig) -> None:
+def test_thousands_of_entries_are_the_whole(attn: Kind) -> None:
     """A float32 cache is filled in two parts, and then token by token past position 4,096."""
     decoder = decoder_of(attn, attn.sites()).float()
     ids_BT = tokens(1, FAR)
@@ -86,7 +86,7 @@ def test_thousands_of_entries_are_the_whole(attn: AttnConfig) -> None:
 
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 @torch.no_grad()
-def test_token_by_token_in_bf16_is_near_the_whole(attn: AttnConfig) -> None:
+def test_token_by_token_in_bf16_is_near_the_whole(attn: Kind) -> None:
     """A layer under autocast, past one chunk, keeps keys in bfloat16 and states in float32.
 
     After the projections, which both share, each path rounds at most eight times: a feature or a
@@ -137,7 +137,7 @@ def test_any_parts_give_the_same(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 @torch.no_grad()
-def test_padding_on_the_left_changes_nothing(attn: AttnConfig) -> None:
+def test_padding_on_the_left_changes_nothing(attn: Kind) -> None:
     """Each row has the logits that it has alone, whatever the padding holds."""
     sites = tuple(site for site in "qv" if site in attn.sites())
     pads = [0, 3, 7]
@@ -153,7 +153,7 @@ def test_padding_on_the_left_changes_nothing(attn: AttnConfig) -> None:
 
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 @torch.no_grad()
-def test_a_cache_holds_what_the_config_says(attn: AttnConfig) -> None:
+def test_a_cache_holds_what_the_config_says(attn: Kind) -> None:
     """A layer keeps `count.kept` elements: some per token, and some that do not grow."""
     for sites in SUBSETS:
         if not allowed(attn, sites):

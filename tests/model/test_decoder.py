@@ -21,7 +21,7 @@ from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rope_exp.decoder import Decoder, weights, weights_sha256
-from rope_exp.kinds import Architecture
+from rope_exp.sections import Architecture
 
 # -- attention's sites -------------------------------------------------------------------------
 

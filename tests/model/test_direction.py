@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from rope_exp.decoder import Decoder
-from rope_exp.kinds import Architecture
 from rope_exp.rope import rotate
-from rope_exp.sections import ModelConfig, PeConfig
+from rope_exp.sections import Architecture, ModelConfig, PeConfig
 
 Rotation = Callable[..., Tensor]
 

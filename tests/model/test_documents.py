@@ -13,8 +13,7 @@ from torch import Tensor
 from rope_exp.batches import next_tokens, placed
 from rope_exp.decoder import Decoder
 from rope_exp.evaluate import Inputs, on_device
-from rope_exp.kinds import AttnConfig
-from rope_exp.sections import ModelConfig
+from rope_exp.sections import Kind, ModelConfig
 
 END = 0
 # A row of 24 tokens has three documents: 5 tokens of one that began before it, then 8 and 11.
@@ -31,9 +30,7 @@ SCHEMES: list[dict[str, Any]] = [
 WITH_KEYS = [attn for attn in KINDS if attn.keeps_keys]
 
 
-def decoder_of(
-    rotate: tuple[str, ...], attn: AttnConfig, sizes: ModelConfig, **changes: Any
-) -> Decoder:
+def decoder_of(rotate: tuple[str, ...], attn: Kind, sizes: ModelConfig, **changes: Any) -> Decoder:
     decoder = opinionated(*rotate, attn=attn, sizes=sizes, num_positions=64, **changes)
     return decoder.double().eval()
 
@@ -106,7 +103,7 @@ def test_so_it_is_in_every_scheme(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("attn", WITH_KEYS, ids=str)
 @pytest.mark.parametrize("window", [None, 6])
-def test_so_it_is_in_every_kind_with_keys(attn: AttnConfig, window: int | None) -> None:
+def test_so_it_is_in_every_kind_with_keys(attn: Kind, window: int | None) -> None:
     """Documents are also separate with a window, which hides earlier keys anyway."""
     rotate = tuple(site for site in "qkvo" if allowed(attn, site))
     groups = {} if attn.takes_heads else {"num_key_value_heads": 4}

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from rope_exp.angles import Positions
 from rope_exp.attention import Attention, SoftmaxAttention
+from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.latent import Layer as LatentAttention
+from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.cache import LayerCache
 from rope_exp.errors import LawError
-from rope_exp.kinds import AttnConfig, LatentConfig, RetentionConfig, SoftmaxConfig
 from rope_exp.laws.certificate import SHIFT, certificate, expected_class
 from rope_exp.rope import rotate
-from rope_exp.sections import PeConfig
+from rope_exp.sections import Kind, PeConfig, SoftmaxConfig
 
 
 @pytest.mark.parametrize("sites", SUBSETS, ids="".join)
@@ -54,7 +55,7 @@ def twice(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Tens
 
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 @pytest.mark.parametrize("window", [None, 3])
-def test_each_kind_keeps_its_laws_under_every_subset(attn: AttnConfig, window: int | None) -> None:
+def test_each_kind_keeps_its_laws_under_every_subset(attn: Kind, window: int | None) -> None:
     """The certificate covers the shift, the cache, and the absorbed or parallel formula."""
     if window is not None and not attn.keeps_keys:
         return
@@ -74,7 +75,7 @@ def test_each_kind_keeps_its_laws_under_every_subset(attn: AttnConfig, window: i
 @pytest.mark.parametrize("mistake", [forward_only, negated, not_at_all, twice])
 @pytest.mark.parametrize("attn", [kind for kind in KINDS if allowed(kind, ("v", "o"))], ids=str)
 def test_the_mistakes_are_refused_in_every_kind(
-    attn: AttnConfig, mistake: object, monkeypatch: pytest.MonkeyPatch
+    attn: Kind, mistake: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rope_exp.attention.rotate", mistake)
     with pytest.raises(LawError, match="refusing to train"):
@@ -85,7 +86,7 @@ def test_the_mistakes_are_refused_in_every_kind(
 @pytest.mark.parametrize("times", [-1, 0], ids=["the other way", "not at all"])
 @pytest.mark.parametrize("site", ["q", "k"])
 def test_a_query_or_key_that_turns_wrongly_is_refused(
-    attn: AttnConfig, site: str, times: int, monkeypatch: pytest.MonkeyPatch
+    attn: Kind, site: str, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn = Attention.turn
 
@@ -148,7 +149,7 @@ def test_a_latent_that_is_kept_without_its_norm_is_refused(
     ],
 )
 def test_a_formula_that_differs_is_refused(
-    attn: AttnConfig, name: str, where: str, monkeypatch: pytest.MonkeyPatch
+    attn: Kind, name: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A relative error of a thousandth is enough."""
     path = f"rope_exp.model.attention.{where}"
@@ -189,7 +190,7 @@ def test_each_set_of_sites_that_a_layer_has_is_measured() -> None:
 
 @pytest.mark.parametrize("attn", [kind for kind in KINDS if allowed(kind, "vo")], ids=str)
 def test_v_and_o_by_different_tables_are_refused(
-    attn: AttnConfig, monkeypatch: pytest.MonkeyPatch
+    attn: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """v rotates by its own base, but o is rotated back by the base of q and k.
 
@@ -296,7 +297,7 @@ def test_matrices_tell_every_mistake(
 
 
 @pytest.mark.parametrize("attn", [kind for kind in KINDS if kind.keeps_keys], ids=str)
-def test_both_ways_no_causal_form_is_compared(attn: AttnConfig) -> None:
+def test_both_ways_no_causal_form_is_compared(attn: Kind) -> None:
     """Masked language models and spikes attend both ways, and cache nothing."""
     sites = ("q", "k") if allowed(attn, ("q", "k")) else ()
     assert certificate(SIZES, make_pe(*sites), attn, causal=False)["formulas"] == {}

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rope_exp.angles import Rotary
 from rope_exp.attention import SoftmaxAttention
-from rope_exp.kinds import SoftmaxConfig
+from rope_exp.sections import SoftmaxConfig
 
 
 def attention_of(sites: Collection[str]) -> SoftmaxAttention:

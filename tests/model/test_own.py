@@ -21,11 +21,10 @@ from rope_exp.config import RunConfig
 from rope_exp.costs import kept, with_matched
 from rope_exp.decoder import Decoder
 from rope_exp.errors import ConfigError
-from rope_exp.kinds import SOFTMAX, Architecture
 from rope_exp.laws.certificate import certificate
 from rope_exp.position.own import explained_by
 from rope_exp.rope import angles, frequencies
-from rope_exp.sections import PeConfig
+from rope_exp.sections import SOFTMAX, Architecture, PeConfig
 
 HEAD = "import torch\nfrom torch import nn\nfrom rope_exp import Position\n\n"
 

@@ -27,8 +27,7 @@ from rope_exp.attention import turned
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Block, Decoder, llama_weights, weights, weights_sha256
 from rope_exp.errors import ConfigError
-from rope_exp.kinds import Architecture
-from rope_exp.sections import PeConfig
+from rope_exp.sections import Architecture, PeConfig
 
 LENGTH = 9
 

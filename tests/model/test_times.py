@@ -21,8 +21,7 @@ from rope_exp.angles import Rotary
 from rope_exp.attention import SoftmaxAttention
 from rope_exp.decoder import Decoder
 from rope_exp.evaluate import Inputs, on_device
-from rope_exp.kinds import Architecture
-from rope_exp.sections import DataConfig
+from rope_exp.sections import Architecture, DataConfig
 from rope_exp.tasks.spikes import FACTS, rows
 
 T_MIN, T_MAX = 1e-4, 2.0627  # POYO's, in seconds

@@ -15,8 +15,8 @@ from rope_exp.attention import Attention
 from rope_exp.costs import kept as kept_of
 from rope_exp.decoder import Decoder
 from rope_exp.errors import LawError
-from rope_exp.kinds import Architecture, AttnConfig
 from rope_exp.laws.certificate import certificate
+from rope_exp.sections import Architecture, Kind
 
 LENGTH = 20
 SHIFT = 13
@@ -39,7 +39,7 @@ APART: list[dict[str, Any]] = [
 ]
 
 
-def decoder_of(attn: AttnConfig, *sites: str, **changes: Any) -> Decoder:
+def decoder_of(attn: Kind, *sites: str, **changes: Any) -> Decoder:
     """Return a float64 decoder with non-uniform attention and learned frequencies moved apart."""
     sizes = make_sizes(num_key_value_heads=2 if attn.takes_heads else 4)
     decoder = Decoder(Architecture(sizes, make_pe(*sites, **changes), VOCAB, attn))
@@ -58,7 +58,7 @@ def decoder_of(attn: AttnConfig, *sites: str, **changes: Any) -> Decoder:
 @pytest.mark.parametrize("changes", APART, ids=str)
 @pytest.mark.parametrize("attn", ROTATES_ALL, ids=str)
 @torch.no_grad()
-def test_a_shift_changes_no_logit(attn: AttnConfig, changes: dict[str, Any]) -> None:
+def test_a_shift_changes_no_logit(attn: Kind, changes: dict[str, Any]) -> None:
     """Logits are the same at shifted positions, and from a cache."""
     decoder = decoder_of(attn, *"qkvo", **changes)
     ids_BT = tokens(2, LENGTH)
@@ -73,7 +73,7 @@ def test_a_shift_changes_no_logit(attn: AttnConfig, changes: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 @torch.no_grad()
-def test_every_subset_is_cached_as_the_whole(attn: AttnConfig) -> None:
+def test_every_subset_is_cached_as_the_whole(attn: Kind) -> None:
     ids_BT = tokens(2, LENGTH)
     for sites in SUBSETS:
         if not allowed(attn, sites) or not {"v", "o"} & {*sites}:
@@ -88,7 +88,7 @@ def test_every_subset_is_cached_as_the_whole(attn: AttnConfig) -> None:
 @pytest.mark.parametrize("changes", [*APART, {}], ids=str)
 @pytest.mark.parametrize("attn", ROTATES_ALL, ids=str)
 @torch.no_grad()
-def test_a_cache_holds_what_the_config_says(attn: AttnConfig, changes: dict[str, Any]) -> None:
+def test_a_cache_holds_what_the_config_says(attn: Kind, changes: dict[str, Any]) -> None:
     """`count.kept` returns the elements per token of the layer that keeps the most."""
     for sites in ("vo", "kv", "qkvo") if changes else ("", "qk", "vo", "qkvo"):
         decoder = decoder_of(attn, *sites, **changes)
@@ -113,7 +113,7 @@ def test_one_rotation_has_one_row() -> None:
 @pytest.mark.parametrize("changes", APART[:4], ids=str)
 @pytest.mark.parametrize("attn", SHARES, ids=str)
 def test_values_from_the_keys_row_are_refused(
-    attn: AttnConfig, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    attn: Kind, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The certificate detects values read from rotated keys, also with learned frequencies."""
     sizes = make_sizes()

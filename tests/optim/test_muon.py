@@ -9,9 +9,9 @@ from support.models import SIZES, VOCAB, make_decoder, make_pe
 from torch import Tensor, nn
 
 from rope_exp.decoder import Decoder
-from rope_exp.kinds import Architecture, AttnConfig
+from rope_exp.optim.muon import Config as MuonConfig
 from rope_exp.optim.muon import by_head, orthogonalised, whole
-from rope_exp.sections import MuonConfig
+from rope_exp.sections import Architecture, Kind
 from rope_exp.step import build_optimizer
 
 OPTIM = MuonConfig(lr=0.02, momentum=0.9, weight_decay=0.1)
@@ -57,7 +57,7 @@ BY_HEAD: dict[str, dict[str, tuple[int, int]]] = {
 
 
 @pytest.mark.parametrize("attn", KINDS, ids=str)
-def test_a_matrix_of_a_layer_moves_as_torchs_muon_moves_it(attn: AttnConfig) -> None:
+def test_a_matrix_of_a_layer_moves_as_torchs_muon_moves_it(attn: Kind) -> None:
     """The reference updates a matrix whole, or each head's part of it separately."""
     architecture = Architecture(SIZES, make_pe(), VOCAB, attn)
     before, after = Decoder(architecture), Decoder(architecture)

@@ -7,7 +7,7 @@ from support.records import report_on, runs_of, unfinished
 
 from rope_exp.content import build
 from rope_exp.page.compile import beside, of_report
-from rope_exp.records import Run
+from rope_exp.runs import Run
 
 
 def named(group: str, runs: list[Run]) -> list[Run]:

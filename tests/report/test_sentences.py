@@ -8,8 +8,8 @@ from support.refused import refused
 
 from rope_exp.content import build
 from rope_exp.figures.curves import by_tokens
-from rope_exp.records import Run
 from rope_exp.report import csv_table, markdown
+from rope_exp.runs import Run
 from rope_exp.words.assumptions import assumptions
 from rope_exp.words.probed import copies_part, drift_notes
 from rope_exp.words.sentences import caption, code_notes, notes, summary

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rope_exp import load_run
 from rope_exp.content import build
 from rope_exp.errors import CheckpointError, ConfigError, DataError, RecordError
-from rope_exp.records import read_runs
+from rope_exp.runs import read_runs
 
 FEW, MANY = 60, 3000
 

@@ -5,22 +5,18 @@ from collections.abc import Collection
 import torch
 
 from rope_exp.attention import Attention, make_attention
-from rope_exp.kinds import (
-    AttnConfig,
-    DecayConfig,
-    LatentConfig,
-    LinearConfig,
-    RetentionConfig,
-    SharedConfig,
-    SoftmaxConfig,
-)
-from rope_exp.sections import ModelConfig
+from rope_exp.attn.decay import Config as DecayConfig
+from rope_exp.attn.latent import Config as LatentConfig
+from rope_exp.attn.linear import Config as LinearConfig
+from rope_exp.attn.retention import Config as RetentionConfig
+from rope_exp.attn.shared import Config as SharedConfig
+from rope_exp.sections import Kind, ModelConfig, SoftmaxConfig
 from support.models import SIZES
 
 _LATENT = {"kv_rank": 10, "nope_dim": 6, "rope_dim": 4, "value_dim": 5}
 _SHARED = {"groups": 2, "nope_dim": 6, "rope_dim": 4}
 
-KINDS: list[AttnConfig] = [
+KINDS: list[Kind] = [
     SoftmaxConfig(),
     SoftmaxConfig(sink=True),
     LinearConfig(),
@@ -40,12 +36,12 @@ KINDS: list[AttnConfig] = [
 ]
 
 
-def allowed(attn: AttnConfig, sites: Collection[str]) -> bool:
+def allowed(attn: Kind, sites: Collection[str]) -> bool:
     return set(sites) <= set(attn.sites())
 
 
 def make_layer(
-    attn: AttnConfig, sites: Collection[str], seed: int = 0, sizes: ModelConfig = SIZES
+    attn: Kind, sites: Collection[str], seed: int = 0, sizes: ModelConfig = SIZES
 ) -> Attention:
     """Return a layer whose weights are scaled so that its softmax is neither flat nor sharp."""
     layer = make_attention(sizes, attn, sites)

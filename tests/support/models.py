@@ -11,9 +11,8 @@ from torch import Tensor
 from rope_exp.angles import Positions, Tables
 from rope_exp.cache import Cache
 from rope_exp.decoder import Decoder
-from rope_exp.kinds import SOFTMAX, Architecture, AttnConfig
 from rope_exp.rope import angles, frequencies
-from rope_exp.sections import ModelConfig, PeConfig
+from rope_exp.sections import SOFTMAX, Architecture, Kind, ModelConfig, PeConfig
 
 VOCAB = 61
 BASE = 100.0
@@ -54,7 +53,7 @@ def make_decoder(
 
 def opinionated(
     *rotate: str,
-    attn: AttnConfig = SOFTMAX,
+    attn: Kind = SOFTMAX,
     sizes: ModelConfig = SIZES,
     scale: float = 12,
     **changes: Any,

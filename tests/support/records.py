@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rope_exp.content import Report, build
-from rope_exp.records import Run, canonical, digest, read_records, record_path, stored_records
+from rope_exp.records import canonical, digest, read_records, stored_records
+from rope_exp.runs import Run
 from support.configs import RECORDED
 
 
@@ -54,7 +55,7 @@ def copy_records(records: Path, campaign: str, *cells: str) -> list[Path]:
     """Copy records of a campaign to files below another folder, and return their paths."""
     (records / campaign).mkdir(parents=True, exist_ok=True)
     stored = {path.stem: content for path, content in stored_records(RECORDED, campaign).items()}
-    paths = [record_path(records, campaign, cell) for cell in cells]
+    paths = [records / campaign / f"{cell}.json" for cell in cells]
     for path in paths:
         path.write_bytes(stored[path.stem])
     return paths

@@ -13,7 +13,7 @@ from rope_exp.comparable import Row, comparable
 from rope_exp.config import RunConfig
 from rope_exp.files import read_json, write_json
 from rope_exp.folder import MetricsWriter, probes_sha256, write_config
-from rope_exp.records import Run, find_groups, read_runs
+from rope_exp.runs import Run, find_groups, read_runs
 from support.configs import composed
 
 BUDGET = (

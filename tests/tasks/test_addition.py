@@ -19,9 +19,7 @@ both_orders = pytest.mark.parametrize("order", ["plain", "reversed"])
 each_split = pytest.mark.parametrize("split", FACTS.splits)
 
 
-def sums(
-    split: str, count: int, order: Any = "plain", seed: int = 0
-) -> list[tuple[str, str, str]]:
+def sums(split: str, count: int, order: Any = "plain", seed: int = 0) -> list[tuple[str, str, str]]:
     """Return the operands and the sum of each example, as numbers are usually written."""
     found = []
     step = 1 if order == "plain" else -1

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from rope_exp.compose import run_config
 from rope_exp.decoder import Decoder
-from rope_exp.sections import MuonConfig, OptimConfig
+from rope_exp.optim.muon import Config as MuonConfig
+from rope_exp.sections import AdamWConfig
 from rope_exp.step import build_optimizer, crossings, make_state, optimizer_tensors
 
-OPTIM = OptimConfig(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+OPTIM = AdamWConfig(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 
 
 def small_model(*words: str) -> Decoder:
@@ -114,7 +115,7 @@ def test_a_state_is_made_without_an_update() -> None:
 # -- crossings of 0 --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optim", [OptimConfig(lr=0.3), MuonConfig(lr=0.3)], ids=["adamw", "muon"])
+@pytest.mark.parametrize("optim", [AdamWConfig(lr=0.3), MuonConfig(lr=0.3)], ids=["adamw", "muon"])
 def test_crossings_are_counted_one_by_one(optim: Any) -> None:
     """The reference compares signs before and after each update, some of which are skipped.
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from rope_exp import step as scheduling
 from rope_exp.config import RunConfig
-from rope_exp.sections import CosineConfig, OptimConfig, ScheduleConfig, TrainConfig, WsdConfig
+from rope_exp.schedule.wsd import Config as WsdConfig
+from rope_exp.sections import AdamWConfig, CosineConfig, ScheduleConfig, TrainConfig
 
 PEAK = 1e-3
 COSINE = CosineConfig(warmup_fraction=0.1, final_fraction=0.1)
@@ -17,7 +18,7 @@ WSD = WsdConfig(warmup_fraction=0.1, final_fraction=0.0, decay_fraction=0.2)
 
 def learning_rate(step: int, num_steps: int, schedule: ScheduleConfig) -> float:
     """Return the learning rate of a step in a run whose peak is PEAK."""
-    optim = OptimConfig(lr=PEAK)
+    optim = AdamWConfig(lr=PEAK)
     train = TrainConfig(num_steps=num_steps)
     return scheduling.learning_rate(step, RunConfig(optim=optim, schedule=schedule, train=train))
 

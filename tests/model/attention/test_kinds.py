@@ -11,16 +11,13 @@ from support.models import BASE, SIZES, make_positions, make_sizes, normal, rota
 from torch import Tensor
 
 from rope_exp.attention import Attention
-from rope_exp.kinds import (
-    MAX_LEARNED_HEADS,
-    AttnConfig,
-    DecayConfig,
-    LatentConfig,
-    LinearConfig,
-    RetentionConfig,
-    SharedConfig,
-)
-from rope_exp.sections import SUBSETS
+from rope_exp.attn.decay import MAX_LEARNED_HEADS
+from rope_exp.attn.decay import Config as DecayConfig
+from rope_exp.attn.latent import Config as LatentConfig
+from rope_exp.attn.linear import Config as LinearConfig
+from rope_exp.attn.retention import Config as RetentionConfig
+from rope_exp.attn.shared import Config as SharedConfig
+from rope_exp.sections import SUBSETS, Kind
 
 LENGTH = 7
 BASE_VO = 7.0
@@ -203,7 +200,7 @@ LOOPS: dict[str, Any] = {
 @pytest.mark.parametrize("attn", [kind for kind in KINDS if kind.kind in LOOPS], ids=str)
 @pytest.mark.parametrize("base_vo", [None, BASE_VO])
 @torch.no_grad()
-def test_every_subset_equals_the_loop(attn: AttnConfig, base_vo: float | None) -> None:
+def test_every_subset_equals_the_loop(attn: Kind, base_vo: float | None) -> None:
     x_TD = normal(LENGTH, SIZES.hidden_size, seed=1)
     for sites in SUBSETS:
         if not allowed(attn, sites):
@@ -233,7 +230,7 @@ def test_every_head_that_may_learn_its_decay_begins_at_retnets(normalise: Any) -
 
 
 @pytest.mark.parametrize("attn", KINDS, ids=str)
-def test_the_gradient_is_the_slope(attn: AttnConfig) -> None:
+def test_the_gradient_is_the_slope(attn: Kind) -> None:
     """Finite differences check the gradients of the input and of every parameter."""
     sites = tuple(site for site in "qkvo" if site in attn.sites())
     layer = make_layer(attn, sites).double()
@@ -254,7 +251,7 @@ def test_the_gradient_is_the_slope(attn: AttnConfig) -> None:
 
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 @torch.no_grad()
-def test_bfloat16_is_near_float32(attn: AttnConfig) -> None:
+def test_bfloat16_is_near_float32(attn: Kind) -> None:
     """The relative error is that of a few bfloat16 roundings."""
     sites = tuple(site for site in "qkvo" if site in attn.sites())
     layer = make_layer(attn, sites)

@@ -18,9 +18,11 @@ from transformers.models.gpt_oss import modeling_gpt_oss as oss
 from transformers.models.roformer import modeling_roformer as roformer
 
 from rope_exp.attention import Attention, Tables
+from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.latent import Layer as LatentAttention
-from rope_exp.kinds import LatentConfig, SharedConfig, SoftmaxConfig
+from rope_exp.attn.shared import Config as SharedConfig
 from rope_exp.laws.certificate import certificate
+from rope_exp.sections import SoftmaxConfig
 
 LENGTH = 11
 WIDTH = SIZES.hidden_size

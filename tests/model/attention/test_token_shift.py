@@ -27,8 +27,8 @@ from rope_exp.cache import Cache
 from rope_exp.costs import kept as kept_of
 from rope_exp.decoder import Decoder, llama_weights, weights, weights_sha256
 from rope_exp.errors import LawError
-from rope_exp.kinds import SoftmaxConfig
 from rope_exp.laws.certificate import certificate, expected_class
+from rope_exp.sections import SoftmaxConfig
 
 LENGTH = 12
 DOCUMENTS = [3, 3, 3, 3, 8, 8, 9, 3, 3, 3, 3, 3]

@@ -28,14 +28,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def canary(tmp_path: Path) -> Path:
-    """Return a file that no corpus may read."""
-    path = tmp_path / "secret.txt"
-    path.write_text("the secret\n" * 50)
-    return path
-
-
-@pytest.fixture
 def hub() -> Iterator[Hub]:
     """Yield a hub with one corpus and one tokenizer."""
     corpus = {"README.md": CARD, **CORPUS}

@@ -1,7 +1,6 @@
 """Tests of the token files of a prepared corpus."""
 
 import dataclasses
-import re
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 from support.corpora import BPE, BYTES, TEXTS, data_config, write_parquet
 from tokenizers import Tokenizer
 
-from rope_exp import errors as console
 from rope_exp import prepare as encoding_module
 from rope_exp.corpora import PIECE_CHARS
 from rope_exp.prepare import prepare
@@ -51,21 +49,6 @@ def test_training_stops_at_the_limit_exactly(tmp_path: Path, max_tokens: int) ->
     assert part.corpus["text_bytes"]["train"] <= max_tokens
     held_out = part.tokens["validation"][:].tolist()
     assert held_out == whole.tokens["validation"][: len(held_out)].tolist()
-
-
-@pytest.mark.parametrize("max_tokens", [None, 3000])
-def test_progress_counts_towards_the_end(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    max_tokens: int | None,
-) -> None:
-    """The end is the limit of training tokens if there is one, otherwise the size of the text."""
-    monkeypatch.setattr(console, "LINE_SECONDS", 0.0)
-    path = write_parquet(tmp_path / "a.parquet", TEXTS)
-    prepare(data_config(path=path, max_tokens=max_tokens), BYTES)
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert re.fullmatch(r"data: .* documents, 0 MB, .* tokens, .* MB/s, 0:00:00 left", line)
 
 
 # BPE training is slow on long words; with this limit it reads only the first document.

@@ -1,20 +1,18 @@
 """Tests that opening a prepared folder finds damage, and that the error names the remedy."""
 
 import hashlib
-import os
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from support.corpora import BYTES, data_config
+from support.harm import Harm, efforts, harmed, try_harms
 from support.refused import refused
 
 from rope_exp.batches import training_ids
 from rope_exp.corpora import SIDES
 from rope_exp.errors import ConfigError, DataError
 from rope_exp.files import json_sha256
-from rope_exp.prepare import BLOCK_BYTES, Prepared, _digests, prepare, token_dtype
+from rope_exp.prepare import BLOCK_BYTES, Prepared, prepare, token_dtype
 from rope_exp.sections import DataConfig
 
 NAMES = ("train.bin", "validation.bin", "meta.json", "tokenizer.json")
@@ -48,52 +46,41 @@ def test_the_digest_is_that_of_blocks(whole: Whole) -> None:
     assert prepared.data_sha256 == json_sha256([tokenizer, "uint16", *blocks])
 
 
+@efforts(30, 2000)
 @pytest.mark.parametrize("name", NAMES)
-@given(share=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-@settings(max_examples=30, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_one_flipped_bit_is_found(whole: Whole, name: str, share: float, bit: int) -> None:
+def test_a_harmed_file_is_found(whole: Whole, name: str, effort: int) -> None:
     data, prepared = whole
     path = prepared.folder / name
     content = path.read_bytes()
-    place = int(share * len(content))
-    path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
-    try:
-        found = prepare(data, BYTES)
-    except DataError as error:
-        assert str(error).startswith(f"{prepared.folder} is damaged: ")
-        assert str(error).endswith("; remove it and prepare again")
-        assert "\n" not in str(error)
-    else:
-        # The bit was in white space of meta.json.
-        assert name == "meta.json"
-        assert found == prepared
-    finally:
-        path.write_bytes(content)
+
+    def check(harm: Harm) -> None:
+        path.write_bytes(harmed(content, harm))
+        try:
+            found = prepare(data, BYTES)
+        except DataError as error:
+            assert str(error).startswith(f"{prepared.folder} is damaged: ")
+            assert str(error).endswith("; remove it and prepare again")
+            assert "\n" not in str(error)
+        else:
+            # The harm was in white space of meta.json.
+            assert name == "meta.json"
+            assert found == prepared
+        finally:
+            path.write_bytes(content)
+
+    try_harms(check, effort)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("harm", ["cut", "empty", "missing"])
-def test_a_file_cut_or_gone_is_found(whole: Whole, name: str, harm: str) -> None:
+def test_a_missing_file_is_found(whole: Whole, name: str) -> None:
     data, prepared = whole
     path = prepared.folder / name
-    content = path.read_bytes()
-    if harm == "missing":
-        path.unlink()
-    else:
-        os.truncate(path, len(content) // 2 if harm == "cut" else 0)
+    path.rename(path.with_suffix(".gone"))
     try:
         with refused(f"{prepared.folder} is damaged: ", "; remove it and", by=DataError):
             prepare(data, BYTES)
     finally:
-        path.write_bytes(content)
-
-
-def test_a_folder_is_hashed_once_a_process(whole: Whole) -> None:
-    data, _ = whole
-    prepare(data, BYTES)
-    before = _digests.cache_info().misses
-    prepare(data, BYTES)
-    assert _digests.cache_info().misses == before
+        path.with_suffix(".gone").rename(path)
 
 
 def test_batches_of_the_file_are_those_of_the_array(whole: Whole) -> None:
@@ -105,9 +92,7 @@ def test_batches_of_the_file_are_those_of_the_array(whole: Whole) -> None:
 
 
 def test_ids_are_as_wide_as_the_vocabulary_asks() -> None:
-    assert token_dtype(257) == np.uint16
-    assert token_dtype(65536) == np.uint16
-    assert token_dtype(65537) == np.uint32
-    assert token_dtype(2**32) == np.uint32
+    sizes = (257, 65536, 65537, 2**32)
+    assert [token_dtype(size) for size in sizes] == [np.uint16] * 2 + [np.uint32] * 2
     with refused("tokenizer.vocab_size", "2^32", by=ConfigError):
         token_dtype(2**32 + 1)

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.corpora import BPE, TEXTS, start_python, tokenizer_config
+from support.corpora import BPE, TEXTS, tokenizer_config
 from support.refused import refused
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rope_exp.errors import ConfigError, DataError
-from rope_exp.tokenizer import END_OF_TEXT, build_tokenizer, train_bpe
+from rope_exp.tokenizer import END_OF_TEXT, build_tokenizer, encode, train_bpe
 
 
 @pytest.fixture(scope="module")
@@ -30,25 +30,12 @@ def save_as_transformers_does(tokenizer: Tokenizer, folder: Path, **settings: st
     return folder
 
 
-CHILD = """
-import json, sys
-from rope_exp.tokenizer import build_tokenizer
-from rope_exp.tokenizer import encode
-from support.corpora import tokenizer_config
-path, text = map(json.loads, sys.argv[1:])
-tokenizer, end_id = build_tokenizer(tokenizer_config("pretrained", path=path), [])
-print(json.dumps([end_id, encode(tokenizer, [text])[0]]))
-"""
-
-
 def test_a_pretrained_tokenizer_keeps_its_ids(bpe: Tokenizer, tmp_path: Path) -> None:
     folder = save_as_transformers_does(bpe, tmp_path / "mine", eos_token=END_OF_TEXT)
     text = f"naïve {END_OF_TEXT} text"
-    stdout, stderr = start_python(CHILD, str(folder), text, cwd=tmp_path).communicate()
-    assert stdout, stderr
-    end_id, ids = json.loads(stdout)
+    tokenizer, end_id = build(folder)
     assert end_id == bpe.token_to_id(END_OF_TEXT)
-    assert ids == bpe.encode(text).ids
+    assert encode(tokenizer, [text]) == [bpe.encode(text).ids]
 
 
 def test_a_pretrained_tokenizer_encodes_without_dropout(bpe: Tokenizer, tmp_path: Path) -> None:
@@ -80,14 +67,11 @@ def test_one_that_reads_special_tokens_in_text_is_refused(tmp_path: Path) -> Non
         build(folder)
 
 
-def test_a_missing_pretrained_folder_is_named(tmp_path: Path) -> None:
+def test_one_that_is_not_there_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with refused("tokenizer.path=", "nowhere: is no folder here, and no", by=ConfigError):
         build(tmp_path / "nowhere")
-
-
-def test_a_tokenizer_that_cannot_be_fetched_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     words = "tokenizer.path=nobody/nothing: the tokenizer could not be fetched"
     with refused(words, by=DataError):

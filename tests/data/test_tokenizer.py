@@ -53,14 +53,10 @@ def test_decoding_what_was_encoded_gives_any_text_back(both: list[Tokenizer], te
 
 @given(text=awkward)
 def test_byte_ids_are_the_bytes_of_utf_8(text: str) -> None:
-    [ids] = encode(byte_tokenizer(), [text])
-    assert ids == list(text.encode())
-
-
-def test_the_byte_vocabulary_is_256_bytes_and_an_end() -> None:
+    """One more token ends a text."""
     tokenizer = byte_tokenizer()
-    assert vocab_size(tokenizer) == 257
-    assert tokenizer.token_to_id(END_OF_TEXT) == 256
+    assert encode(tokenizer, [text]) == [list(text.encode())]
+    assert (vocab_size(tokenizer), tokenizer.token_to_id(END_OF_TEXT)) == (257, 256)
 
 
 @given(text=awkward, limit=st.integers(1, 20))
@@ -119,15 +115,17 @@ def test_training_reads_no_more_than_it_was_given() -> None:
     assert len(read) < 30
 
 
-def test_a_corpus_too_small_for_the_vocabulary_says_so() -> None:
-    config = tokenizer_config("bpe", vocab_size=5000, train_bytes=10_000)
-    words = ("tokenizer.vocab_size=5000: the corpus yields only 2", " tokens; choose")
-    with refused(*words, by=ConfigError):
+@pytest.mark.parametrize(
+    ("size", "train_bytes", "words"),
+    [
+        (5000, 10_000, ("=5000: the corpus yields only 2", " tokens; choose")),
+        # No text is read to know that.
+        (2**24, 10**6, ("=16777216: cannot be reached with tokenizer.train_bytes=1000000",)),
+    ],
+)
+def test_a_vocabulary_out_of_reach_is_refused(
+    size: int, train_bytes: int, words: tuple[str, ...]
+) -> None:
+    config = tokenizer_config("bpe", vocab_size=size, train_bytes=train_bytes)
+    with refused("tokenizer.vocab_size", *words, by=ConfigError):
         train_bpe(config, ["hello world, hello there"])
-
-
-def test_a_vocabulary_out_of_reach_is_refused_at_once() -> None:
-    config = tokenizer_config("bpe", vocab_size=2**24, train_bytes=10**6)
-    words = "tokenizer.vocab_size=16777216: cannot be reached with tokenizer.train_bytes=1000000"
-    with refused(words, by=ConfigError):
-        train_bpe(config, TEXTS)

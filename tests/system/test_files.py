@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.configs import REPOSITORY
 
@@ -84,6 +84,9 @@ def test_a_file_that_is_there_may_be_left_alone(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=200))
+@example(b"[]")
+@example(b'{"status": ' + b"1" * 5000 + b"}")
+@example(b"[" * 100_000)
 def test_any_bytes_are_a_json_object_or_refused_by_name(
     tmp_path_factory: pytest.TempPathFactory, raw: bytes
 ) -> None:

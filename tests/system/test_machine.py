@@ -1,9 +1,13 @@
-"""Tests of the detection of GPUs."""
+"""Tests of the detection of GPUs, and of the environment of child processes."""
+
+import os
+from pathlib import Path
 
 import pytest
 from support.gpus import show_gpus
 
 from rope_exp import machine
+from rope_exp.machine import ROOT, child_environment
 
 
 @pytest.mark.parametrize(
@@ -32,3 +36,21 @@ def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     show_gpus(monkeypatch, 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert machine.gpus() == []
+
+
+def test_a_child_finds_a_checkout_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkout comes first on the child's path, before the user's own entries."""
+    monkeypatch.setenv("PYTHONPATH", "/of/the/user")
+    environment = child_environment(RANK="1")
+    assert environment["PYTHONPATH"] == f"{ROOT}{os.pathsep}/of/the/user"
+    assert environment["RANK"] == "1"
+
+
+def test_an_installed_package_needs_no_pythonpath(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only an installed package holds its configs."""
+    (tmp_path / "configs").mkdir()
+    monkeypatch.setattr(machine, "PACKAGE", tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert "PYTHONPATH" not in child_environment()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -22,42 +23,44 @@ class Heard(StopSignal):
     def on_repeat(self) -> None:
         self.answers.append("repeat")
 
+    def get(self, number: signal.Signals) -> list[str]:
+        """Send a signal to this process, and return the answers so far."""
+        os.kill(os.getpid(), number)
+        return self.answers
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    heard = Heard()
+    yield heard
+    heard.restore()
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let any later signal be a second one."""
+    monkeypatch.setattr(signals, "REPEAT_SECONDS", 0.0)
+
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_burst_of_signals_is_one_request(
-    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    heard: Heard, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     """A scheduler signals every process of a job, so only a later signal is a second one."""
-    before = signal.getsignal(number)
-    heard = Heard()
-    try:
-        for _ in range(3):
-            os.kill(os.getpid(), number)
-        assert heard.requested
-        assert heard.answers == ["request"]
-
-        monkeypatch.setattr(signals, "REPEAT_SECONDS", 0.0)
-        os.kill(os.getpid(), number)
-        assert heard.answers == ["request", "repeat"]
-    finally:
-        heard.restore()
-    assert signal.getsignal(number) is before
-
-
-def test_what_a_dispatcher_passes_on_is_no_second_signal(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """SLURM signals both the rank and the dispatcher, whose own signal may follow seconds later."""
+    assert [*map(heard.get, [number] * 3)][-1] == ["request"]
+    assert heard.requested
     monkeypatch.setattr(signals, "REPEAT_SECONDS", 0.0)
-    heard = Heard()
-    try:
-        for number in (signal.SIGUSR2, signals.PASSED_ON):
-            os.kill(os.getpid(), number)
-        assert heard.answers == ["request"]
-        os.kill(os.getpid(), signal.SIGUSR2)
-        assert heard.answers == ["request", "repeat"]
-    finally:
-        heard.restore()
+    assert heard.get(number) == ["request", "repeat"]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_a_dispatcher_passes_on_is_no_second_signal(heard: Heard) -> None:
+    """SLURM signals both the rank and the dispatcher, whose own signal may follow seconds later."""
+    heard.get(signal.SIGUSR2)
+    assert heard.get(signals.PASSED_ON) == ["request"]
+    assert heard.get(signal.SIGUSR2) == ["request", "repeat"]
 
 
 class Interrupted(Heard):
@@ -79,16 +82,10 @@ def test_a_signal_within_a_request_is_no_second_one() -> None:
         heard.restore()
 
 
-def test_the_first_signal_after_a_request_repeats_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("at_once")
+def test_the_first_signal_after_a_request_repeats_nothing(heard: Heard) -> None:
     """A campaign at its deadline asks its runs to save; a person's Ctrl-C then must not kill."""
-    monkeypatch.setattr(signals, "REPEAT_SECONDS", 0.0)
-    heard = Heard()
     heard.by_kind = False
-    try:
-        heard.request()
-        os.kill(os.getpid(), signal.SIGINT)
-        assert heard.answers == ["request"]
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert heard.answers == ["request", "repeat"]
-    finally:
-        heard.restore()
+    heard.request()
+    assert heard.get(signal.SIGINT) == ["request"]
+    assert heard.get(signal.SIGTERM) == ["request", "repeat"]

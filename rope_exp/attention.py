@@ -1,25 +1,194 @@
-"""Base class of all kinds of attention: the sites, their rotation, and the layer's interface.
+"""Attention: the layer's interface, its cache, the sites and their rotation, and softmax.
 
 q, k and v are rotated by R at their own position; o is rotated back by R^T at the query's position,
 for each query head and before the output projection. Values rotate once, before heads are repeated.
 
+The cache holds keys and values, or their latent, or a state, as the kind of attention reads them:
+already rotated at their own positions. Under autocast keys and values keep the narrow dtype in
+which they are read. States are float32 at least: in a narrow sum over many tokens, the contribution
+of one more would vanish.
+
 Shapes: B batch, T position, D model width, H query heads, G key/value heads, K features of a key,
-V of a value and of an output.
+V of a value and of an output, E entries kept in the cache, F frequencies.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rope_exp.angles import Positions, Tables
-from rope_exp.cache import LayerCache
 from rope_exp.encoding import Position
 from rope_exp.identity import chosen
 from rope_exp.kernels import attention, attention_after, wide
 from rope_exp.rope import rotate
-from rope_exp.sections import Kind, ModelConfig, SoftmaxConfig
+from rope_exp.sections import PAIRS, Kind, ModelConfig, SoftmaxConfig
+
+# cos_TF and sin_TF; or [B, T, F], if rows of a batch have different positions; or [B, G, T, F],
+# B possibly 1, if heads have their own frequencies.
+Tables = tuple[Tensor, Tensor]
+# The cache's name for the newest token's input.
+NEWEST = "newest"
+# Initial value of mu, the share of the token before in keys and values.
+TOKEN_SHIFT = 0.5
+
+
+class Positions(NamedTuple):
+    """Position inputs of one layer.
+
+    Attributes:
+        qk: the tables of q and k; a relative rotation needs no more.
+        vo: the tables of v and o; None: those of q and k.
+        bias_HTE: added to the scores of queries at the last T of E places; None: nothing.
+        document_BT: the document of each token; a query attends to its own only. None: to all.
+        position_T: the positions themselves, or [B, T], for a class of one's own.
+    """
+
+    qk: Tables
+    vo: Tables | None = None
+    bias_HTE: Tensor | None = None
+    document_BT: Tensor | None = None
+    position_T: Tensor | None = None
+
+    def tables(self, site: str) -> Tables:
+        """Return the rotation tables of a site."""
+        return self.qk if site in PAIRS[0] or self.vo is None else self.vo
+
+
+class ScoreBias(Position):
+    """An encoding of offsets alone: the instance at the input adds its scores in every layer."""
+
+    def of_offsets(self, offset_TE: Tensor) -> Tensor:
+        """Return what is added to the scores, [H, T, E], by j - i of query i and key j."""
+        raise NotImplementedError
+
+    def scores(self, kept: Mapping[str, Tensor], num_queries: int) -> Tensor:
+        # All rows count alike.
+        key_E = kept["position_BE"][0]
+        return self.of_offsets(key_E - key_E[-num_queries:, None])
+
+
+# -- the cache ------------------------------------------------------------------------------------
+
+
+@dataclass
+class LayerCache:
+    """One layer's part of the cache, without gradients.
+
+    Attributes:
+        window: the number of keys that a query attends to, including its own; None: all.
+        pads_B: the number of padding tokens at the start of each row; None: none.
+        num_seen: tokens so far, including padding.
+        states: tensors that do not grow with the tokens, by name.
+    """
+
+    window: int | None = None
+    pads_B: Tensor | None = None
+    num_seen: int = 0
+    states: dict[str, Tensor] = field(default_factory=dict)
+    _buffers: dict[str, Tensor] = field(default_factory=dict)
+    # The rows of the buffers from _first up to _end are kept.
+    _first: int = 0
+    _end: int = 0
+
+    def append(self, **new: Tensor) -> dict[str, Tensor]:
+        """Append new rows, and return all rows that are kept, [B, E, ...] each.
+
+        Args:
+            new: tensors by name, [B, T, ...] each; the same names each time.
+        """
+        num_new = next(iter(new.values())).shape[1]
+        if self.window is not None:
+            # The first new query attends to the last window - 1 earlier keys.
+            self._first = max(self._first, self._end - (self.window - 1))
+        self._make_room(new)
+        for name, x in new.items():
+            self._buffers[name][:, self._end : self._end + num_new] = x.detach()
+        self._end += num_new
+        self.num_seen += num_new
+        return self.rows
+
+    def replace(self, num_new: int, states: Mapping[str, Tensor]) -> None:
+        """Replace the states, after `num_new` more tokens."""
+        self.num_seen += num_new
+        self.states = {name: state.detach() for name, state in states.items()}
+
+    @property
+    def rows(self) -> dict[str, Tensor]:
+        """The rows kept for each token, [B, E, ...] each, by name."""
+        return {name: buffer[:, self._first : self._end] for name, buffer in self._buffers.items()}
+
+    def is_prefill(self, num_new: int) -> bool:
+        """Return whether the newest tokens are the first ones, none of them padding."""
+        return self.pads_B is None and self.num_seen == num_new
+
+    @property
+    def num_pads(self) -> Tensor | None:
+        """The number of padding tokens among the entries kept; None: no row is padded."""
+        if self.pads_B is None:
+            return None
+        return self.pads_B - (self.num_seen - (self._end - self._first))
+
+    def is_real(self, num_new: int, *, before: int = 0) -> Tensor | None:
+        """Return whether each of the next tokens is not padding, [B, T, 1, 1]; None: all are real.
+
+        Args:
+            before: test the tokens this many places before them instead.
+        """
+        if self.pads_B is None:
+            return None
+        first = self.num_seen - before
+        place_T = torch.arange(first, first + num_new, device=self.pads_B.device)
+        return (place_T >= self.pads_B[:, None])[:, :, None, None]
+
+    def _make_room(self, new: Mapping[str, Tensor]) -> None:
+        """Make room for new rows after those that are kept.
+
+        A buffer that is enlarged gets twice the room needed, so that tokens are rarely copied. Once
+        a window has moved past a long prompt, the prompt's room is released.
+        """
+        num_new = next(iter(new.values())).shape[1]
+        num_kept = self._end - self._first
+        if self._buffers and self._end + num_new <= next(iter(self._buffers.values())).shape[1]:
+            return
+        room = num_new if not self._buffers else 2 * (num_kept + num_new)
+        rows = self.rows
+        for name, x in new.items():
+            larger = x.new_zeros((x.shape[0], room, *x.shape[2:]))
+            if name in rows:
+                larger[:, :num_kept] = rows[name]
+            self._buffers[name] = larger
+        self._first, self._end = 0, num_kept
+
+
+class Cache:
+    """The cache of all layers. `model(ids_BT, cache=cache)` continues from it.
+
+    Args:
+        windows: of each layer; None: it keeps all keys.
+    Attributes:
+        length: the tokens so far, including padding.
+    """
+
+    def __init__(self, windows: Sequence[int | None], pads_B: Tensor | None = None) -> None:
+        self.layers = [LayerCache(window, pads_B) for window in windows]
+        self.pads_B = pads_B
+        self.length = 0
+
+    def positions(self, num_new: int, device: torch.device) -> Tensor:
+        """Return the positions of the next tokens, [T], or [B, T] if rows are padded.
+
+        A padded row's positions begin at 0 after its padding; padding itself has position 0.
+        """
+        place_T = torch.arange(self.length, self.length + num_new, device=device)
+        if self.pads_B is not None:
+            place_T = (place_T - self.pads_B[:, None]).clamp(min=0)
+        return place_T
+
+
+# -- the layer ------------------------------------------------------------------------------------
 
 
 class Attention(nn.Module):
@@ -32,12 +201,14 @@ class Attention(nn.Module):
         window: the number of latest keys that a query attends to; None: all.
         sink_H: a learned score of each head without a key; None: softmax has none.
         own: a position encoding of a user's own that acts in this layer.
+        chunk_size: tokens between two states held in training, for kinds with a state.
     """
 
     o_proj: nn.Linear
     own: Position | None
     sink_H: nn.Parameter | None
     causal = True
+    chunk_size = 0
 
     def __init__(self, config: ModelConfig, attn: Kind, sites: Collection[str]) -> None:
         super().__init__()
@@ -49,7 +220,6 @@ class Attention(nn.Module):
         self.window = config.window
         self.sites = frozenset(sites)
         self.rotary_dim = attn.rotary_dim(config)
-        self.scale = attn.widths(config)[0] ** -0.5
 
     def project_as_llama(self) -> None:
         """Create the projections of LLaMA's attention."""
@@ -78,19 +248,22 @@ class Attention(nn.Module):
         self,
         q_BTHK: Tensor,
         k_BEGK: Tensor,
-        v_BEGV: Tensor,
+        values: Sequence[Tensor],
         at: Positions,
         cache: LayerCache | None,
     ) -> Tensor:
-        """Return softmax attention of queries at the last T of E positions."""
+        """Return softmax attention of queries at the last T of E positions.
+
+        Args:
+            values: [B, E, G, ...] each; the output concatenates their features.
+        """
         if cache is not None and not cache.is_prefill(q_BTHK.shape[1]):
             # As the other kernel: by the width that queries have, which a class of one's own sets.
-            scale = q_BTHK.shape[-1] ** -0.5
-            return self.attend_after(q_BTHK, k_BEGK, [v_BEGV], at, cache, scale)
+            return self.attend_after(q_BTHK, k_BEGK, values, at, cache, q_BTHK.shape[-1] ** -0.5)
         return attention(
             q_BTHK,
             k_BEGK,
-            v_BEGV,
+            values[0] if len(values) == 1 else torch.cat([*values], dim=-1),
             self.window,
             causal=self.causal,
             bias_HTT=at.bias_HTE,
@@ -105,18 +278,14 @@ class Attention(nn.Module):
         values: Sequence[Tensor],
         at: Positions,
         cache: LayerCache,
-        scale: float | None = None,
+        scale: float,
     ) -> Tensor:
-        """Return the same by the decoding kernel; values may come in parts, [B, E, G, ...].
-
-        Args:
-            scale: factor on the scores; None: the kind's own.
-        """
+        """Return the same by the decoding kernel, with a factor on the scores."""
         return attention_after(
             q_BTHK,
             k_BEGK,
             values,
-            scale=scale or self.scale,
+            scale=scale,
             window=self.window,
             num_pads_B=cache.num_pads,
             bias_HTE=at.bias_HTE,
@@ -178,22 +347,14 @@ def turned(x_BTHK: Tensor, tables: Tables, rotary_dim: int, *, inverse: bool = F
     Outputs are rotated back: R_i^T undoes the query's position and leaves R_{j-i} on each value
     (Su 2025, eq. 5).
     """
-    num_left = x_BTHK.shape[-1] - rotary_dim
-    rotated = _rotated_by_head if tables[0].ndim == 4 else rotate
-    if not num_left:
-        return rotated(x_BTHK, *tables, inverse=inverse)
-    left, last = torch.split(x_BTHK, [num_left, rotary_dim], dim=-1)
-    return torch.cat([left, rotated(last, *tables, inverse=inverse)], dim=-1)
-
-
-def _rotated_by_head(
-    x_BTHK: Tensor, cos_BGTF: Tensor, sin_BGTF: Tensor, *, inverse: bool = False
-) -> Tensor:
-    """Return x rotated by tables of G heads, each shared by the H/G query heads that it serves."""
-    num_shared = x_BTHK.shape[2] // cos_BGTF.shape[1]
-    cos_BHTF, sin_BHTF = (
-        table.repeat_interleave(num_shared, dim=1) for table in (cos_BGTF, sin_BGTF)
-    )
+    if num_left := x_BTHK.shape[-1] - rotary_dim:
+        left, last = torch.split(x_BTHK, [num_left, rotary_dim], dim=-1)
+        return torch.cat([left, turned(last, tables, rotary_dim, inverse=inverse)], dim=-1)
+    if tables[0].ndim < 4:
+        return rotate(x_BTHK, *tables, inverse=inverse)
+    # Tables of G heads, each shared by the H/G query heads that it serves.
+    num_shared = x_BTHK.shape[2] // tables[0].shape[1]
+    cos_BHTF, sin_BHTF = (table.repeat_interleave(num_shared, dim=1) for table in tables)
     x_BHT1K = x_BTHK.transpose(1, 2)[:, :, :, None]
     return rotate(x_BHT1K, cos_BHTF, sin_BHTF, inverse=inverse)[:, :, :, 0].transpose(1, 2)
 
@@ -221,10 +382,7 @@ def for_queries(x_BTGK: Tensor, num_heads: int) -> Tensor:
     return x_BTGK if num_shared == 1 else x_BTGK.repeat_interleave(num_shared, dim=2)
 
 
-# The cache's name for the newest token's input.
-NEWEST = "newest"
-# Initial value of mu.
-BEGINNING = 0.5
+# -- softmax --------------------------------------------------------------------------------------
 
 
 class SoftmaxAttention(Attention):
@@ -242,7 +400,7 @@ class SoftmaxAttention(Attention):
         if attn.sink:
             self.sink_H = nn.Parameter(torch.zeros(self.num_heads))
         if config.token_shift:
-            self.token_shift = nn.Parameter(torch.full((config.hidden_size,), BEGINNING))
+            self.token_shift = nn.Parameter(torch.full((config.hidden_size,), TOKEN_SHIFT))
 
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
         q, k, v = self._projected(x_BTD, at, cache)
@@ -262,7 +420,7 @@ class SoftmaxAttention(Attention):
             more_HTE = self.own.scores(of_tokens, q_BTHK.shape[1])
             at = with_scores(at, more_HTE, q_BTHK, k_BTGK)
 
-        o_BTHK = self.attend(q_BTHK, k_BTGK, v_BTGK, at, cache)
+        o_BTHK = self.attend(q_BTHK, k_BTGK, [v_BTGK], at, cache)
         return self.turn("o", o_BTHK, at)
 
     def _of_tokens(self, x_BTD: Tensor, at: Positions) -> dict[str, Tensor]:

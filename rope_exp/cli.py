@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 from rope_exp.errors import ConfigError, RecordError, explained
-from rope_exp.identity import chosen
 from rope_exp.signals import starting_runs
 
 HELP = """Where in attention should a rotation go?
@@ -98,6 +97,8 @@ def _check_surroundings(words: list[str]) -> None:
 
 
 def _other(command: str, words: list[str]) -> int:
+    from rope_exp.identity import chosen
+
     module = chosen("commands", command.replace("-", "_"), "command")
     return int(module.main(words))
 

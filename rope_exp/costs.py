@@ -10,9 +10,8 @@ from dataclasses import replace
 import torch
 
 from rope_exp.config import RunConfig
-from rope_exp.decoder import on_meta
+from rope_exp.decoder import TOKENS_OF_A_CHUNK, on_meta
 from rope_exp.errors import ConfigError
-from rope_exp.kernels import TOKENS_OF_A_CHUNK
 from rope_exp.sections import Architecture, Kind, ModelConfig, PeConfig
 
 # Largest relative deviation from model.match_params at the nearest whole width of the MLP.

@@ -20,19 +20,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rope_exp.angles import Positions, Rotary
-from rope_exp.attention import linears, make_attention
-from rope_exp.cache import Cache, LayerCache
-from rope_exp.encoding import Sizes
+from rope_exp.attention import (
+    Cache,
+    LayerCache,
+    Positions,
+    ScoreBias,
+    Tables,
+    linears,
+    make_attention,
+)
+from rope_exp.batches import NO_TARGET
+from rope_exp.encoding import Position, Sizes
 from rope_exp.errors import ConfigError
-from rope_exp.kernels import TOKENS_OF_A_CHUNK, wide
-from rope_exp.position._biases import LearnedRows, make_bias, make_input
-from rope_exp.position.own import make_own, sizes_of
-from rope_exp.sections import INIT_STD, Architecture, ModelConfig, PeConfig
+from rope_exp.identity import chosen
+from rope_exp.kernels import wide
+from rope_exp.rope import angles, frequencies
+from rope_exp.sections import INIT_STD, PAIRS, Architecture, ModelConfig, PeConfig
 
-# In place of a target: nothing is predicted here.
-NOTHING = -1
-
+# Tokens per chunk of the loss. Each chunk passes once over the head's gradient, which takes a
+# tenth of the time of its products.
+TOKENS_OF_A_CHUNK = {"cpu": 512, "cuda": 8192}
 Gradients = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
@@ -50,7 +57,7 @@ def summed_cross_entropy(
 
     Args:
         x_ND: the last layer's normed output; products are taken in autocast's dtype, if it is on.
-        target_N: NOTHING where nothing is predicted.
+        target_N: NO_TARGET where nothing is predicted.
         gradients: `chunk_gradients`, possibly compiled.
     """
     if torch.is_grad_enabled():
@@ -60,7 +67,7 @@ def summed_cross_entropy(
     of_chunks = []
     for x_CD, target_C in zip(*chunks(_narrow(x_ND), target_N), strict=True):
         logits_CV = wide(x_CD @ narrow_VD.T)
-        nats = F.cross_entropy(logits_CV, target_C, reduction="sum", ignore_index=NOTHING)
+        nats = F.cross_entropy(logits_CV, target_C, reduction="sum", ignore_index=NO_TARGET)
         of_chunks.append(nats)
     return torch.stack(of_chunks).sum()
 
@@ -87,7 +94,7 @@ def chunk_gradients(
     logits_CV = wide(x_CD @ head_VD.T)
     max_C1 = logits_CV.amax(-1, keepdim=True)
     logsumexp_C1 = (logits_CV - max_C1).exp().sum(-1, keepdim=True).log() + max_C1
-    counts_C1 = (target_C != NOTHING)[:, None].to(logits_CV.dtype)
+    counts_C1 = (target_C != NO_TARGET)[:, None].to(logits_CV.dtype)
     target_logit_C1 = logits_CV.gather(1, target_C[:, None].clamp(min=0))
     nats = (counts_C1 * (logsumexp_C1 - target_logit_C1)).sum()
 
@@ -173,7 +180,7 @@ class Block(nn.Module):
         self.self_attn = make_attention(config, architecture.attn, sites)
         self.self_attn.causal = architecture.causal
         self.self_attn.window = config.window_of(number)
-        self.self_attn.own = make_own(architecture, number)
+        self.self_attn.own = encodings(architecture, number).get("own")
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = SwiGLU(config)
 
@@ -182,10 +189,59 @@ class Block(nn.Module):
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
 
 
+class Rotary(nn.Module):
+    """The rotation tables of every layer.
+
+    q and k share their tables, and so do v and o: a relative rotation needs no more. All four share
+    them if nothing can move the two pairs apart.
+
+    Attributes:
+        learned: the names of learned frequencies by their pair of sites.
+    """
+
+    learned: Mapping[str, str] = {}
+
+    def __init__(self, rotary_dim: int, pe: PeConfig, *, num_layers: int = 1) -> None:
+        """Make the frequencies of both pairs of sites.
+
+        Args:
+            rotary_dim: the number of a head's features that could rotate.
+        """
+        super().__init__()
+        self.pe = pe
+        self.num_layers = num_layers
+        for pair in PAIRS:
+            theta_F = frequencies(pe.num_features(rotary_dim, pair), pe.base_of(pair))
+            # Computed on the CPU: on the meta device this would import torch's compiler.
+            theta_F = theta_F.to(torch.get_default_device())
+            # Rebuilt from the config, never stored: a checkpoint holds learned values only.
+            self.register_buffer(f"theta0_{pair}", theta_F, persistent=False)
+
+    def theta(self, pair: str) -> Tensor:
+        """Return the frequencies of qk or vo, in radians a position."""
+        return self.get_buffer("theta0_qk" if self.pe.is_one_rotation else f"theta0_{pair}")
+
+    def forward(self, position_T: Tensor) -> list[Positions]:
+        """Return each layer's inputs for positions, [T] or [B, T]."""
+        qk, vo = self.theta("qk"), self.theta("vo")
+        of_qk = self.tables(qk, position_T)
+        # Compare identity, not values: a probe may extend either pair alone.
+        of_vo = [None] * self.num_layers if vo is qk else self.tables(vo, position_T)
+        return [Positions(*of_layer) for of_layer in zip(of_qk, of_vo, strict=True)]
+
+    def tables(self, theta: Tensor, position_T: Tensor) -> list[Tables]:
+        """Return the tables of each layer."""
+        theta = theta.bfloat16() if self.pe.precision == "bf16" else theta
+        angle = angles(theta, position_T)
+        return [(angle.cos(), angle.sin())] * self.num_layers
+
+
 # Name prefix of learned frequencies, which are not drawn at random.
 FREQUENCIES = "model.rotary_emb."
 # Name prefixes of the parameters that encode positions.
 POSITIONS = (FREQUENCIES, "model.added_positions.", "model.score_bias.")
+# In the name of each parameter of a user's class.
+OWN = ".own."
 ONTO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
 LLAMA_NORMS = (
     "model.norm.weight",
@@ -194,8 +250,45 @@ LLAMA_NORMS = (
 )
 
 
+def encodings(architecture: Architecture, layer: int | None) -> dict[str, Position]:
+    """Return the position encodings that act at the input (None) or in a layer.
+
+    Those of the project have one instance, at the input.
+
+    Returns:
+        The encodings by the names of their modules.
+    """
+    model = architecture.model
+    pe = architecture.pe
+    chosen_by = {"own": ("pe.code", "none" if pe.code is None else "own")}
+    if layer is None:
+        ours = {"added_positions": ("pe.input", pe.input), "score_bias": ("pe.bias", pe.bias)}
+        chosen_by = ours | chosen_by
+    sizes = Sizes(
+        model.hidden_size,
+        model.num_attention_heads,
+        model.num_key_value_heads,
+        model.features_per_head,
+        model.num_hidden_layers,
+        architecture.num_positions,
+        architecture.causal,
+        layer,
+    )
+    found = {}
+    for name, (key, choice) in chosen_by.items():
+        if choice != "none":
+            found[name] = chosen("position", choice, key).make(pe, sizes)
+    return {name: encoding for name, encoding in found.items() if encoding is not None}
+
+
 class Trunk(nn.Module):
-    """Embedding, blocks and last norm; separate because transformers' names begin with `model.`."""
+    """Embedding, blocks and last norm; separate because transformers' names begin with `model.`.
+
+    Attributes:
+        start: the position of the first token.
+        encodings: the position encodings at the input.
+        num_positions: one more than the last position that these have; None: no limit.
+    """
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -203,6 +296,7 @@ class Trunk(nn.Module):
         attn = architecture.attn
         pe = architecture.pe
         self.pe = pe
+        self.start = pe.start
         blocks = [Block(architecture, number) for number in range(config.num_hidden_layers)]
 
         # nn.Embedding() would draw: on the meta device that imports torch's compiler, for a second.
@@ -211,16 +305,17 @@ class Trunk(nn.Module):
         self.embed_tokens = with_weights(undrawn_VD, freeze=False)
         self.layers = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.rotary_emb = Rotary(
-            attn.rotary_dim(config),
-            pe,
-            num_layers=config.num_hidden_layers,
-            num_heads=attn.key_heads(config),
-        )
-        sizes = Sizes(**sizes_of(architecture), layer=None)
-        self.added_positions = make_input(pe, sizes)
-        self.score_bias = make_bias(pe, sizes)
-        self.own = make_own(architecture, layer=None)
+        rotary: Callable[..., Rotary] = Rotary
+        if pe.trainable:
+            heads = attn.key_heads(config)
+            learned = chosen("position", "trainable", "pe.trainable").LearnedRotary
+            rotary = functools.partial(learned, num_heads=heads)
+        self.rotary_emb = rotary(attn.rotary_dim(config), pe, num_layers=config.num_hidden_layers)
+        for name, encoding in encodings(architecture, layer=None).items():
+            self.add_module(name, encoding)
+        self.encodings = [child for child in self.children() if isinstance(child, Position)]
+        limits = [each.limit for each in self.encodings if each.limit is not None]
+        self.num_positions = min(limits, default=None)
 
     def forward(
         self,
@@ -247,33 +342,30 @@ class Trunk(nn.Module):
             num_keys = cache.length
         if positions_BT is not None:
             position_T = positions_BT
-
-        if isinstance(self.added_positions, LearnedRows):
-            first, last = 0, num_new - 1
+        position_T = self.start + position_T
+        if self.num_positions is not None:
+            first, last = self.start, self.start + num_new - 1
             # Reading a tensor waits for a GPU, so only positions that are given are read.
             if cache is not None or positions_BT is not None:
                 first, last = int(position_T.min()), int(position_T.max())
-            start = self.rotary_emb.start
-            self.added_positions.check(start + first, start + last)
+            if first < 0 or last >= self.num_positions:
+                known = self.num_positions - 1
+                allowed = f"has learned positions 0 to {known}; asked for were {first} to {last}"
+                raise ConfigError("pe.input", self.pe.input, allowed)
 
         x_BTD = self.embed_tokens(ids_BT)
-        x_BTD = self.added_positions.embed(x_BTD, self.rotary_emb.start + position_T)
-        if self.own is not None:
-            x_BTD = self.own.embed(x_BTD, self.rotary_emb.start + position_T).to(x_BTD.dtype)
+        bias_HTE = None
         place_1E = torch.arange(num_keys, device=ids_BT.device)[None]
-        bias_HTE = self.score_bias.scores({"position_BE": place_1E}, num_new)
+        for encoding in self.encodings:
+            x_BTD = encoding.embed(x_BTD, position_T).to(x_BTD.dtype)
+            if isinstance(encoding, ScoreBias):
+                bias_HTE = encoding.scores({"position_BE": place_1E}, num_new)
+
         of_positions = self.rotary_emb(position_T)
         for layer, at, of_layer in zip(self.layers, of_positions, of_layers, strict=True):
-            at = at._replace(bias_HTE=bias_HTE, document_BT=document_BT)
-            if self.pe.code is not None:
-                at = at._replace(position_T=self.rotary_emb.start + position_T)
+            at = Positions(at.qk, at.vo, bias_HTE, document_BT, position_T)
             x_BTD = layer(x_BTD, at, of_layer)
         return self.last_norm(x_BTD)
-
-    @property
-    def num_positions(self) -> int | None:
-        """The number of learned positions; None: positions are unlimited."""
-        return self.added_positions.sizes.num_positions if self.pe.input == "learned" else None
 
     def last_norm(self, x_BTD: Tensor) -> Tensor:
         """Normalise the last layer's output.

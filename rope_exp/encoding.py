@@ -41,9 +41,11 @@ class Position(nn.Module):
     Attributes:
         relative: whether the logits stay the same when all positions grow by the same number. It
             is measured before training. None: no law is stated, and none is measured.
+        limit: one more than the last position that it has; None: it has every position.
     """
 
     relative: bool | None = True
+    limit: int | None = None
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -83,6 +84,34 @@ def sentence(error: Exception) -> str:
     if told is None and not isinstance(error, ours):
         raise error
     return told or str(error)
+
+
+@contextlib.contextmanager
+def explained_by(code: str | None, *, every: bool = True) -> Iterator[None]:
+    """Turn an error of a user's class into one sentence, after the traceback of its own lines.
+
+    Args:
+        code: pe.code; None: errors stay as they are.
+        every: also an error that is raised elsewhere, such as for a wrong shape.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        if code is None or out_of_memory(error):
+            raise
+        path = f"{code.partition('.')[0]}.py"
+        frames = [
+            frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path
+        ]
+        if not (frames or every):
+            raise
+        said = f"{type(error).__name__}: {first_line(error)}"
+        if frames:
+            log("".join(traceback.format_list(frames)).rstrip())
+            said = f"{path}, line {frames[-1].lineno}: {said}"
+        raise ConfigError("pe.code", code, said) from error
 
 
 def explained(command: Callable[[], int]) -> int:

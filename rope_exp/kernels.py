@@ -1,4 +1,11 @@
-"""Limits of the computation that memory estimates share with it."""
+"""Two kernels of softmax attention: of whole sequences, and of new queries after a cache.
+
+Whole sequences take torch's fused kernel, or on a CPU weights that are written out, with their
+gradient.
+
+Shapes: B batch, T queries, E keys, H query heads, G key/value heads, K features of a key, V of a
+value; N = B H rows of matrix products, C queries of a block.
+"""
 
 import math
 from collections.abc import Sequence
@@ -11,39 +18,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
 
-# Tokens per chunk of the loss. Each chunk passes once over the head's gradient, which takes a
-# tenth of the time of its products.
-TOKENS_OF_A_CHUNK = {"cpu": 512, "cuda": 8192}
 # Longest sequence with explicit attention weights, on a CPU: their memory grows with the square
 # of the length.
 MAX_WRITTEN_OUT = 2048
-# Tokens between two states held in training, for kinds with a state.
-CHUNK = 64
-
-
-def mask_of(
-    q_BTHK: Tensor,
-    window: int | None,
-    causal: bool,
-    bias_HTT: Tensor | None,
-    document_BT: Tensor | None,
-) -> Tensor | None:
-    """Return a mask for torch's kernel: added to the scores if there is a bias, else boolean.
-
-    None: `causal` alone suffices.
-    """
-    if window is None and bias_HTT is None and document_BT is None:
-        return None
-
-    length = q_BTHK.shape[1]
-    is_met = torch.ones(length, length, dtype=torch.bool, device=q_BTHK.device)
-    if causal:
-        is_met = meets(length, length, window, q_BTHK.device)
-    if document_BT is not None:
-        is_met = is_met & of_one_document(document_BT)[:, None]
-    if bias_HTT is None:
-        return is_met
-    return bias_HTT.to(q_BTHK.dtype).masked_fill(~is_met, -math.inf)
+MIN_BLOCK = 128  # queries
+MAX_FLASH = 256  # features of a head
 
 
 def of_one_document(document_BT: Tensor) -> Tensor:
@@ -57,10 +36,6 @@ def meets(num_queries: int, num_keys: int, window: int | None, device: torch.dev
     key_E = torch.arange(num_keys, device=device)
     meets_TE = key_E <= query_T
     return meets_TE if window is None else meets_TE & (key_E > query_T - window)
-
-
-MIN_BLOCK = 128  # queries
-MAX_FLASH = 256  # features of a head
 
 
 def attention(
@@ -94,9 +69,10 @@ def attention(
     window = None if window is None or window >= length else window
 
     if q_BTHK.device.type != "cpu" or length > MAX_WRITTEN_OUT:
-        mask = mask_of(q_BTHK, window, causal, bias_HTT, document_BT)
+        mask = _mask(q_BTHK, window, causal, bias_HTT, document_BT, sink_H)
         if sink_H is not None:
-            mask, k_BTGK, v_BTGV = _with_sink(sink_H, mask, k_BTGK, v_BTGV, causal=causal)
+            # The key of the mask's last column: 0, like its value.
+            k_BTGK, v_BTGV = (F.pad(x, (0, 0, 0, 0, 0, 1)) for x in (k_BTGK, v_BTGV))
         return _fused(q_BTHK, k_BTGK, v_BTGV, mask, causal=causal)
 
     if num_shared > 1:
@@ -115,21 +91,37 @@ def attention(
     return o_NTV.view(-1, num_heads, *o_NTV.shape[1:]).transpose(1, 2)
 
 
-def _with_sink(
-    sink_H: Tensor, mask: Tensor | None, k_BTGK: Tensor, v_BTGV: Tensor, *, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a mask, keys and values with one key more, 0 like its value, scored by the sink."""
-    length = k_BTGK.shape[1]
-    if mask is None:
-        mask = k_BTGK.new_ones(length, length, dtype=torch.bool)
-        mask = mask.tril() if causal else mask
-    if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=k_BTGK.dtype).masked_fill(~mask, -math.inf)
-    sink_H11 = sink_H.to(mask.dtype)[:, None, None]
+def _mask(
+    q_BTHK: Tensor,
+    window: int | None,
+    causal: bool,
+    bias_HTT: Tensor | None,
+    document_BT: Tensor | None,
+    sink_H: Tensor | None,
+) -> Tensor | None:
+    """Return a mask for torch's kernel: added to the scores if it holds numbers, else boolean.
+
+    None: `causal` alone suffices. A sink is one more column.
+    """
+    if window is None and bias_HTT is None and document_BT is None and sink_H is None:
+        return None
+
+    length = q_BTHK.shape[1]
+    is_met = torch.ones(length, length, dtype=torch.bool, device=q_BTHK.device)
+    if causal:
+        is_met = meets(length, length, window, q_BTHK.device)
+    if document_BT is not None:
+        is_met = is_met & of_one_document(document_BT)[:, None]
+    if bias_HTT is None and sink_H is None:
+        return is_met
+
+    bias_HTT = q_BTHK.new_zeros(()) if bias_HTT is None else bias_HTT.to(q_BTHK.dtype)
+    mask = torch.where(is_met, bias_HTT, -math.inf)
+    if sink_H is None:
+        return mask
     mask = mask.expand(*mask.shape[:-3], len(sink_H), length, length)
-    column = sink_H11.expand(*mask.shape[:-1], 1)
-    k_BTGK, v_BTGV = (F.pad(x, (0, 0, 0, 0, 0, 1)) for x in (k_BTGK, v_BTGV))
-    return torch.cat([mask, column], dim=-1), k_BTGK, v_BTGV
+    column = sink_H.to(mask.dtype)[:, None, None].expand(*mask.shape[:-1], 1)
+    return torch.cat([mask, column], dim=-1)
 
 
 def _fused(
@@ -145,9 +137,9 @@ def _fused(
     out_dim = v_BTGV.shape[3]
     if key_dim != out_dim:
         widest = max(key_dim, out_dim)
-        q_BTHK, k_BTGK, v_BTGV = (
-            F.pad(x, (0, widest - x.shape[3])) for x in (q_BTHK, k_BTGK, v_BTGV)
-        )
+        q_BTHK = F.pad(q_BTHK, (0, widest - key_dim))
+        k_BTGK = F.pad(k_BTGK, (0, widest - key_dim))
+        v_BTGV = F.pad(v_BTGV, (0, widest - out_dim))
 
     num_shared = q_BTHK.shape[2] // k_BTGK.shape[2]
     is_plain = mask is None and q_BTHK.shape[3] <= MAX_FLASH

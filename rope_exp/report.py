@@ -1,165 +1,52 @@
-"""Judged pairs of rows, as frames: all pairs for pairs.csv, and the published relations."""
+"""The table of a report: rows by label, their judged differences, columns for readers, and formats.
 
+A report knows no leaf. Sentences, figures and probes are files of words/, figures/ and probes/,
+each with any of the functions that `Report.told`, `Report.files` and `Report.charts` call.
+"""
+
+import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import PurePosixPath
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from rope_exp.comparable import OWN_RATE, ROW, has_own_rates, spelled
-from rope_exp.content import (
-    NOTHING,
-    Column,
-    Line,
-    Relation,
-    Report,
-    cells,
-    csv_of,
-    interval,
-    markdown_of,
-    number,
-    sides,
-    span,
-)
+from rope_exp import published
+from rope_exp.comparable import OWN_RATE, ROW, Row, comparable, has_own_rates, spelled
+from rope_exp.config import RunConfig
 from rope_exp.costs import kept
-from rope_exp.runs import bits_per_byte, perplexity
-from rope_exp.stats import MOST_SEEDS, SIGNS, Judged, Verdict
-from rope_exp.words.answers import task_tables
-from rope_exp.words.assumptions import assumptions
-from rope_exp.words.probed import copies_part, extension_part
-from rope_exp.words.sentences import (
-    OWN,
-    caption,
-    has_other_seeds,
-    interval_alone,
-    notes,
-    p_of,
-    summary,
-    told_interval,
+from rope_exp.identity import choices, chosen
+from rope_exp.published import Published
+from rope_exp.rows import TEST, Facts
+from rope_exp.runs import ReportError, Run, bits_per_byte, perplexity
+from rope_exp.sections import SUBSETS, SoftmaxConfig
+from rope_exp.stats import (
+    MOST_SEEDS,
+    SIGNS,
+    Noise,
+    Pair,
+    contrasts,
+    judge,
+    noise_of,
+    outcome,
+    table_of,
 )
 
-_COLUMNS = [
-    "a",
-    "sign",
-    "b",
-    "num_seeds",
-    "delta",
-    "delta_ci_low",
-    "delta_ci_high",
-    "delta_wide_low",
-    "delta_wide_high",
-    "p",
-    "p_adjusted",
-    "p_equivalent",
-    "seeds_needed_low",
-    "seeds_needed_high",
-    "sign_alone",
-    "delta_ci_low_alone",
-    "delta_ci_high_alone",
-    "p_adjusted_alone",
-]
-
-
-def pairs_table(report: Report) -> str:
-    """Return pairs.csv: every pair of rows, judged together; delta is b's loss minus a's.
-
-    The last columns are from the paired t test.
-    """
-    table = _judged(report.pairs.values())
-    alone = _judged(report.alone.pairs.values())
-    table = table.merge(alone, on=["a", "b"], suffixes=("", "_alone"))
-    counts = dict.fromkeys(["seeds_needed_low", "seeds_needed_high"], "Int64")
-    return csv_of(table[_COLUMNS].astype(counts))
-
-
-def _judged(pairs: Iterable[Judged]) -> pd.DataFrame:
-    """Return pairs as a frame, with intervals named as in table.csv."""
-    table = pd.DataFrame([{**asdict(pair), "sign": pair.sign} for pair in pairs])
-    intervals = {"low": "delta_ci_low", "high": "delta_ci_high"}
-    wide = {"wide_low": "delta_wide_low", "wide_high": "delta_wide_high"}
-    return table.rename(columns=intervals | wide)
-
-
-def relations_frame(report: Report) -> pd.DataFrame:
-    """Return a line for each published relation, with its test and its outcome."""
-    lines: list[dict[str, Any]] = []
-    for relation, own in zip(report.relations, report.alone.relations, strict=True):
-        pair = relation.judged
-        a = report.rows[pair.a].name
-        b = report.rows[pair.b].name
-        mark = "" if relation.outcome == own.outcome else " †"
-        settling = f"; {_settling(relation)}" if relation.outcome == "open" else ""
-        lines.append(
-            {
-                "published": f"{a} {relation.published} {b}",
-                "ours": f"{a} {pair.sign} {b}",
-                "delta": pair.delta,
-                "delta_ci_low": pair.low,
-                "delta_ci_high": pair.high,
-                "delta_ci_low_alone": own.judged.low,
-                "delta_ci_high_alone": own.judged.high,
-                "p": p_of(pair),
-                "wide_low": pair.wide_low,
-                "wide_high": pair.wide_high,
-                "num_seeds": pair.num_seeds,
-                "outcome": f"{relation.outcome}{mark}{settling}",
-            }
-        )
-    return pd.DataFrame(lines)
-
-
-def relations_columns(report: Report) -> list[Column]:
-    """Return the columns of `relations_frame` for readers."""
-    size = report.num_relations
-    own = [Column(OWN, "delta_ci_low_alone", "s", interval_alone)]
-    family = [Column(f"for all {size} (Bonferroni)", "wide_low", "s", _wide)]
-    return [
-        Column("published", "published"),
-        Column("ours", "ours"),
-        Column("Δ", "delta", "+.4f"),
-        Column("95 % interval", "delta_ci_low", "s", told_interval),
-        *(own if report.is_pooled else []),
-        *(family if size > 1 else []),
-        Column("p (Holm)", "p", "s"),
-        Column("seeds", "num_seeds", "d"),
-        Column("outcome at this setting", "outcome"),
-    ]
-
-
-def _wide(line: Mapping[str, Any]) -> str:
-    return interval(line["wide_low"], line["wide_high"])
-
-
-def _settling(relation: Relation) -> str:
-    """Say how an open published relation could be settled."""
-    pair = relation.judged
-    if pair.verdict != "open":
-        return "a difference is shown, but not whether it exceeds the margin"
-    if pair.seeds_needed_low is None:
-        return f"settling it needs more than {MOST_SEEDS} seeds"
-    fewest = pair.seeds_needed_low - pair.num_seeds
-    if pair.seeds_needed_high is None:
-        count = f"{fewest} to more than {MOST_SEEDS - pair.num_seeds}"
-    else:
-        count = span((fewest, pair.seeds_needed_high - pair.num_seeds))
-    seeds = "seed" if count == "1" else "seeds"
-    told = f"{count} more {seeds} would settle it in 4 of 5 cases"
-    if relation.published == SIGNS["equivalent"]:
-        return f"{told}; a difference may then still be below the margin"
-    return told
-
-
-# Words for a row compared with the reference.
-WORDS: Mapping[Verdict, str] = {
-    "better": "worse",
-    "worse": "better",
-    "equivalent": "equivalent",
-    "open": "open",
-}
+NOTHING = "—"
+# If all rows answer more than all but this share, they cannot be distinguished.
+ROOM = 0.01
+# Words for a row, by the verdict on the pair (reference, row).
+WORDS = {"better": "worse", "worse": "better", "equivalent": "equivalent", "open": "open"}
+# The sites of each subset, by the label of its row.
+SITES_OF = {f"{''.join(sites)}_rope" if sites else "nope": sites for sites in SUBSETS}
 # The columns of a frame after table.csv's last one are for readers only.
 LAST_OF_CSV = "bits_per_byte"
+# Title of the interval of the paired t test, beside the pooled one.
+OWN = "95 % interval, paired"
 _NOT_ON_TERMINALS = (
     "rotates",
     "perplexity",
@@ -181,109 +68,548 @@ _COUNTS = (
 )
 
 
-# -- the frame -------------------------------------------------------------------------------------
+# -- spelling --------------------------------------------------------------------------------------
 
 
-def frame(report: Report) -> pd.DataFrame:
-    """Return a line for each row, best first, with missing values as NaN or NA."""
-    lines = [_line(report, row) for row in report.rows.values()]
-    return pd.DataFrame(lines).astype(dict.fromkeys(_COUNTS, "Int64"))
+def number(value: Any, form: str = "") -> str:
+    """Return a value as text: empty if it is missing, and 0 without a sign."""
+    if pd.isna(value):
+        return ""
+    return format(value, form if value else form.removeprefix("+"))
 
 
-def _line(report: Report, row: Line) -> dict[str, Any]:
+def interval(low: float, high: float, form: str = "+.4f") -> str:
+    """Return an interval as text; empty if it is missing."""
+    return "" if pd.isna(low) else f"{low:{form}} to {high:{form}}"
+
+
+def span(values: Iterable[float], form: str = "") -> str:
+    """Format values as "least to greatest", a single value as itself, and none as empty text."""
+    ends = sorted(values)
+    return " to ".join(dict.fromkeys(format(value, form) for value in (*ends[:1], *ends[-1:])))
+
+
+def seeds(counts: Iterable[int]) -> str:
+    """Return the number of seeds as text, or its range if rows differ."""
+    spelled = span(counts)
+    return "one seed" if spelled == "1" else f"{spelled} seeds"
+
+
+def spell_p(p: float, *, sign: bool = False) -> str:
+    """Return a p-value as text; with `sign`, in the form that follows the letter p."""
+    if p < 0.0001:
+        return "< 0.0001"
+    return f"= {p:.4f}" if sign else f"{p:.4f}"
+
+
+def millions(count: float) -> str:
+    """Format a number of tokens or parameters in millions or billions."""
+    return f"{count / 1e9:.3g}B" if count >= 999.5e6 else f"{count / 1e6:.3g}M"
+
+
+def corpus_name(config: RunConfig) -> str:
+    """Return the short name of a run's corpus."""
+    name = str(config.data.name)
+    return {"wikipedia-en-good-featured": "English"}.get(name, name)
+
+
+def setting_name(config: RunConfig) -> str:
+    """Return the corpus, tokens and warmup steps of a run: `English, 2M tokens, warmup 100`."""
+    # Two digits are enough to distinguish token budgets.
+    tokens = millions(float(f"{config.train.num_tokens:.2g}"))
+    return f"{corpus_name(config)}, {tokens} tokens, warmup {config.num_warmup_steps}"
+
+
+class Column(NamedTuple):
+    """A column of a frame, for readers.
+
+    Attributes:
+        heading: above it.
+        key: the column of the frame that it shows.
+        form: the format of its numbers; empty: text, which is aligned left.
+        text: returns a cell's text from its line of the frame, instead of `form`.
+    """
+
+    heading: str
+    key: str
+    form: str = ""
+    text: Callable[[Mapping[Any, Any]], str] | None = None
+
+    def spell(self, line: Mapping[Any, Any]) -> str:
+        """Return a cell's text; a dash for a missing value."""
+        value = self.text(line) if self.text else number(line[self.key], self.form)
+        return value or NOTHING
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of a frame, for readers."""
+
+    columns: Sequence[Column]
+    frame: pd.DataFrame
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The headings, and then the cells of each line, as text."""
+        lines = self.frame.to_dict("records")
+        headings = [column.heading for column in self.columns]
+        return [headings, *([column.spell(line) for column in self.columns] for line in lines)]
+
+    def without(self, *keys: str) -> "Table":
+        """Return the table without some columns."""
+        return Table([column for column in self.columns if column.key not in keys], self.frame)
+
+    def markdown(self) -> str:
+        """Return the table in Markdown."""
+        headings, *lines = self.cells
+        rule = ["---:" if column.form else "---" for column in self.columns]
+        return "\n".join(f"| {' | '.join(line)} |" for line in [headings, rule, *lines])
+
+    def plain(self) -> str:
+        """Return aligned columns for a terminal."""
+        lines = self.cells
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        lines.insert(1, ["-" * width for width in widths])
+        form = "  ".join(
+            f"{{:{'>' if column.form else '<'}{width}}}"
+            for column, width in zip(self.columns, widths, strict=True)
+        )
+        return "".join(form.format(*line) + "\n" for line in lines)
+
+    def tex(self) -> str:
+        """Return a tabular for booktabs."""
+        headings, *lines = self.cells
+        aligned = "".join("r" if column.form else "l" for column in self.columns)
+        text = pd.DataFrame(lines, columns=headings).to_latex(
+            index=False, escape=True, column_format=aligned
+        )
+        signs = {"Δ": r"$\Delta$", NOTHING: "---", "< ": "$<$ ", "†": r"$\dagger$"}
+        for sign, in_tex in signs.items():
+            text = text.replace(sign, in_tex)
+        # A hyphen before a number is a minus; after a letter it is part of a name.
+        return re.sub(r"(?<!\w)-(?=\d)", "$-$", text)
+
+
+def markdown_table(frame: pd.DataFrame, form: str = "") -> str:
+    """Return a whole frame as a Markdown table of text: floats by `form`."""
+
+    def spell(key: str) -> Callable[[Mapping[Any, Any]], str]:
+        return lambda line: number(line[key], form if isinstance(line[key], float) else "")
+
+    columns = [Column(key, key, "", spell(key)) for key in map(str, frame)]
+    return Table(columns, frame).markdown()
+
+
+def csv_of(frame: pd.DataFrame, *, signed: bool = False) -> str:
+    """Return a frame as CSV, with six decimals and empty cells for missing values.
+
+    A p-value that would read 0.000000 has three significant digits.
+
+    Args:
+        signed: whether differences (`delta...`) that are positive have a plus.
+    """
+    told = frame.copy()
+    for name in told.columns[told.dtypes == "float64"]:
+        form = "+.6f" if signed and "delta" in name else ".6f"
+        is_p = name == "p" or name.startswith("p_")
+        told[name] = [f"{x:.2e}" if is_p and 0 < x < 5e-7 else number(x, form) for x in told[name]]
+    return told.to_csv(index=False)
+
+
+# -- a report --------------------------------------------------------------------------------------
+
+
+# Compared by identity, as it has a frame and charts of its own.
+@dataclass(frozen=True, eq=False)
+class Report:
+    """The input of all tables, sentences and figures."""
+
+    keys: Sequence[str]  # the factors that distinguish rows
+    source: Published | None  # what was published about such rows
+    rows: Mapping[str, Row]  # by label, best first
+    reference: Row  # without runs if the comparison has none
+    left_out: Mapping[str, str]  # folders without a readable run, and the reason
+    noise: Noise | None  # None with fewer than two seeds
+    hidden: Sequence[tuple[str, str]] = ()  # published relations that another table decides
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs, by row and seed."""
+        return [run for row in self.rows.values() for run in row.runs]
+
+    # -- judged pairs, by the names of `stats.judge` --
+
+    @property
+    def trained(self) -> list[str]:
+        """The labels of rows with a loss, best first."""
+        return [label for label, row in self.rows.items() if row.losses]
+
+    @cached_property
+    def losses(self) -> pd.DataFrame:
+        """The losses of rows with a loss."""
+        return table_of({label: self.rows[label].losses for label in self.trained})
+
+    @cached_property
+    def against(self) -> dict[str, Pair]:
+        """The pair (reference, row) by the other row; one family."""
+        label = self.reference.label
+        family = [(label, each) for each in self.trained if each != label]
+        return {b: pair for (_, b), pair in judge(self.losses, family, self.noise).items()}
+
+    @cached_property
+    def pairs(self) -> dict[tuple[str, str], Pair]:
+        """All pairs; one family."""
+        return judge(self.losses, list(itertools.combinations(self.trained, 2)), self.noise)
+
+    @cached_property
+    def relations(self) -> list[Pair]:
+        """The published relations that this table decides, with `published` and `outcome`."""
+        signs = _signs(self.source)
+        found = []
+        for (a, b), pair in judge(self.losses, list(signs), self.noise).items():
+            if (a, b) not in self.hidden:
+                is_easy = is_too_easy([*self.rows[a].runs, *self.rows[b].runs])
+                easy = "open; the task is too easy"
+                said = easy if is_easy else outcome(pair, signs[a, b])
+                found.append({**pair, "published": signs[a, b], "outcome": said})
+        return found
+
+    @cached_property
+    def decided(self) -> dict[str, Pair]:
+        """The test that decides between the reference and each row, as `against`.
+
+        A published relation is decided by its own family, which is the primary one. So no row is
+        called better here that is open there.
+        """
+        label = self.reference.label
+        family = list(_signs(self.source))
+        primary = judge(self.losses, family, self.noise)
+        primary |= judge(self.losses, [(b, a) for a, b in family], self.noise)
+        for a, b in self.hidden:
+            primary = {pair: judged for pair, judged in primary.items() if {*pair} != {a, b}}
+        return {each: primary.get((label, each), judged) for each, judged in self.against.items()}
+
+    @property
+    def is_pooled(self) -> bool:
+        """True if the intervals also use the noise of other pairs."""
+        return self.noise is not None and not self.noise.is_paired and len(self.pairs) > 1
+
+    @cached_property
+    def alone(self) -> "Report":
+        """The same report with every pair judged by the paired t test.
+
+        This assumes less than the pooled residual, and has less power with few seeds.
+        """
+        return replace(self, noise=self.noise and replace(self.noise, is_paired=True))
+
+    # -- what the rows are --
+
+    @property
+    def of_variants(self) -> bool:
+        """True if rows differ only in their variant."""
+        return list(self.keys) == ["pe"]
+
+    @property
+    def of_rows(self) -> bool:
+        """True if rows are distinguished by name, and may differ in kind and size."""
+        return ROW in self.keys
+
+    @property
+    def published(self) -> Published | None:
+        """The published table of such rows."""
+        return self.source if self.source and self.source.losses else None
+
+    @property
+    def task(self) -> Facts | None:
+        """The facts of the generated data if all runs share its kind; None for text."""
+        kinds = {run.config.data.kind: run.config.data.task for run in self.runs}
+        return next(iter(kinds.values())) if len(kinds) == 1 else None
+
+    @property
+    def unit(self) -> str:
+        """The unit of losses."""
+        return " or ".join(dict.fromkeys(run.config.data.unit for run in self.runs))
+
+    @property
+    def margin_unit(self) -> str:
+        """The unit of the margin."""
+        return "nats" if self.unit.startswith("nats") else f"of {self.unit}"
+
+    @property
+    def groups(self) -> str:
+        """The groups of the runs."""
+        return ", ".join(sorted({run.group for run in self.runs}))
+
+    def answers(self, probe: str) -> dict[str, list[Any]]:
+        """Return the answers to a probe by row, for rows with any."""
+        found = {
+            label: [run.probes[probe] for run in row.runs if probe in run.probes]
+            for label, row in self.rows.items()
+        }
+        return {label: answers for label, answers in found.items() if answers}
+
+    # -- what leaves tell --
+
+    def told(self, part: str) -> list[str]:
+        """Return the paragraphs, or the sentences, that words/ and probes/ tell.
+
+        Args:
+            part: the function of their files: caption, summary, tables, notes, assumptions, or
+                warnings (for the terminal).
+        """
+        functions = parts(part, "words", "probes").values()
+        return [text for function in functions for text in function(self)]
+
+    @cached_property
+    def charts(self) -> dict[str, bytes]:
+        """The figures that the runs allow, as SVG files by name."""
+        if "style" not in choices("figures"):
+            return {}
+        draw = chosen("figures", "style", "figures").drawn
+        functions = parts("figure", "figures", "probes")
+        drawn = {name: draw(figure, self) for name, figure in functions.items()}
+        return {name: svg for name, svg in drawn.items() if svg is not None}
+
+    # -- the frame --
+
+    @cached_property
+    def lines(self) -> dict[str, dict[str, Any]]:
+        """The numbers and words of each row, by its label; missing ones are None.
+
+        Those of table.csv come first, up to `LAST_OF_CSV`; the others are for readers.
+        """
+        known: dict[str, Mapping[int, float]] = {label: {} for label in self.rows}
+        if self.source:
+            # Each loss was published once, so it counts as one seed.
+            known |= {label: {0: loss} for label, loss in self.source.losses.items()}
+        label = self.reference.label
+        own = {label: row.losses for label, row in self.rows.items()}
+        ours: Any = contrasts(table_of(own), label).to_dict("index")
+        theirs: Any = contrasts(table_of(known), label).to_dict("index")
+        return {each: _line(self, row, ours[each], theirs[each]) for each, row in self.rows.items()}
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """`lines`, with missing values as NaN or NA."""
+        return pd.DataFrame(self.lines.values()).astype(dict.fromkeys(_COUNTS, "Int64"))
+
+
+def parts(part: str, *folders: str) -> dict[str, Callable[..., Any]]:
+    """Return a function of every file of these folders that has it, by its NAME and in its ORDER.
+
+    The file's own name and 0 are the defaults.
+    """
+    leaves = [chosen(folder, name, folder) for folder in folders for name in choices(folder)]
+    leaves.sort(key=lambda leaf: getattr(leaf, "ORDER", 0))
+    return {
+        getattr(leaf, "NAME", leaf.__name__.rpartition(".")[2]): getattr(leaf, part)
+        for leaf in leaves
+        if hasattr(leaf, part)
+    }
+
+
+def _signs(source: Published | None) -> dict[tuple[str, str], str]:
+    """Return the published relations, with their signs."""
+    return {(a, b): sign for a, sign, b in source.relations} if source else {}
+
+
+def build(
+    runs: Sequence[Run],
+    keys: Sequence[str],
+    reference: str | None = None,
+    left_out: Mapping[str, str] = MappingProxyType({}),
+) -> Report:
+    """Arrange runs in rows, and compare these with the reference.
+
+    Args:
+        runs: at least one, in any order.
+        keys: the factors that distinguish rows: pe, or keys such as optim.lr.
+        reference: a row's label or its name. None for variants: qk_rope, or else a row that rotates
+            only q and k, or nope for a kind without queries; no deltas if that is missing. None for
+            named rows: softmax attention with qk_rope and as many key/value heads as query heads.
+            Otherwise the first row.
+        left_out: folders without a readable run, and the reason.
+    Raises:
+        ReportError: the runs may not share a table, or `reference` does not name one row.
+    """
+    rows = comparable(runs, keys)
+    label = _label(reference, rows) if reference else standard(rows, keys)
+    source = _published(runs, keys)
+    if source and source.losses and source.losses.keys().isdisjoint(rows):
+        source = None
+
+    losses = table_of({each: row.losses for each, row in rows.items()})
+    ordered = {each: rows[each] for each in contrasts(losses, label).index}
+    trained = losses[[each for each, row in ordered.items() if row.losses]]
+    noise = noise_of(trained, paired=is_always_paired(runs))
+    own = rows.get(label, Row(label, label, 0, []))
+    return Report(keys, source, ordered, own, left_out, noise)
+
+
+def is_always_paired(runs: Sequence[Run]) -> bool:
+    """Return whether a campaign of these runs always uses the paired test."""
+    return any(run.test == "paired" for run in runs)
+
+
+def _label(reference: str, rows: Mapping[str, Row]) -> str:
+    """Return the label of the row with this label or displayed name."""
+    if reference in rows:
+        return reference
+    named = [label for label, row in rows.items() if reference == row.name]
+    if len(named) != 1:
+        either = (dict.fromkeys([label, row.name]) for label, row in rows.items())
+        there = ", ".join(" or ".join(names) for names in either)
+        raise ReportError(
+            f"--reference {reference} matches {len(named) or 'no'} rows. Available: {there}"
+        )
+    return named[0]
+
+
+def standard(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
+    """Return the label of the default reference, which may be missing from the rows."""
+    configs = {label: row.runs[0].config for label, row in rows.items()}
+    if list(keys) == ["pe"]:
+        if "q" not in next(iter(configs.values())).attn.sites():
+            return published.UNROTATED
+        # Without the standard variant, use a row that rotates at the same sites.
+        alike = [label for label, config in configs.items() if config.pe.rotate == ("q", "k")]
+        return alike[0] if alike and published.REFERENCE not in rows else published.REFERENCE
+
+    plain = []
+    for label, config in configs.items():
+        model = config.model
+        is_grouped = model.num_key_value_heads != model.num_attention_heads
+        is_softmax = isinstance(config.attn, SoftmaxConfig)
+        if is_softmax and config.pe.label == published.REFERENCE and not is_grouped:
+            plain.append(label)
+    return [*(plain if ROW in keys else []), *rows][0]
+
+
+def _published(runs: Sequence[Run], keys: Sequence[str]) -> Published | None:
+    """Return what was published about such rows, or None."""
+    # The published runs started from random weights.
+    if any(run.config.init_weights for run in runs):
+        return None
+    kinds = {run.config.data.kind for run in runs}
+    if len(kinds) == 1 and list(keys) == ["pe"] and published.TASKS.keys() >= kinds:
+        return published.TASKS[kinds.pop()]
+    if any(run.config.data.task or run.config.train.objective != "causal" for run in runs):
+        return None
+    is_sequel = all(run.config.model.name in published.SEQUEL_MODELS for run in runs)
+    if list(keys) == ["pe"]:
+        is_softmax = all(isinstance(run.config.attn, SoftmaxConfig) for run in runs)
+        return published.TABLE if is_softmax and not is_sequel else None
+    return published.SEQUEL if list(keys) == [ROW] and is_sequel else None
+
+
+def is_too_easy(runs: Iterable[Run]) -> bool:
+    """Return whether all runs with answers solve almost all examples like those in training.
+
+    Then neither losses nor matches show which is better (docs/protocol.md, section 8).
+    """
+    answers = [run.probes.get("answers", {}).get(TEST) for run in runs]
+    counts = [(sum(each["count"]), sum(each["right"])) for each in answers if each]
+    shares = [right / count for count, right in counts if count]
+    return bool(shares) and min(shares) >= 1 - ROOM
+
+
+def has_other_seeds(report: Report, row: Row) -> bool:
+    """Return whether a row's mean is over other seeds than the table's."""
+    everywhere = {run.config.seed for run in report.runs if run.status == "finished"}
+    mine = row.losses.keys()
+    return bool(mine) and not mine == everywhere == mine & report.reference.losses.keys()
+
+
+# -- the main table --------------------------------------------------------------------------------
+
+
+def _line(
+    report: Report, row: Row, ours: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the line of a row, given its contrasts and the published ones."""
     run = row.runs[0]
     config = run.config
     cached, state = kept(config.attn, config.model, config.pe)
-    judged = report.against.get(row.label)
-    decided = report.decided.get(row.label)
-    own = report.alone.against.get(row.label)
+    judged = report.against.get(row.label, {})
+    decided = report.decided.get(row.label, {})
+    own = report.alone.against.get(row.label, {})
+    reference = report.reference.label
+    among_all = report.pairs.get((reference, row.label), {})
+    wide = [among_all.get("wide_low"), among_all.get("wide_high")]
+    if turned := report.pairs.get((row.label, reference)):
+        # The table's Δ is the row minus the reference.
+        among_all = turned
+        wide = [-turned["wide_high"], -turned["wide_low"]]
+
+    loss = ours["loss_mean"]
+    bits = None if loss is None else bits_per_byte(loss, config, run.env)
     return {
         "group": run.group,
         "pe": config.pe.label,
         "rotate": "".join(config.pe.rotate),
-        "num_seeds": row.ours.num_seeds,
-        "loss_mean": row.ours.loss_mean,
-        "loss_sd": row.ours.loss_sd,
-        "delta": row.ours.delta,
-        "delta_ci_low": judged and judged.low,
-        "delta_ci_high": judged and judged.high,
-        "p_holm": judged and judged.p_adjusted,
-        "verdict": _word(decided, row),
-        "published_loss": row.theirs.loss_mean,
-        "published_delta": row.theirs.delta,
-        **_among_all_pairs(report, row.label),
-        "p_equivalent": judged and judged.p_equivalent,
-        "seeds_needed_low": judged and judged.seeds_needed_low,
-        "seeds_needed_high": judged and judged.seeds_needed_high,
-        **{key: _value(row, key) for key in report.keys if key != "pe"},
+        **{key: ours[key] for key in ("num_seeds", "loss_mean", "loss_sd", "delta")},
+        "delta_ci_low": judged.get("low"),
+        "delta_ci_high": judged.get("high"),
+        "p_holm": judged.get("p_adjusted"),
+        "verdict": _verdict(decided, row),
+        "published_loss": theirs["loss_mean"],
+        "published_delta": theirs["delta"],
+        "p_adjusted": among_all.get("p_adjusted"),
+        "family": f"{among_all['family']} pairs" if among_all else None,
+        "delta_wide_low": wide[0],
+        "delta_wide_high": wide[1],
+        "p_equivalent": judged.get("p_equivalent"),
+        "seeds_needed_low": judged.get("seeds_needed_low"),
+        "seeds_needed_high": judged.get("seeds_needed_high"),
+        **{key: _value(config, key) for key in report.keys if key != "pe"},
         "kind": config.attn.label,
         "params": next((each.result["params"] for each in row.runs if each.result), None),
         "cached": cached,
         "state": state,
-        "delta_ci_low_alone": own and own.low,
-        "delta_ci_high_alone": own and own.high,
-        "p_holm_alone": own and own.p_adjusted,
-        "verdict_alone": own and _word(report.alone.decided[row.label], row),
-        **_of_text(row),
+        "delta_ci_low_alone": own.get("low"),
+        "delta_ci_high_alone": own.get("high"),
+        "p_holm_alone": own.get("p_adjusted"),
+        "verdict_alone": _verdict(report.alone.decided[row.label], row) if own else None,
+        "perplexity": None if bits is None or loss is None else perplexity(loss),
+        LAST_OF_CSV: bits,
         # For readers.
         "learning_rate": spelled(config, OWN_RATE),
-        "word": decided and decided.verdict,
-        "p": decided and p_of(decided),
+        "word": decided.get("verdict"),
+        "p": p_of(decided) if decided else None,
         "mark": " ‡" if has_other_seeds(report, row) else "",
-        "wide_low": decided and decided.wide_low,
-        "wide_high": decided and decided.wide_high,
+        "wide_low": decided.get("wide_low"),
+        "wide_high": decided.get("wide_high"),
         "name": row.name,
         "rotates": " ".join(config.pe.rotate),
         "attention": config.attn.kind,
-        "rank": row.ours.rank,
-        "published_rank": row.theirs.rank,
+        "rank": ours["rank"],
+        "published_rank": theirs["rank"],
     }
 
 
-def _of_text(row: Line) -> dict[str, float | None]:
-    """Return the mean loss as perplexity and as bits per byte, for runs that predict text."""
-    run = row.runs[0]
-    loss = row.ours.loss_mean
-    bits = None if loss is None else bits_per_byte(loss, run.config, run.env)
-    of_tokens = None if bits is None or loss is None else perplexity(loss)
-    return {"perplexity": of_tokens, LAST_OF_CSV: bits}
-
-
-def _word(judged: Judged | None, row: Line) -> str:
+def _verdict(judged: Pair, row: Row) -> str:
     """Return the verdict in words, or a row's status if it has no loss."""
-    return row.verdict if judged is None else f"{WORDS[judged.verdict]} {row.mark}".rstrip()
+    return f"{WORDS[judged['verdict']]} {row.mark}".rstrip() if judged else row.verdict
 
 
-def _value(row: Line, key: str) -> str | None:
-    config = row.runs[0].config
+def _value(config: RunConfig, key: str) -> str | None:
     return config.row_name if key == ROW else spelled(config, key)
 
 
-def _among_all_pairs(report: Report, label: str) -> dict[str, Any]:
-    """Return the contrast with the reference, judged among all pairs."""
-    reference = report.reference.label
-    judged = report.pairs.get((label, reference)) or report.pairs.get((reference, label))
-    found: dict[str, Any] = dict.fromkeys(
-        ("p_adjusted", "family", "delta_wide_low", "delta_wide_high")
-    )
-    if judged is not None:
-        # Each pair occurs once, the better row first; the table's Δ is the row minus the reference.
-        sign = 1 if judged.b == label else -1
-        low, high = sorted((sign * judged.wide_low, sign * judged.wide_high))
-        found["p_adjusted"] = judged.p_adjusted
-        found["family"] = f"{len(report.pairs)} pairs"
-        found |= {"delta_wide_low": low, "delta_wide_high": high}
-    return found
+def p_of(judged: Pair) -> str:
+    """Return the adjusted p-value of the test that gave the verdict, as text."""
+    is_equivalent = judged["verdict"] == "equivalent"
+    return spell_p(judged["p_equivalent" if is_equivalent else "p_adjusted"])
 
 
-# -- columns for readers ---------------------------------------------------------------------------
-
-
-def columns(report: Report) -> list[Column]:
-    """Return the columns from left to right; published ones only if there is a published table."""
+def main_table(report: Report) -> Table:
+    """Return the table of rows; published columns only if there is a published table."""
     delta = f"Δ to {report.reference.name}"
-    told_by = "variant" if report.of_variants else ", ".join(report.keys)
-    found = [Column(told_by, "name"), Column("rotates", "rotates")]
+    lines = report.lines.values()
+    found = [
+        Column("variant" if report.of_variants else ", ".join(report.keys), "name"),
+        Column("rotates", "rotates"),
+    ]
     if report.of_rows:
         found += [
             Column("kind", "attention"),
@@ -293,23 +619,23 @@ def columns(report: Report) -> list[Column]:
     if has_own_rates(report.rows, report.keys):
         found.append(Column("learning rate", "learning_rate"))
     found += [Column("seeds", "num_seeds", "d"), Column("loss (mean)", "loss_mean", ".4f", _loss)]
-    if any(_of_text(row)[LAST_OF_CSV] for row in report.rows.values()):
+    if any(line[LAST_OF_CSV] for line in lines):
         found.append(Column("perplexity", "perplexity", ".2f"))
         found.append(Column("bits per byte", LAST_OF_CSV, ".4f"))
     found += [Column("sd over seeds", "loss_sd", ".4f"), Column(delta, "delta", "+.4f")]
     if report.noise:
-        found.append(Column("95 % interval", "delta_ci_low", text=told_interval))
+        found.append(Column("95 % interval", "delta_ci_low", text=_interval))
         if report.is_pooled:
-            found.append(Column(OWN, "delta_ci_low_alone", text=interval_alone))
+            found.append(Column(OWN, "delta_ci_low_alone", text=_interval_alone))
         found.append(Column("p (Holm)", "p"))
-        found.append(Column("verdict", "verdict", text=_verdict))
+        found.append(Column("verdict", "verdict", text=_marked))
     if report.published:
         found.append(Column("published loss", "published_loss", ".3f"))
         found.append(Column(f"published {delta}", "published_delta", "+.3f"))
     found.append(Column("rank", "rank", "d"))
     if report.published:
         found.append(Column("published rank", "published_rank", "d"))
-    return found
+    return Table(found, report.frame)
 
 
 def _cached(line: Mapping[str, Any]) -> str:
@@ -327,7 +653,7 @@ def _loss(line: Mapping[str, Any]) -> str:
     return f"{loss}{line['mark']}" if loss else line["verdict"]
 
 
-def _verdict(line: Mapping[str, Any]) -> str:
+def _marked(line: Mapping[str, Any]) -> str:
     """Return a judged row's verdict, marked if the paired test would change it."""
     if pd.isna(line["p_holm"]):
         return ""
@@ -335,88 +661,179 @@ def _verdict(line: Mapping[str, Any]) -> str:
     return f"{line['verdict']}{mark}"
 
 
+def _interval(line: Mapping[str, Any]) -> str:
+    """Return a contrast's 95 % interval as text.
+
+    If it excludes 0 but the verdict is open, the interval for the whole family follows.
+    """
+    low, high = line["delta_ci_low"], line["delta_ci_high"]
+    said = interval(low, high)
+    if said and low * high > 0 and line["word"] == "open":
+        said += f" (adjusted: {interval(line['wide_low'], line['wide_high'])})"
+    return said
+
+
+def _interval_alone(line: Mapping[str, Any]) -> str:
+    return interval(line["delta_ci_low_alone"], line["delta_ci_high_alone"])
+
+
+# -- pairs -----------------------------------------------------------------------------------------
+
+
+def relations_table(report: Report) -> Table:
+    """Return a line for each published relation, with its test and its outcome."""
+    lines = []
+    for pair, own in zip(report.relations, report.alone.relations, strict=True):
+        a = report.rows[pair["a"]].name
+        b = report.rows[pair["b"]].name
+        mark = "" if pair["outcome"] == own["outcome"] else " †"
+        settling = f"; {_settling(pair)}" if pair["outcome"] == "open" else ""
+        told = {
+            "relation": f"{a} {pair['published']} {b}",
+            "ours": f"{a} {pair['sign']} {b}",
+            "interval": interval(pair["low"], pair["high"]),
+            "own": interval(own["low"], own["high"]),
+            "wide": interval(pair["wide_low"], pair["wide_high"]),
+            "spelled_p": p_of(pair),
+            "told": f"{pair['outcome']}{mark}{settling}",
+        }
+        lines.append({**pair, **told})
+
+    size = lines[0]["family"] if lines else 0
+    columns = [
+        Column("published", "relation"),
+        Column("ours", "ours"),
+        Column("Δ", "delta", "+.4f"),
+        Column("95 % interval", "interval", "s"),
+        *([Column(OWN, "own", "s")] if report.is_pooled else []),
+        *([Column(f"for all {size} (Bonferroni)", "wide", "s")] if size > 1 else []),
+        Column("p (Holm)", "spelled_p", "s"),
+        Column("seeds", "num_seeds", "d"),
+        Column("outcome at this setting", "told"),
+    ]
+    return Table(columns, pd.DataFrame(lines))
+
+
+def _settling(pair: Pair) -> str:
+    """Say how an open published relation could be settled."""
+    if pair["verdict"] != "open":
+        return "a difference is shown, but not whether it exceeds the margin"
+    low, high, num_seeds = (
+        pair[key] for key in ("seeds_needed_low", "seeds_needed_high", "num_seeds")
+    )
+    if low is None:
+        return f"settling it needs more than {MOST_SEEDS} seeds"
+    if high is None:
+        count = f"{low - num_seeds} to more than {MOST_SEEDS - num_seeds}"
+    else:
+        count = span((low - num_seeds, high - num_seeds))
+    more = "seed" if count == "1" else "seeds"
+    told = f"{count} more {more} would settle it in 4 of 5 cases"
+    if pair["published"] == SIGNS["equivalent"]:
+        return f"{told}; a difference may then still be below the margin"
+    return told
+
+
+_OF_PAIRS = {
+    "a": "a",
+    "sign": "sign",
+    "b": "b",
+    "num_seeds": "num_seeds",
+    "delta": "delta",
+    "low": "delta_ci_low",
+    "high": "delta_ci_high",
+    "wide_low": "delta_wide_low",
+    "wide_high": "delta_wide_high",
+    "p": "p",
+    "p_adjusted": "p_adjusted",
+    "p_equivalent": "p_equivalent",
+    "seeds_needed_low": "seeds_needed_low",
+    "seeds_needed_high": "seeds_needed_high",
+}
+_OF_PAIRS_ALONE = ("sign", "low", "high", "p_adjusted")
+
+
+def pairs_csv(report: Report) -> str:
+    """Return pairs.csv: every pair of rows, judged together; delta is b's loss minus a's.
+
+    The last columns are from the paired t test.
+    """
+    lines = []
+    for place, pair in report.pairs.items():
+        own = report.alone.pairs[place]
+        alone = {f"{_OF_PAIRS[key]}_alone": own[key] for key in _OF_PAIRS_ALONE}
+        lines.append({name: pair[key] for key, name in _OF_PAIRS.items()} | alone)
+    counts = dict.fromkeys(["seeds_needed_low", "seeds_needed_high"], "Int64")
+    return csv_of(pd.DataFrame(lines).astype(counts))
+
+
 # -- formats ---------------------------------------------------------------------------------------
 
 
-def csv_table(report: Report) -> str:
+def table_csv(report: Report) -> str:
     """Return table.csv, with six decimals and empty cells for missing numbers."""
-    return csv_of(frame(report).loc[:, :LAST_OF_CSV], signed=True)
+    return csv_of(report.frame.loc[:, :LAST_OF_CSV], signed=True)
 
 
-def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
+def table_md(report: Report, pictures: Iterable[str] = ()) -> str:
     """Return table.md: the table, the summary, notes, every assumption, and pictures by path."""
     relations = []
     if report.relations:
         relations = [
             "Published relations (Δ: the second variant's loss minus the first's):",
-            markdown_of(relations_columns(report), relations_frame(report)),
+            relations_table(report).markdown(),
         ]
-
-    parts = [
-        f"**{caption(report)}**",
-        markdown_of(columns(report), frame(report)),
-        summary(report),
+    return _paragraphs(
+        *(f"**{caption}**" for caption in report.told("caption")),
+        main_table(report).markdown(),
+        *report.told("summary"),
         *relations,
-        *task_tables(report),
-        *extension_part(report),
-        *copies_part(report),
+        *report.told("tables"),
         *(f"![{PurePosixPath(picture).stem}]({picture})" for picture in pictures),
-        *_notes(report),
-        "Assumptions that the source leaves open (docs/comparing.md lists those without a key):",
-        _bullets(assumptions(report)),
-    ]
+        *_bullets("Notes:", report.told("notes")),
+        *_bullets(
+            "Assumptions that the source leaves open (docs/comparing.md lists those without a "
+            "key):",
+            report.told("assumptions"),
+        ),
+    )
+
+
+def all_seeds_md(report: Report) -> str:
+    """Return all_seeds.md of a table with further seeds: exploratory, so rows have no verdict."""
+    relations = []
+    if report.relations:
+        relations = [
+            "Published relations with further seeds (Δ: the second variant's loss minus the "
+            "first's; p by Holm over all published relations):",
+            relations_table(report).markdown(),
+        ]
+    return _paragraphs(
+        *(f"**{caption}**" for caption in report.told("caption")),
+        "Exploratory: no verdict rests on this table. It adds other campaigns' seeds of the same "
+        "configurations to those of [the campaign's own](table.md).",
+        main_table(report).without("p", "verdict").markdown(),
+        *relations,
+        *_bullets("Notes:", report.told("notes")),
+    )
+
+
+def _paragraphs(*parts: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def markdown_of_seeds(report: Report) -> str:
-    """Return all_seeds.md of a table with further seeds: exploratory, so rows have no verdict."""
-    shown = [column for column in columns(report) if column.key not in ("p", "verdict")]
-    parts = [
-        f"**{caption(report)}**",
-        "Exploratory: no verdict rests on this table. It adds other campaigns' seeds of the same "
-        "configurations to those of [the campaign's own](table.md).",
-        markdown_of(shown, frame(report)),
-    ]
-    if report.relations:
-        parts += [
-            "Published relations with further seeds (Δ: the second variant's loss minus the "
-            "first's; p by Holm over all published relations):",
-            markdown_of(relations_columns(report), relations_frame(report)),
-        ]
-    return "\n\n".join([*parts, *_notes(report)]) + "\n"
+def _bullets(title: str, items: Sequence[str]) -> list[str]:
+    """Return a title and a list, or nothing if the list is empty."""
+    lines = [f"- {' '.join(item.split())}" for item in items]
+    return [title, "\n".join(lines)] if lines else []
 
 
-def _notes(report: Report) -> list[str]:
-    said = _bullets(notes(report))
-    return ["Notes:", said] if said else []
-
-
-def _bullets(items: Iterable[str]) -> str:
-    return "\n".join(f"- {' '.join(item.split())}" for item in items)
-
-
-def tex_table(report: Report) -> str:
+def table_tex(report: Report) -> str:
     """Return table.tex: a tabular for booktabs."""
-    shown = columns(report)
-    headings, *lines = cells(shown, frame(report))
-    aligned = sides(shown).replace("<", "l").replace(">", "r")
-    table = pd.DataFrame(lines, columns=headings).to_latex(
-        index=False, escape=True, column_format=aligned
-    )
-    for sign, in_tex in (("Δ", r"$\Delta$"), (NOTHING, "---"), ("< ", "$<$ "), ("†", r"$\dagger$")):
-        table = table.replace(sign, in_tex)
-    # A hyphen before a number is a minus; after a letter it is part of a name.
-    table = re.sub(r"(?<!\w)-(?=\d)", "$-$", table)
-    return f"% {caption(report)} Needs \\usepackage{{booktabs}}.\n{table}"
+    caption = " ".join([*report.told("caption"), "Needs \\usepackage{booktabs}."])
+    return f"% {caption}\n{main_table(report).tex()}"
 
 
 def plain_table(report: Report) -> str:
     """Return aligned columns for a terminal, without those that its width has no room for."""
-    shown = [column for column in columns(report) if column.key not in _NOT_ON_TERMINALS]
-    lines = cells(shown, frame(report))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, ["-" * width for width in widths])
-    form = "  ".join(
-        f"{{:{side}{width}}}" for side, width in zip(sides(shown), widths, strict=True)
-    )
-    return "".join(form.format(*line) + "\n" for line in lines)
+    return main_table(report).without(*_NOT_ON_TERMINALS).plain()

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -208,6 +209,11 @@ class PeConfig:
     def is_sinusoidal(self) -> bool:
         """True if sines and cosines are added to the embeddings."""
         return self.input == "sinusoidal"
+
+    @property
+    def sinusoid_scale(self) -> float:
+        """The amplitude of sines and cosines, whose root mean square is sqrt(1/2)."""
+        return self.input_scale or INIT_STD * math.sqrt(2)
 
     def sites_of(self, layer: int) -> tuple[str, ...]:
         """Return the sites that rotate in a layer, counted from 0."""

@@ -86,7 +86,7 @@ def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
         optimizer = own.Optimizer(decoder, groups, config)
 
     rotary = decoder.model.rotary_emb
-    if rotary.learned and not rotary.in_log:
+    if rotary.learned and rotary.pe.trainable != "log":
         _count_crossings(optimizer, list(rotary.parameters()))
     return optimizer
 

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from rope_exp import folder as files
 from rope_exp.config import RunConfig
-from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder, llama_weights, weights
+from rope_exp.decoder import FREQUENCIES, OWN, POSITIONS, Decoder, llama_weights, weights
 from rope_exp.decoder import weights_sha256 as sha256
 from rope_exp.errors import (
     EXIT_CODES,
@@ -31,6 +31,7 @@ from rope_exp.errors import (
     MISTAKES,
     ConfigError,
     RecordError,
+    explained_by,
     first_line,
     ignoring_output_errors,
     keep,
@@ -42,7 +43,6 @@ from rope_exp.files import read_json, write_atomically, write_json
 from rope_exp.folder import ENV, LOG, RESULT, describe, read_config, read_env
 from rope_exp.load import load_run
 from rope_exp.machine import DISPATCHER_ID
-from rope_exp.position.own import OWN
 from rope_exp.signals import StopSignal, end_with_parent
 
 
@@ -226,7 +226,6 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     from rope_exp.generated import open_data
     from rope_exp.laws.certificate import certificate
     from rope_exp.parallel import Parallel
-    from rope_exp.position.own import explained_by
     from rope_exp.trainer import Trainer, environment
 
     gc.freeze()
@@ -270,7 +269,7 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
 
     gc.collect()
     gc.freeze()
-    with explained_by(config.pe, every=False):
+    with explained_by(config.pe.code, every=False):
         status = trainer.train()
 
     del trainer

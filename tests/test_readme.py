@@ -27,14 +27,6 @@ def printed(begin: str) -> Iterator[str]:
             yield shlex.join(shlex.split(words.split(" || ")[0], comments=True))
 
 
-def test_no_advice_replaces_an_editable_installation() -> None:
-    """`pip install '.[slurm]'` would put a copy in its place, which new files do not change."""
-    for folder, pattern in (("docs", "*.md"), ("rope_exp", "*.py"), ("configs", "*.yaml")):
-        for path in (REPOSITORY / folder).rglob(pattern):
-            text = path.read_text(encoding="utf-8")
-            assert not re.search(r"pip install \S*\[", text), path
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a folder to run the README's commands in, with the example variant that it shows."""

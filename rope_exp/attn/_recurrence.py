@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rope_exp.angles import Positions
-from rope_exp.attention import Attention
-from rope_exp.cache import LayerCache
-from rope_exp.kernels import CHUNK, wide
+from rope_exp.attention import Attention, LayerCache, Positions
+from rope_exp.kernels import wide
 
+# Tokens between two states held in training.
+CHUNK = 64
 # Queries and keys, [B, T, H, K] each.
 Scores = tuple[Tensor, Tensor] | None
 

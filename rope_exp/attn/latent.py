@@ -18,9 +18,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from rope_exp.angles import Positions
-from rope_exp.attention import Attention, from_heads, normed, split_heads, to_heads
-from rope_exp.cache import LayerCache
+from rope_exp.attention import (
+    Attention,
+    LayerCache,
+    Positions,
+    from_heads,
+    normed,
+    split_heads,
+    to_heads,
+)
 from rope_exp.identity import Even, Size, section
 from rope_exp.sections import SITES, Kind, ModelConfig
 
@@ -114,7 +120,7 @@ class Layer(Attention):
         if self.attn.value_rope:
             v_BTHR = rows["v"].expand(-1, -1, num_heads, -1) if "v" in rows else k_BTHR
             v_BTHV = torch.cat([v_BTHV, v_BTHR], dim=-1)
-        return self.turn("o", self.attend(q_BTHK, k_BTHK, v_BTHV, at, cache), at)
+        return self.turn("o", self.attend(q_BTHK, k_BTHK, [v_BTHV], at, cache), at)
 
     def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
         q_BTHK = self.turn("q", self._queries(x_BTD), at)
@@ -138,7 +144,8 @@ class Layer(Attention):
         values = [rows["k"][..., :num_latent]]
         if self.attn.value_rope:
             values.append(rows["v"] if "v" in rows else rows["k"][..., num_latent:])
-        o = self.attend_after(torch.cat([q_BTHL, q_BTHR], dim=-1), rows["k"], values, at, cache)
+        q_BTHW = torch.cat([q_BTHL, q_BTHR], dim=-1)
+        o = self.attend_after(q_BTHW, rows["k"], values, at, cache, self.attn.key_dim**-0.5)
 
         o_BTHL, o_BTHR = o.tensor_split([num_latent], dim=-1)
         o_BTHC = torch.einsum("bthl,hvl->bthv", o_BTHL, to_v_HVL)

@@ -15,9 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from rope_exp.angles import Positions
-from rope_exp.attention import Attention, from_heads, linears, normed, split_heads, to_heads
-from rope_exp.cache import LayerCache
+from rope_exp.attention import (
+    Attention,
+    LayerCache,
+    Positions,
+    from_heads,
+    linears,
+    normed,
+    split_heads,
+    to_heads,
+)
 from rope_exp.identity import Even, Rule, Size, section
 from rope_exp.kernels import wide
 from rope_exp.sections import SITES, Kind, ModelConfig
@@ -117,8 +124,5 @@ class Layer(Attention):
             values = [rows["k"][..., : self.attn.nope_dim]]
         if "v" in rows:
             values.append(rows["v"])
-        if cache is None or cache.is_prefill(x_BTD.shape[1]):
-            o_BTHV = self.attend(q_BTHK, rows["k"], torch.cat(values, dim=-1), at, cache)
-        else:
-            o_BTHV = self.attend_after(q_BTHK, rows["k"], values, at, cache)
+        o_BTHV = self.attend(q_BTHK, rows["k"], values, at, cache)
         return self.turn("o", o_BTHV, at)

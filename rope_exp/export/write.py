@@ -32,8 +32,6 @@ from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM, RopeExpForMask
 from rope_exp.export.own_code import own_file, write_own
 from rope_exp.folder import read_config
 from rope_exp.load import end_of_text, load_checkpoint
-from rope_exp.position._biases import sinusoid_scale
-from rope_exp.position.own import class_of
 from rope_exp.sections import Architecture, PeConfig, SoftmaxConfig
 from rope_exp.tokenizer import vocab_size
 
@@ -106,7 +104,8 @@ def exported(
             own_file(pe)
         config = RopeExpConfig(**keys, **_positions(architecture))
         # Our code reads the class from its module as a model is made, and at no other time.
-        modeling_rope_exp.OWN = None if pe.code is None else class_of(pe)
+        own = [type(each) for name, each in decoder.named_modules() if name.endswith(".own")]
+        modeling_rope_exp.OWN = own[0] if own else None
         try:
             made = RopeExpForCausalLM(config) if architecture.causal else RopeExpForMaskedLM(config)
         finally:
@@ -215,7 +214,7 @@ def _positions(architecture: Architecture) -> dict[str, Any]:
         "rope_learned": {True: "raw", "log": "log"}.get(pe.trainable),
         "rope_scope": pe.trainable_scope,
         "position_input": pe.input,
-        "position_scale": sinusoid_scale(pe),
+        "position_scale": pe.sinusoid_scale,
         "num_positions": architecture.num_positions,
         "score_bias": pe.bias,
         "qk_norm": model.qk_norm,

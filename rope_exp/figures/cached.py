@@ -7,9 +7,8 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from rope_exp.content import Line, Report
-from rope_exp.costs import kept
-from rope_exp.figures._style import (
+from rope_exp.comparable import Row
+from rope_exp.figures.style import (
     COLOR,
     SIGNED,
     explanation,
@@ -19,7 +18,9 @@ from rope_exp.figures._style import (
     with_looks,
     zero_line,
 )
+from rope_exp.report import Report
 
+ORDER = 6
 _PANEL = {"width": 245, "height": 260}
 # Bytes of a bf16 number, as the axis label says.
 _BYTES = 2
@@ -27,9 +28,18 @@ _BYTES = 2
 _COLUMNS = ["label", "num_bytes", "delta", "low", "high"]
 
 
-def cached(report: Report) -> alt.HConcatChart | None:
-    """Draw our results beside the published ones; None if all rows cache equally much."""
-    drawn = [row for row in report.rows.values() if _bytes(row) and row.ours.delta is not None]
+def figure(report: Report) -> alt.HConcatChart | None:
+    """Draw our results beside the published ones.
+
+    None if rows are told apart by more than a name, or all cache equally much.
+    """
+    if not report.of_rows:
+        return None
+    drawn = [
+        report.rows[label]
+        for label, line in report.lines.items()
+        if line["cached"] and line["delta"] is not None
+    ]
     ours = pd.DataFrame(_ours(report, drawn), columns=_COLUMNS)
     if ours["num_bytes"].nunique() < 2:
         return None
@@ -58,32 +68,26 @@ def front(points: pd.DataFrame) -> pd.DataFrame:
     return ordered[ordered["delta"] < best_before]
 
 
-def _bytes(row: Line) -> int:
-    """Return the bytes that a layer caches for a token; 0: only a fixed-size state, or unknown."""
-    config = row.runs[0].config
-    return _BYTES * (kept(config.attn, config.model, config.pe)[0] or 0)
-
-
-def _ours(report: Report, rows: Sequence[Line]) -> Iterator[dict[str, Any]]:
+def _ours(report: Report, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """Yield a point for each row, with its interval if it has one."""
     for row in rows:
-        judged = report.against.get(row.label)
+        line = report.lines[row.label]
         yield {
             "label": row.label,
-            "num_bytes": _bytes(row),
-            "delta": row.ours.delta,
-            "low": judged and judged.low,
-            "high": judged and judged.high,
+            "num_bytes": _BYTES * line["cached"],
+            "delta": line["delta"],
+            "low": line["delta_ci_low"],
+            "high": line["delta_ci_high"],
         }
 
 
-def _published(report: Report, rows: Sequence[Line]) -> Iterator[dict[str, Any]]:
+def _published(report: Report, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """Yield a point for each row with a published difference and cache size."""
     numbers = report.published.cached if report.published else {}
     for row in rows:
-        if row.label in numbers and row.theirs.delta is not None:
-            num_bytes = _BYTES * numbers[row.label]
-            yield {"label": row.label, "num_bytes": num_bytes, "delta": row.theirs.delta}
+        delta = report.lines[row.label]["published_delta"]
+        if row.label in numbers and delta is not None:
+            yield {"label": row.label, "num_bytes": _BYTES * numbers[row.label], "delta": delta}
 
 
 def _panel(title: str, y_title: str | None, points: pd.DataFrame) -> alt.LayerChart:
@@ -112,7 +116,7 @@ def _panel(title: str, y_title: str | None, points: pd.DataFrame) -> alt.LayerCh
     )
 
 
-def _sentences(report: Report, rows: Sequence[Line], beside: bool) -> Iterator[str]:
+def _sentences(report: Report, rows: Sequence[Row], beside: bool) -> Iterator[str]:
     yield (
         f"Group {report.groups}. Grey: Pareto front of the means, where no other row caches as "
         "little at a lower loss. Bars: 95 % intervals, for rows with at least two seeds. Where a "

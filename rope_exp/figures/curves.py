@@ -7,8 +7,7 @@ import altair as alt
 import pandas as pd
 
 from rope_exp.comparable import Row
-from rope_exp.content import Report
-from rope_exp.figures._style import (
+from rope_exp.figures.style import (
     COLOR,
     SIGNED,
     end_names,
@@ -21,6 +20,7 @@ from rope_exp.figures._style import (
     with_looks,
     zero_line,
 )
+from rope_exp.report import Report
 from rope_exp.runs import Run
 
 # Axes are scaled to the curves after this share of the run; before it they fall too steeply.
@@ -44,6 +44,7 @@ def finished_or_all(row: Row) -> Sequence[Run]:
     return finished or row.runs
 
 
+ORDER = 2
 _WIDTH = 310
 _HEIGHT = 340
 _SIDE = {"width": 205, "height": _HEIGHT // 2 - 30}
@@ -52,7 +53,7 @@ _CROSS = "M-1,-1L1,1M-1,1L1,-1"
 _TOKENS = "datum.value ? format(datum.value, '~s') : '0'"
 
 
-def curves(report: Report) -> alt.HConcatChart | None:
+def figure(report: Report) -> alt.HConcatChart | None:
     """Draw differences to the reference, validation and training losses against tokens.
 
     None if no run has an evaluation.

@@ -10,8 +10,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from rope_exp.content import Report, seeds
-from rope_exp.figures._style import (
+from rope_exp.figures.style import (
     GREY,
     explanation,
     key_of,
@@ -21,13 +20,15 @@ from rope_exp.figures._style import (
     row_lines,
     with_looks,
 )
+from rope_exp.report import Report, seeds
 
+ORDER = 5
 _WIDTH = 560
 _HEIGHT = 330
 _DASHES = {"uniform": [5, 4], "bound": [1, 2]}
 
 
-def distance(report: Report) -> alt.HConcatChart | None:
+def figure(report: Report) -> alt.HConcatChart | None:
     """Draw the mean attention by distance of each row, over its layers and runs; None without."""
     if not report.answers("distance"):
         return None

@@ -7,8 +7,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from rope_exp.content import Report
-from rope_exp.figures._style import (
+from rope_exp.figures.style import (
     COLOR,
     SIGNED,
     explanation,
@@ -19,8 +18,10 @@ from rope_exp.figures._style import (
     with_looks,
     zero_and_margin,
 )
+from rope_exp.report import Report
 from rope_exp.stats import MARGIN
 
+ORDER = 1
 _WIDTH = 310
 # The columns of words beside the chart: header, and distance from the chart's right edge.
 _COLUMNS = {
@@ -30,10 +31,10 @@ _COLUMNS = {
 }
 
 
-def forest(report: Report) -> alt.LayerChart | None:
+def figure(report: Report) -> alt.LayerChart | None:
     """Draw the differences to the reference; None if no row shares a seed with it."""
     rows = [row for row in report.rows.values() if row.label != report.reference.label]
-    if all(row.ours.delta is None for row in rows):
+    if all(report.lines[row.label]["delta"] is None for row in rows):
         return None
 
     table = pd.DataFrame([in_words(report, row) for row in rows])
@@ -70,8 +71,8 @@ def forest(report: Report) -> alt.LayerChart | None:
 def _bars(report: Report) -> Iterator[tuple[str, str, float, float]]:
     """Yield the intervals of each row, thin before thick."""
     for label, judged in report.against.items():
-        yield label, "family", judged.wide_low, judged.wide_high
-        yield label, "alone", judged.low, judged.high
+        yield label, "family", judged["wide_low"], judged["wide_high"]
+        yield label, "alone", judged["low"], judged["high"]
 
 
 def _intervals(base: alt.Chart, domain: tuple[float, float]) -> Iterator[alt.Chart]:

@@ -6,17 +6,18 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from rope_exp.content import Report
-from rope_exp.figures._style import INK, SIGNED, explanation, in_words, parts
+from rope_exp.figures.style import INK, SIGNED, explanation, in_words, parts
+from rope_exp.report import Report
 from rope_exp.stats import MARGIN
 
+ORDER = 3
 _SCORES = {"": "none", "q": "Q", "k": "K", "qk": "QK"}
 _VALUES = {"": "none", "v": "V", "o": "O", "vo": "VO"}
 # Cells further from 0 than this share of the scale have white text.
 _DARK = 0.75
 
 
-def grid(report: Report) -> alt.LayerChart | None:
+def figure(report: Report) -> alt.LayerChart | None:
     """Draw each subset's mean difference; None if rows are not variants, or no subset has one."""
     cells = pd.DataFrame(_cells(report) if report.of_variants else [])
     if cells.empty or cells["delta"].isna().all():

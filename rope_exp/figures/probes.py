@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd
 
 from rope_exp.comparable import Row
-from rope_exp.content import Report, seeds
-from rope_exp.figures._style import SIGNED, explanation, gathered, look
+from rope_exp.figures.style import SIGNED, explanation, gathered, look
+from rope_exp.report import Report, seeds
 from rope_exp.sections import SITES
 
+ORDER = 4
 _WIDTH = 520
 _HEIGHT = 44
 # The key of a probe's answers, its places, and its losses there.
@@ -26,7 +27,7 @@ _ASKED = {
 }
 
 
-def probes(report: Report) -> alt.HConcatChart | None:
+def figure(report: Report) -> alt.HConcatChart | None:
     """Draw a line of panels for each row, and a column for each probe; None without answers."""
     tables = {probe: points(report, probe) for probe in _ASKED}
     shown = {probe: table for probe, table in tables.items() if len(table)}

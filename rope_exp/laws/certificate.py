@@ -19,13 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rope_exp.angles import Positions, Tables
-from rope_exp.attention import Attention, make_attention, turned
-from rope_exp.attn._recurrence import StateAttention
-from rope_exp.cache import LayerCache
-from rope_exp.decoder import Decoder
-from rope_exp.errors import ConfigError, LawError
-from rope_exp.position.own import OWN, class_of, explained_by
+from rope_exp.attention import (
+    Attention,
+    LayerCache,
+    Positions,
+    Tables,
+    make_attention,
+    turned,
+)
+from rope_exp.decoder import OWN, Decoder
+from rope_exp.encoding import Position
+from rope_exp.errors import ConfigError, LawError, explained_by
 from rope_exp.rope import angles, frequencies
 from rope_exp.sections import SOFTMAX, Architecture, Kind, ModelConfig, PeConfig
 
@@ -82,7 +86,7 @@ def certificate(
         LawError: a law does not hold; the run must not start.
     """
     found = _measured(model, pe, attn, pe.rotate, causal=causal)
-    with explained_by(pe):
+    with explained_by(pe.code):
         found["decoder"] = _measured_decoder(model, pe, attn, causal=causal)
 
     others = {pe.sites_of(layer) for layer in range(model.num_hidden_layers)} - {pe.rotate}
@@ -170,13 +174,13 @@ def _measured_decoder(
     error = _deviation(shifted_BTV, here_BTV) / float(here_BTV.abs().max())
 
     tolerance = TOLERANCE * (100 + pe.start)
-    is_relative = expected_class(pe.rotate) == INVARIANT and pe.input == "none"
-    expected: str | None = INVARIANT if is_relative else CHANGED
     if pe.code is not None:
         tolerance = OWN_TOLERANCE
-        stated = class_of(pe).relative
-        expected = INVARIANT if is_relative and stated else CHANGED
-        expected = None if stated is None else expected
+    stated = [each.relative for each in decoder.modules() if isinstance(each, Position)]
+    is_relative = expected_class(pe.rotate) == INVARIANT and all(stated)
+    expected: str | None = INVARIANT if is_relative else CHANGED
+    if None in stated:
+        expected = None
     measured = INVARIANT if error < tolerance else CHANGED
     if not math.isfinite(error) or expected not in (measured, None):
         said = (
@@ -273,9 +277,8 @@ def _instance(
     attention = make_attention(small, attn.small(), sites).double()
     attention.causal = causal
     _draw(attention)
-    if isinstance(attention, StateAttention):
-        # Several chunks, the last of them short.
-        attention.chunk_size = CHUNK
+    # Several chunks, the last of them short.
+    attention.chunk_size = CHUNK
 
     shape = (1, NUM_POSITIONS, small.hidden_size)
     generator = torch.Generator().manual_seed(1)

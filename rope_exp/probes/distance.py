@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from rope_exp.angles import Positions
-from rope_exp.attention import Attention, turned
-from rope_exp.cache import LayerCache
+from rope_exp.attention import Attention, LayerCache, Positions, turned
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
 from rope_exp.evaluate import Finished, significant
@@ -253,16 +251,20 @@ def weighed(layer: Attention, see: See) -> Iterator[None]:
     attend = layer.attend
 
     def watched(
-        q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, at: Positions, cache: LayerCache | None
+        q_BTHK: Tensor,
+        k_BTGK: Tensor,
+        values: Sequence[Tensor],
+        at: Positions,
+        cache: LayerCache | None,
     ) -> Tensor:
         with torch.autocast(q_BTHK.device.type, enabled=False):
             q = wide(q_BTHK)
             k = wide(k_BTGK)
             unit_TT = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)
             unit_BTGT = unit_TT[:, None].expand(*k.shape[:3], -1)
-            weights_BHTT = attend(q, k, unit_BTGT, at, cache).transpose(1, 2)
+            weights_BHTT = attend(q, k, [unit_BTGT], at, cache).transpose(1, 2)
             see(weights_BHTT, _unturned(layer, "q", q, at), _unturned(layer, "k", k, at))
-        return attend(q_BTHK, k_BTGK, v_BTGV, at, cache)
+        return attend(q_BTHK, k_BTGK, values, at, cache)
 
     with instead(layer, "attend", watched):
         yield

@@ -35,7 +35,7 @@ def ask(model: Finished) -> dict[str, Any]:
     """Return the loss with every position `start` higher than in training."""
     seq_len = model.config.train.seq_len
     trunk = model.decoder.model
-    usual = trunk.rotary_emb.start
+    usual = trunk.start
     starts = [0, *(int(shift * seq_len) for shift in SHIFTS)]
     if trunk.num_positions is not None:
         # Learned positions end there.
@@ -44,6 +44,6 @@ def ask(model: Finished) -> dict[str, Any]:
 
     losses = []
     for start in starts:
-        with instead(trunk.rotary_emb, "start", usual + start):
+        with instead(trunk, "start", usual + start):
             losses.append(loss(model))
     return {"start": starts, "loss": rounded(losses)}

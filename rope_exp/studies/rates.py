@@ -27,8 +27,8 @@ from rope_exp.comparable import (
     name_of,
     telling,
 )
-from rope_exp.content import Report, build, markdown_table, span
 from rope_exp.errors import log
+from rope_exp.report import Report, build, markdown_table, span
 from rope_exp.runs import ReportError, Run
 from rope_exp.stats import adjusted_means
 

@@ -11,11 +11,17 @@ import pandas as pd
 
 from rope_exp import published
 from rope_exp.comparable import SEEDS, spelled
-from rope_exp.content import Report, corpus_name, markdown_table, millions, setting_name
-from rope_exp.figures._style import INK, SIGNED, explanation, limits, svg_of, zero_and_margin
-from rope_exp.report import WORDS
+from rope_exp.identity import choices, chosen
+from rope_exp.report import (
+    WORDS,
+    Report,
+    corpus_name,
+    markdown_table,
+    millions,
+    setting_name,
+)
 from rope_exp.runs import Run
-from rope_exp.stats import ALPHA, MARGIN, compare
+from rope_exp.stats import ALPHA, MARGIN
 
 # Best first, according to the only published table of all nine variants.
 COLUMNS = [label for label in published.TABLE.losses if label != published.REFERENCE]
@@ -75,9 +81,9 @@ def files(
 
     every = pd.DataFrame([line for item in settings.items() for line in _long(*item)])
     made = {"settings/settings.csv": every.to_csv(index=False, float_format="%.6f").encode()}
-    chart = relations(of_text)
+    chart = relations(of_text) if "style" in choices("figures") else None
     if chart is not None:
-        made["settings/figures/relations.svg"] = svg_of(chart.to_dict())
+        made["settings/figures/relations.svg"] = _style().svg_of(chart.to_dict())
         parts.append("![relations](figures/relations.svg)")
     return {"settings/settings.md": ("\n\n".join(parts) + "\n").encode(), **made}
 
@@ -105,7 +111,7 @@ def _settings(tables: Mapping[str, Report]) -> dict[str, Report]:
 
 
 def _delta(report: Report, label: str) -> float | None:
-    return report.rows[label].ours.delta if label in report.rows else None
+    return report.lines[label]["delta"] if label in report.rows else None
 
 
 def _titles(settings: Mapping[str, Report]) -> dict[str, str]:
@@ -144,14 +150,14 @@ def _cell(report: Report, label: str) -> str | None:
     judged = report.decided.get(label)
     if judged is None:
         return f"{delta:+.3f} (1)"
-    star = "*" if judged.p_adjusted < ALPHA else ""
-    return f"{delta:+.3f}{star} ({judged.num_seeds})"
+    star = "*" if judged["p_adjusted"] < ALPHA else ""
+    return f"{delta:+.3f}{star} ({judged['num_seeds']})"
 
 
 def _long(place: str, report: Report) -> Iterator[dict[str, Any]]:
     """Yield a line of the CSV for each variant of a setting that shares a seed with QK-RoPE."""
-    for label, row in report.rows.items():
-        if row.ours.delta is None or label == report.reference.label:
+    for label, line in report.lines.items():
+        if line["delta"] is None or label == report.reference.label:
             continue
         judged = report.against.get(label)
         yield {
@@ -160,12 +166,9 @@ def _long(place: str, report: Report) -> Iterator[dict[str, Any]]:
             "unit": report.unit,
             **_sizes(report),
             "warmup_steps": report.runs[0].config.num_warmup_steps,
-            "num_seeds": judged.num_seeds if judged else 1,
-            "delta": row.ours.delta,
-            "delta_ci_low": judged and judged.low,
-            "delta_ci_high": judged and judged.high,
-            "p_holm": judged and judged.p_adjusted,
-            "verdict": WORDS[report.decided[label].verdict] if judged else "untested",
+            "num_seeds": judged["num_seeds"] if judged else 1,
+            **{key: line[key] for key in ("delta", "delta_ci_low", "delta_ci_high", "p_holm")},
+            "verdict": WORDS[report.decided[label]["verdict"]] if judged else "untested",
         }
 
 
@@ -175,6 +178,11 @@ def _sizes(report: Report) -> dict[str, int]:
 
 
 # -- the figure ------------------------------------------------------------------------------------
+
+
+def _style() -> Any:
+    """Return the style of figures."""
+    return chosen("figures", "style", "figures")
 
 
 def relations(settings: Mapping[str, Report]) -> alt.ConcatChart | None:
@@ -200,26 +208,29 @@ def relations(settings: Mapping[str, Report]) -> alt.ConcatChart | None:
         axis.labels = place % _COLUMNS == 0
         y = alt.Y("setting:N", title=None, scale=alt.Scale(domain=list(names)), axis=axis)
         panels.append(_panel(found, y))
-    return alt.concat(*panels, columns=_COLUMNS, spacing=12, title=explanation(_sentences()))
+    return alt.concat(
+        *panels, columns=_COLUMNS, spacing=12, title=_style().explanation(_sentences())
+    )
 
 
 def _panel(points: pd.DataFrame, y: alt.Y) -> alt.LayerChart:
     """Draw one relation: a line for each setting that has it."""
     # A single seed may lie far off, so tested differences set the axis; arrows mark the others.
+    style = _style()
     tested = points[points["is_tested"]]
-    domain = limits([*tested["delta"], -MARGIN, MARGIN], [*tested["low"], *tested["high"]])
+    domain = style.limits([*tested["delta"], -MARGIN, MARGIN], [*tested["low"], *tested["high"]])
     shapes = pd.cut(points["delta"], [-math.inf, *domain, math.inf], labels=_SHAPES)
     drawn = points.assign(shape=shapes.astype(str))
 
     x = alt.X("delta:Q", title=None).scale(domain=domain, nice=False, clamp=True)
-    x = x.axis(labelExpr=SIGNED, tickCount=3, grid=True, labelFontSize=10)
+    x = x.axis(labelExpr=style.SIGNED, tickCount=3, grid=True, labelFontSize=10)
     base = alt.Chart(drawn).encode(y=y)
-    bars = base.transform_filter("datum.is_tested").mark_rule(color=INK, strokeWidth=2.5)
-    dots = base.mark_point(color=INK, size=28, opacity=1, strokeWidth=1)
-    fill = alt.condition("datum.is_tested", alt.value(INK), alt.value("white"))
-    title = alt.Title(points["relation"].iloc[0], anchor="middle", color=INK, fontSize=12)
+    bars = base.transform_filter("datum.is_tested").mark_rule(color=style.INK, strokeWidth=2.5)
+    dots = base.mark_point(color=style.INK, size=28, opacity=1, strokeWidth=1)
+    fill = alt.condition("datum.is_tested", alt.value(style.INK), alt.value("white"))
+    title = alt.Title(points["relation"].iloc[0], anchor="middle", color=style.INK, fontSize=12)
     return alt.layer(
-        *zero_and_margin(),
+        *style.zero_and_margin(),
         bars.encode(x="low:Q", x2="high"),
         dots.encode(x=x, fill=fill, shape=alt.Shape("shape:N", scale=None)),
         title=title,
@@ -263,11 +274,12 @@ def _value(report: Report, key: str) -> str:
 
 def _relations(name: str, report: Report) -> Iterator[dict[str, Any]]:
     """Yield the difference of each published relation, with its paired interval if it has one."""
-    judged = {(each.judged.a, each.judged.b): each.judged for each in report.alone.relations}
+    judged = {(pair["a"], pair["b"]): pair for pair in report.alone.relations}
     for place, (a, sign, b) in enumerate(published.TABLE.relations):
-        losses = {label: report.rows[label].losses for label in (a, b) if label in report.rows}
-        found = compare(losses, a).get(b)
-        if found is None or found.delta is None:
+        if not {a, b} <= {*report.losses}:
+            continue
+        delta: float = (report.losses[b] - report.losses[a]).mean()
+        if math.isnan(delta):
             continue
         names = [report.rows[label].name.removesuffix("-RoPE") for label in (a, b)]
         own = judged.get((a, b))
@@ -275,9 +287,9 @@ def _relations(name: str, report: Report) -> Iterator[dict[str, Any]]:
             "setting": name,
             "place": place,
             "relation": f" {sign} ".join(names),
-            "delta": found.delta,
-            "low": own and own.low,
-            "high": own and own.high,
+            "delta": delta,
+            "low": own and own["low"],
+            "high": own and own["high"],
             "is_tested": own is not None,
         }
 

@@ -13,20 +13,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rope_exp.content import (
+from rope_exp.comparable import Row
+from rope_exp.report import (
     ROOM,
     Column,
-    Line,
-    Relation,
     Report,
-    count_matches,
+    Table,
     interval,
-    markdown_of,
-    noise_of,
+    is_always_paired,
     number,
+    spell_p,
 )
-from rope_exp.stats import judge
-from rope_exp.words.sentences import spell_p
+from rope_exp.runs import Run
+from rope_exp.stats import Pair, judge, noise_of, outcome
+
+# Below the published relations, above other probes.
+ORDER = 3
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,28 @@ class Part:
         return f"{self.split} {self.name}".rstrip()
 
 
-def with_answers(report: Report) -> list[Line]:
+def tables(report: Report) -> list[str]:
+    """Return the parts of table.md."""
+    return task_tables(report)
+
+
+def files(report: Report) -> dict[str, str]:
+    """Return answers.csv, if there are exact matches."""
+    found = answers_csv(report)
+    return {"answers.csv": found} if found else {}
+
+
+def count_matches(run: Run, split: str, first: float, last: float) -> tuple[int, int]:
+    """Return the number of examples of these spans, and the number that a run answered right."""
+    answers = run.probes.get("answers", {}).get(split)
+    if answers is None:
+        return 0, 0
+    columns = zip(answers["span"], answers["count"], answers["right"], strict=True)
+    inside = [(count, right) for span, count, right in columns if first <= span <= last]
+    return sum(count for count, _ in inside), sum(right for _, right in inside)
+
+
+def with_answers(report: Report) -> list[Row]:
     """Return the rows with exact matches; none if the data are of several kinds."""
     return [report.rows[label] for label in report.answers("answers")] if report.task else []
 
@@ -91,7 +114,7 @@ def shares(report: Report) -> pd.DataFrame:
     return pd.DataFrame(found, columns=columns)
 
 
-def match_relations(report: Report) -> dict[str, list[Relation]]:
+def match_relations(report: Report) -> dict[str, list[Pair]]:
     """Return the published relations by split, judged by exact matches.
 
     The test uses the share of wrong answers instead of the loss; the margin is 1 point.
@@ -101,14 +124,14 @@ def match_relations(report: Report) -> dict[str, list[Relation]]:
     every = shares(report)
     found = {}
     for split, of_split in every[every["part"] == ""].groupby("split", sort=False):
-        wrong = 1 - of_split.pivot_table("share", "seed", "label", sort=False)
+        wrong = 1 - of_split.pivot_table("share", "seed", "label", sort=False).sort_index()
         relations = []
-        for pair in judge(wrong, list(signs), noise_of(wrong, report.runs)):
-            sign = signs[pair.a, pair.b]
-            of_both = wrong[[pair.a, pair.b]].to_numpy()
+        noise = noise_of(wrong, paired=is_always_paired(report.runs))
+        for (a, b), pair in judge(wrong, list(signs), noise).items():
+            of_both = wrong[[a, b]].to_numpy()
             has_room = np.nanmax(of_both) > ROOM and np.nanmin(of_both) < 1 - ROOM
-            outcome = pair.outcome(sign) if has_room else "open; floor or ceiling effect"
-            relations.append(Relation(sign, pair, outcome))
+            said = outcome(pair, signs[a, b]) if has_room else "open; floor or ceiling effect"
+            relations.append({**pair, "published": signs[a, b], "outcome": said})
         found[str(split)] = relations
     return found
 
@@ -124,19 +147,19 @@ def task_tables(report: Report) -> list[str]:
             f"Exact matches in %, by {report.task.span} (mean over seeds; for a whole split, "
             "with the SD over seeds):"
         )
-        parts.append(markdown_of(*matches(report)))
+        parts.append(matches(report).markdown())
         relations = match_relations(report)
         if any(relations.values()):
             parts.append(
                 "Published relations, judged by exact matches (Δ: the first variant's share minus "
                 "the second's, in percentage points):"
             )
-            parts.append(markdown_of(*_relations(report, relations)))
+            parts.append(_relations(report, relations).markdown())
 
-    columns, frame = fits(report)
-    if len(frame):
+    table = fits(report)
+    if len(table.frame):
         parts.append("Explained variance (R²) on the held-out rows:")
-        parts.append(markdown_of(columns, frame))
+        parts.append(table.markdown())
     return parts
 
 
@@ -156,7 +179,7 @@ def answers_csv(report: Report) -> str | None:
     return table.to_csv(index=False, float_format="%.6f")
 
 
-def matches(report: Report) -> tuple[list[Column], pd.DataFrame]:
+def matches(report: Report) -> Table:
     """Return exact matches in %: a line for each row, a column for each split and bin."""
     columns = [Column("variant", "name"), Column("seeds", "num_seeds", "d")]
     for part in parts(report):
@@ -174,7 +197,7 @@ def matches(report: Report) -> tuple[list[Column], pd.DataFrame]:
     table = pd.DataFrame(lines, columns=["label", "name", "num_seeds"])
     for numbers in (percents.mean().unstack(), percents.std().unstack().add_suffix(" sd")):
         table = table.join(numbers, on="label")
-    return columns, table
+    return Table(columns, table)
 
 
 def _with_spread(split: str, line: Mapping[str, Any]) -> str:
@@ -182,7 +205,7 @@ def _with_spread(split: str, line: Mapping[str, Any]) -> str:
     return f"{number(line[split], '.1f')}{f' ± {spread}' if spread else ''}"
 
 
-def fits(report: Report) -> tuple[list[Column], pd.DataFrame]:
+def fits(report: Report) -> Table:
     """Return R² of each row with any: the mean over seeds, and the extremes."""
     lines = []
     for label, answers in report.answers("fit").items():
@@ -197,29 +220,26 @@ def fits(report: Report) -> tuple[list[Column], pd.DataFrame]:
         Column("lowest", "lowest", ".4f"),
         Column("highest", "highest", ".4f"),
     ]
-    return columns, pd.DataFrame(lines)
+    return Table(columns, pd.DataFrame(lines))
 
 
-def _relations(
-    report: Report, of_splits: Mapping[str, Sequence[Relation]]
-) -> tuple[list[Column], pd.DataFrame]:
+def _relations(report: Report, of_splits: Mapping[str, Sequence[Pair]]) -> Table:
     """Return the published relations, judged by exact matches, in percentage points."""
     lines = []
     for split, relations in of_splits.items():
         for relation in relations:
-            pair = relation.judged
-            a = report.rows[pair.a].name
-            b = report.rows[pair.b].name
+            a = report.rows[relation["a"]].name
+            b = report.rows[relation["b"]].name
             lines.append(
                 {
                     "split": split,
-                    "published": f"{a} {relation.published} {b}",
-                    "ours": f"{a} {pair.sign} {b}",
-                    "delta": 100 * pair.delta,
-                    "interval": interval(100 * pair.low, 100 * pair.high, "+.1f"),
-                    "p": spell_p(pair.p_adjusted),
-                    "num_seeds": pair.num_seeds,
-                    "outcome": relation.outcome,
+                    "published": f"{a} {relation['published']} {b}",
+                    "ours": f"{a} {relation['sign']} {b}",
+                    "delta": 100 * relation["delta"],
+                    "interval": interval(100 * relation["low"], 100 * relation["high"], "+.1f"),
+                    "p": spell_p(relation["p_adjusted"]),
+                    "num_seeds": relation["num_seeds"],
+                    "outcome": relation["outcome"],
                 }
             )
     columns = [
@@ -232,4 +252,4 @@ def _relations(
         Column("seeds", "num_seeds", "d"),
         Column("outcome", "outcome"),
     ]
-    return columns, pd.DataFrame(lines)
+    return Table(columns, pd.DataFrame(lines))

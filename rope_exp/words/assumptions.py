@@ -4,9 +4,9 @@ Those that no key changes are in docs/comparing.md.
 """
 
 from rope_exp.config import RunConfig
-from rope_exp.content import Report
 from rope_exp.errors import show
 from rope_exp.identity import numeric_values
+from rope_exp.report import Report
 from rope_exp.sections import SoftmaxConfig
 
 # The sections of a config that are listed, and their titles. Keys that rows or other sentences

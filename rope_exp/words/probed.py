@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rope_exp.content import NOTHING, Report, markdown_table
 from rope_exp.frames import BY_PLACE, by_place
+from rope_exp.report import NOTHING, Report, markdown_table
 from rope_exp.runs import Run
 from rope_exp.stats import Array
 
@@ -25,6 +25,25 @@ COPIES = 0.3
 LITTLE = 0.1
 
 Answer = Mapping[str, Any]
+
+# Below the answers on generated data.
+ORDER = 4
+
+
+def tables(report: Report) -> list[str]:
+    """Return the parts of table.md."""
+    return [*extension_part(report), *copies_part(report)]
+
+
+def notes(report: Report) -> list[str]:
+    """Return notes on learned numbers."""
+    return [*drift_notes(report), *shift_notes(report)]
+
+
+def files(report: Report) -> dict[str, str]:
+    """Return probes.csv and extension.csv, if runs were probed."""
+    made = {"probes.csv": probes_csv(report), "extension.csv": extension_csv(report)}
+    return {name: text for name, text in made.items() if text}
 
 
 # -- by place --------------------------------------------------------------------------------------

@@ -5,19 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from support.configs import TINY
 from support.exported import read
 from support.own import PULL
-from support.refused import refused
 from support.runs import final_weights, train
 
 from rope_exp import load_run
 from rope_exp.commands.export import main as export
 from rope_exp.commands.generate import main as generate
 from rope_exp.commands.report import main as report
-from rope_exp.errors import RecordError
-from rope_exp.folder import read_config
 
 
 @pytest.fixture(scope="module")
@@ -93,17 +89,6 @@ def test_it_is_exported_with_its_class(trained: Path, tmp_path: Path) -> None:
             written = torch.cat([written, likeliest], dim=1)
     new = written[0, len(found["ids"][0]) :].tolist()
     assert found["said"][0] == tokenizer.decode(new, skip_special_tokens=False)
-
-
-def test_a_changed_copy_in_the_folder_is_not_run(trained: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(trained / "results/runs/g/pull/seed0", run)
-    assert read_config(run).pe.source == PULL
-    values = yaml.safe_load((run / "config.yaml").read_text())
-    values["pe"]["source"] += "raise SystemExit('executed')\n"
-    (run / "config.yaml").write_text(yaml.safe_dump(values))
-    with refused("pe.source", "was changed", by=RecordError):
-        load_run(run)
 
 
 def test_a_mistake_ends_before_anything_is_written(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.refused import refused
-from support.runs import Trial, assert_same_losses, kill_the_tree, train
+from support.runs import assert_same_losses, train
 
 from rope_exp import load_run
 from rope_exp.commands.generate import main as generate
@@ -67,17 +67,6 @@ def test_it_learns_and_is_asked(name: str, request: pytest.FixtureRequest) -> No
     assert run.epochs is None
     assert list(read_json(folder / "probes.json")) == list(run.config.train.probes)
     assert run.env["certificate"]["measured"] == "invariant"
-
-
-@pytest.mark.torture
-def test_killed_and_started_again_it_is_the_same_run(added: Path, tmp_path: Path) -> None:
-    """A step's rows are a function of its number, so a run resumes from that number alone."""
-    trial = Trial(command=ADDITION, folder=tmp_path / "run", undisturbed=added)
-    process = trial.start(rows=13)
-    kill_the_tree(process.pid)
-    process.communicate()
-    trial.assert_goes_on()
-    assert read_json(added / "probes.json") == read_json(trial.folder / "probes.json")
 
 
 @pytest.mark.torture

@@ -11,18 +11,13 @@ import pytest
 from support.configs import RECORDED
 
 from rope_exp.comparable import telling
-from rope_exp.content import build
 from rope_exp.errors import ConfigError, RecordError
+from rope_exp.figures import style
 from rope_exp.files import json_sha256
-from rope_exp.page import compile as gather
-from rope_exp.page.compile import of_report
-from rope_exp.page.page import PARTS, page
+from rope_exp.page.report import page
 from rope_exp.records import digest, read_record, stored_records
-from rope_exp.report import csv_table, markdown
+from rope_exp.report import build, parts, table_csv, table_md
 from rope_exp.runs import Run
-from rope_exp.words.answers import answers_csv
-from rope_exp.words.probed import extension_csv, probes_csv
-from rope_exp.words.sentences import summary
 
 GONE = object()
 HARMS = (None, "x", [], -1, float("nan"), 1e308, 10**30, True, GONE)
@@ -74,19 +69,18 @@ def judge(runs: Sequence[Run]) -> None:
     """Build every output that a campaign's records give, except images."""
     factors = telling(runs)
     report = build(runs, factors)
-    markdown(report, [])
-    for write in (csv_table, summary, answers_csv, probes_csv, extension_csv):
-        write(report)
-    of_report(report)
+    table_md(report)
+    table_csv(report)
+    for files in parts("files", "words", "probes").values():
+        files(report)
+    assert not report.charts
     page({runs[0].group: report}, runs)
 
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build the figures, but draw none: drawing takes most of the time."""
-    for figure in ("forest", "grid", "curves"):
-        monkeypatch.setitem(PARTS, figure, lambda report: None)
-    monkeypatch.setattr(gather, "drawn", lambda draw, report: draw(report) and None)
+    monkeypatch.setattr(style, "drawn", lambda draw, report: draw(report) and None)
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.torture)])

@@ -304,7 +304,7 @@ def at(*keys: str | int, to: Any) -> Edit:
 
 
 CONTRADICTIONS: dict[str, tuple[Edit, str]] = {
-    "another format": (at("format", to=2), "has format 2, but this code reads 1"),
+    "another format": (at("format", to=2), "format=2: must be"),
     "another rate": (at("config", "optim", "lr", to=0.5), "group_sha256"),
     "another seed": (at("config", "seed", to=4), "seed=3"),
     "a key of no version": (at("config", "optim", "rate", to=1), "holds no config"),
@@ -316,13 +316,13 @@ CONTRADICTIONS: dict[str, tuple[Edit, str]] = {
     "a time past all years": (at("result", "wall_s", to=1e300), "wall_s=1e+300: must be less than"),
     "a time that is text": (at("result", "wall_s", to="long"), "wall_s=long"),
     "another last loss": (at("curve", "val/loss", -1, to=1.5), "ends with val/loss=1.5"),
-    "a step that is text": (at("curve", "step", 0, to="x"), "step=x"),
-    "a step twice": (at("curve", "step", 1, to=1), "step 1 is out of order"),
-    "a loss that is text": (at("curve", "train/loss", 0, to="x"), "train/loss=x"),
-    "a loss that is null": (at("curve", "train/loss", 0, to=None), "train/loss=null"),
-    "an evaluation that is true": (at("curve", "val/loss", 0, to=True), "val/loss=true"),
-    "a shorter column": (lambda values: values["curve"]["step"].pop(), "holds no curve"),
-    "no column": (lambda values: values["curve"].pop("step"), "holds no curve"),
+    "a step that is text": (at("curve", "step", 0, to="x"), "step="),
+    "a step twice": (at("curve", "step", 1, to=1), "steps are out of order"),
+    "a loss that is text": (at("curve", "train/loss", 0, to="x"), "curve.train/loss="),
+    "a loss that is null": (at("curve", "train/loss", 0, to=None), "curve.train/loss="),
+    "an evaluation that is true": (at("curve", "val/loss", 0, to=True), "curve.val/loss="),
+    "a shorter column": (lambda values: values["curve"]["step"].pop(), "without a loss"),
+    "no column": (lambda values: values["curve"].pop("step"), "curve.step: is missing"),
     "an emptied curve": (
         at("curve", to={"step": [], "train/loss": [], "val/loss": []}), "ends with train/loss=None"
     ),

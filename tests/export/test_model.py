@@ -15,7 +15,6 @@ from rope_exp.decoder import Decoder
 from rope_exp.export import modeling_rope_exp
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM
 from rope_exp.export.write import exported
-from rope_exp.position.own import class_of
 from rope_exp.sections import Architecture, Kind
 
 LENGTH = 24
@@ -262,7 +261,8 @@ def test_a_class_of_ones_own_acts_in_float32(name: str, is_loaded: bool, tmp_pat
 def loaded(made: Any, decoder: Decoder, folder: Path) -> Any:
     """Load a model in bfloat16 as an export's own file does, which holds the user's class."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modeling_rope_exp, "OWN", class_of(decoder.architecture.pe))
+        own = next(each for name, each in decoder.named_modules() if name.endswith(".own"))
+        patch.setattr(modeling_rope_exp, "OWN", type(own))
         return type(made).from_pretrained(folder, dtype=torch.bfloat16)
 
 

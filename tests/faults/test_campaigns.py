@@ -107,15 +107,3 @@ def test_a_signal_before_any_run(
     assert process.returncode == 75, stderr
     lines = [line for line in stderr.splitlines() if "cells have a record" not in line]
     assert lines == ["stopped before any run was started"]
-
-
-def test_a_signal_after_the_deadline_kills_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The deadline is the first request; a signal right after it does not count as a second."""
-    asked = []
-    killed = []
-    with sweep.SignalRelay([]) as relay:
-        monkeypatch.setattr(relay, "on_request", lambda: asked.append(1))
-        monkeypatch.setattr(relay, "on_repeat", lambda: killed.append(1))
-        relay.request()
-        signal.raise_signal(signal.SIGTERM)
-    assert (asked, killed) == ([1], [])

@@ -168,28 +168,3 @@ def test_the_batch_script_of_the_recipes_goes_on(trial: Trial, tmp_path: Path) -
     subprocess.run(job, env=environment, check=True, capture_output=True, timeout=120)
     assert (tmp_path / "requeued").read_text() == "requeue 17\n"
     assert_same_run(trial.undisturbed, trial.folder)
-
-
-@pytest.mark.torture
-def test_a_launcher_that_raises_leaves_a_checkpoint(trial: Trial) -> None:
-    """submitit's SIGUSR2 handler raises in the dispatcher's waiting loop to requeue a job."""
-    script = f"""
-import signal, sys
-from rope_exp.compose import run_config
-from rope_exp.settle import resolve
-from rope_exp.sweep import dispatch
-signal.signal(signal.SIGUSR2, lambda number, frame: sys.exit(9))
-config = resolve(run_config({trial.words!r}))
-dispatch([config], [config.name])
-"""
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], env=environment, stderr=subprocess.PIPE, text=True
-    )
-    trial.wait_for_rows(13, process)
-    process.send_signal(signal.SIGUSR2)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 9, stderr
-    assert not (trial.folder / "result.json").exists()
-    assert trial.checkpoints()[-1] == trial.num_rows() >= 13
-    trial.assert_goes_on()

@@ -1,6 +1,5 @@
 """Tests of sweeps: broken runs, two dispatchers, a killed or stopped dispatcher, 200 runs."""
 
-import os
 import signal
 import time
 from pathlib import Path
@@ -9,7 +8,6 @@ import pytest
 from support.runs import (
     num_rows,
     processes_of,
-    ranks_of,
     sabotage,
     start,
     stopped_by,
@@ -68,22 +66,6 @@ def test_broken_runs_are_named_and_rerun_alone(
     assert train(*command, cwd=tmp_path).returncode == 0
     assert finished(runs) == ["qk_rope", "vo_rope"]
     assert starts(runs) == {"qk_rope": 1, "vo_rope": 2}
-
-
-@pytest.mark.torture
-def test_a_killed_run_is_named_and_the_others_finish(
-    tmp_path: Path, group: Path, sweep: list[str]
-) -> None:
-    command = [*sweep, "pe=nope,vo_rope,qk_rope", "train.num_steps=30"]
-    runs = tmp_path / group
-    process = start(*command, cwd=tmp_path, **sabotage(step=5, vo_rope="hang"))
-    wait_for(lambda: num_rows(runs / "vo_rope/seed0") >= 4, process)
-    [victim] = ranks_of(group / "vo_rope")
-    os.kill(victim, signal.SIGKILL)
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert_broken(stderr, group, runs, vo_rope="ended by SIGKILL")
-    assert finished(runs) == ["nope", "qk_rope"]
 
 
 @pytest.mark.torture

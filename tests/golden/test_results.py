@@ -11,7 +11,8 @@ import pytest
 from golden.kept import FROM_DELETED_CODE
 from support.configs import RECORDED, REPOSITORY
 
-from rope_exp.page import compile as command
+from rope_exp import compile as command
+from rope_exp.report import Report
 
 RESULTS = REPOSITORY / "results"
 SUFFIXES = {".csv", ".md", ".tex"}
@@ -29,9 +30,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make the report on all campaigns, without figures, which take most of the time."""
     out = tmp_path_factory.mktemp("results")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "of_report", lambda report: {})
+        patch.setattr(Report, "charts", {})
         patch.setattr("vl_convert.vegalite_to_svg", lambda *args, **kwargs: "")
-        patch.setattr(command, "page", lambda tables, runs: b"")
+        patch.setattr(command, "_pages", lambda tables, runs: {})
         command.write_campaigns(RECORDED, None, out)
     return out
 

@@ -1,6 +1,5 @@
 """Tests of the checks before a run starts, and of the acquisition of its folder."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -171,23 +170,6 @@ def test_a_requeued_job_begins_anew_once(
 def test_runs_of_one_sweep_that_share_a_folder_are_refused(on_cpu: OnCpu) -> None:
     with refused("run.dir=", "two runs of the sweep (nope-s0) would share it"):
         admit([on_cpu(), on_cpu("pe=nope")])
-
-
-def test_two_hundred_runs_are_admitted_with_one_corpus(
-    on_cpu: OnCpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    prepared = []
-    open_data = admit_module.open_data
-    monkeypatch.setattr(
-        admit_module, "open_data", lambda *a, **k: prepared.append(a) or open_data(*a, **k)
-    )
-    base = on_cpu()
-    configs = [
-        dataclasses.replace(base.replace("run", dir=str(tmp_path / f"run{seed}")), seed=seed)
-        for seed in range(200)
-    ]
-    assert len(admit(configs)) == 200
-    assert len(prepared) == 1
 
 
 def test_a_run_that_lost_its_checkpoints_is_refused(begun: Job) -> None:

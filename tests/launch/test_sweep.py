@@ -4,8 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rope_exp.compose import run_config
 from rope_exp.jobs import Job
@@ -26,15 +24,3 @@ def job(max_parallel: int, *, is_running: bool = False) -> Job:
 def test_as_many_run_as_each_of_them_allows(mine: int, running: list[int], may_start: bool) -> None:
     others = [job(each, is_running=True) for each in running]
     assert _has_place(job(mine), others) == may_start
-
-
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=8))
-def test_no_order_of_starts_breaks_any_limit(limits: list[int]) -> None:
-    jobs = [job(limit) for limit in limits]
-    started: list[Job] = []
-    for each in jobs:
-        if _has_place(each, started):
-            each.ranks = [object()]  # type: ignore[list-item]
-            started.append(each)
-    assert started
-    assert all(len(started) <= int(each.config.launch.max_parallel) for each in started)

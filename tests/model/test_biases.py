@@ -12,7 +12,9 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from rope_exp.position._biases import SINUSOID_BASE, alibi_slopes, sines_and_cosines, t5_buckets
+from rope_exp.position.alibi import alibi_slopes
+from rope_exp.position.sinusoidal import SINUSOID_BASE, sines_and_cosines
+from rope_exp.position.t5 import t5_buckets
 from rope_exp.rope import angles, frequencies
 from rope_exp.sections import T5_BUCKETS
 

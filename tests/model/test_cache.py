@@ -21,8 +21,7 @@ from support.models import (
 )
 from torch import Tensor
 
-from rope_exp.angles import Positions
-from rope_exp.cache import Cache, LayerCache
+from rope_exp.attention import Cache, LayerCache, Positions
 from rope_exp.costs import kept as kept_of
 from rope_exp.decoder import Decoder
 from rope_exp.sections import Kind, SoftmaxConfig

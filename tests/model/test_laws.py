@@ -11,12 +11,10 @@ from support.kinds import KINDS, allowed
 from support.models import BASE, SIZES, SUBSETS, make_pe, make_sizes, rotation_matrix
 from torch import Tensor, nn
 
-from rope_exp.angles import Positions
-from rope_exp.attention import Attention, SoftmaxAttention
+from rope_exp.attention import Attention, LayerCache, Positions, SoftmaxAttention
 from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.latent import Layer as LatentAttention
 from rope_exp.attn.retention import Config as RetentionConfig
-from rope_exp.cache import LayerCache
 from rope_exp.errors import LawError
 from rope_exp.laws.certificate import SHIFT, certificate, expected_class
 from rope_exp.rope import rotate
@@ -143,16 +141,16 @@ def test_a_latent_that_is_kept_without_its_norm_is_refused(
 @pytest.mark.parametrize(
     ("attn", "name", "where"),
     [
-        (LatentConfig(), "absorbed", "latent:LatentAttention._absorbed"),
-        (RetentionConfig(), "parallel", "state:parallel"),
-        (SoftmaxConfig(), "cached", "base:attention_after"),
+        (LatentConfig(), "absorbed", "attn.latent:Layer._absorbed"),
+        (RetentionConfig(), "parallel", "attn._recurrence:parallel"),
+        (SoftmaxConfig(), "cached", "attention:attention_after"),
     ],
 )
 def test_a_formula_that_differs_is_refused(
     attn: Kind, name: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A relative error of a thousandth is enough."""
-    path = f"rope_exp.model.attention.{where}"
+    path = f"rope_exp.{where}"
     function = resolve_name(path)
 
     def wrong(*arguments: Any, **keywords: Any) -> Tensor:

@@ -19,8 +19,8 @@ from support.models import (
 )
 from torch import Tensor
 
-from rope_exp.angles import Rotary
 from rope_exp.attention import SoftmaxAttention
+from rope_exp.decoder import Rotary
 from rope_exp.sections import SoftmaxConfig
 
 

@@ -22,10 +22,9 @@ from support.models import (
     tokens,
 )
 
-from rope_exp.angles import Rotary
 from rope_exp.attention import turned
 from rope_exp.config import RunConfig
-from rope_exp.decoder import Block, Decoder, llama_weights, weights, weights_sha256
+from rope_exp.decoder import Block, Decoder, Rotary, llama_weights, weights, weights_sha256
 from rope_exp.errors import ConfigError
 from rope_exp.sections import Architecture, PeConfig
 
@@ -324,7 +323,7 @@ def test_the_last_positions_are_as_good_as_the_first(start: int, changes: dict[s
     decoder = loud(make_decoder(*"qkvo", **changes)).float()
     ids_BT = tokens(2, LENGTH)
     here = decoder(ids_BT)
-    decoder.model.rotary_emb.start = start
+    decoder.model.start = start
     cache = decoder.new_cache()
     parts = [decoder(part, cache=cache) for part in ids_BT.split([4, 1, 4], dim=1)]
     for there in (decoder(ids_BT), torch.cat(parts, dim=1)):

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from support.models import make_pe, make_sizes
 from torch import Tensor
 
-from rope_exp.angles import Rotary
 from rope_exp.attention import SoftmaxAttention
-from rope_exp.decoder import Decoder
+from rope_exp.decoder import Decoder, Rotary
 from rope_exp.evaluate import Inputs, on_device
 from rope_exp.sections import Architecture, DataConfig
 from rope_exp.tasks.spikes import FACTS, rows

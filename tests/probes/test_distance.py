@@ -16,7 +16,7 @@ from rope_exp.attention import Attention, for_queries
 from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.shared import Config as SharedConfig
 from rope_exp.decoder import Decoder
-from rope_exp.position._biases import alibi_slopes
+from rope_exp.position.alibi import alibi_slopes
 from rope_exp.probes._windows import attentions
 from rope_exp.probes.distance import decay_bound, weighed
 from rope_exp.rope import frequencies

@@ -93,7 +93,7 @@ def trace(model: Finished) -> list[Any]:
     attributes = [sorted(vars(module)) for module in decoder.modules()]
     sites = [layer.sites for layer in attentions(decoder)]
     weights = [parameter.tolist() for parameter in decoder.parameters()]
-    return [attributes, sites, decoder.model.rotary_emb.start, weights, torch.is_grad_enabled()]
+    return [attributes, sites, decoder.model.start, weights, torch.is_grad_enabled()]
 
 
 @each_probe

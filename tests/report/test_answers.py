@@ -6,10 +6,8 @@ from dataclasses import replace
 import pytest
 from support.records import runs_of
 
-from rope_exp.content import Report, build
-from rope_exp.report import markdown
+from rope_exp.report import Report, build, table_md
 from rope_exp.words.answers import answers_csv, match_relations, task_tables
-from rope_exp.words.sentences import notes
 
 SHARES = {"qk_rope": 0.7, "qkvo_rope": 0.9, "vo_rope": 0.8, "nope": 0.5}
 PAIR = ("qk_rope", "qkvo_rope")
@@ -50,18 +48,18 @@ def test_ropers_claim_is_judged_by_matches(levels: tuple[float, float], outcome:
     report = with_shares(share)
     for relations in match_relations(report).values():
         [relation] = relations
-        assert (relation.judged.a, relation.judged.b) == ("qkvo_rope", "qk_rope")
-        assert relation.outcome == outcome
+        assert (relation["a"], relation["b"]) == ("qkvo_rope", "qk_rope")
+        assert relation["outcome"] == outcome
     assert outcome in "\n".join(task_tables(report))
 
 
 def test_a_task_without_mistakes_opens_both_measures() -> None:
     """If all answers are right, the verdict by losses is open too; if none is, it stays."""
-    by_losses = [relation.outcome for relation in with_shares(lambda *_: 0.0).relations]
+    by_losses = [relation["outcome"] for relation in with_shares(lambda *_: 0.0).relations]
     assert "too easy" not in by_losses[0]
     found = with_shares(lambda *_: 1.0)
-    assert [relation.outcome for relation in found.relations] == ["open; the task is too easy"]
-    assert "| open; the task is too easy |" in markdown(found)
+    assert [relation["outcome"] for relation in found.relations] == ["open; the task is too easy"]
+    assert "| open; the task is too easy |" in table_md(found)
 
 
 def test_one_seed_judges_nothing() -> None:
@@ -79,13 +77,13 @@ def test_matches_are_judged_by_the_campaigns_test() -> None:
     )
     paired = build([replace(run, test="paired") for run in report.runs], ["pe"])
     [pooled], [own] = (match_relations(each)["test"] for each in (report, paired))
-    assert own.judged.df == own.judged.num_seeds - 1 < pooled.judged.df
+    assert own["df"] == own["num_seeds"] - 1 < pooled["df"]
 
 
 def test_other_initial_weights_take_what_is_published() -> None:
     """Published numbers and claims are for training from scratch, so neither is shown."""
     runs = runs_of("roper")
-    assert any("Harik" in note for note in notes(build(runs, ["pe"])))
+    assert any("Harik" in note for note in build(runs, ["pe"]).told("notes"))
     began = [replace(run, config=replace(run.config, init_weights="0" * 64)) for run in runs]
     found = build(began, ["pe"])
     assert (found.source, list(found.relations)) == (None, [])

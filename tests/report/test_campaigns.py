@@ -7,8 +7,8 @@ import pytest
 from support.records import copy_records, edit_record
 from support.refused import refused
 
-from rope_exp.page import compile as command
-from rope_exp.page.compile import write_campaigns
+from rope_exp.compile import write_campaigns
+from rope_exp.report import Report
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the figures, which take most of the time and are not checked here."""
-    monkeypatch.setattr(command, "of_report", lambda *_: {})
+    monkeypatch.setattr(Report, "charts", {})
 
 
 @pytest.mark.parametrize(("key", "other"), [("torch", "9.0"), ("num_threads", 64)])

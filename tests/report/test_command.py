@@ -13,8 +13,8 @@ from support.reports import make_run, sha256_of, table_rows
 
 from rope_exp import cli
 from rope_exp.commands.report import main as command
+from rope_exp.compile import write
 from rope_exp.errors import ConfigError
-from rope_exp.page.compile import write
 
 FIGURES = ("figures/curves.svg", "figures/forest.svg")
 TABLES = ("table.md", "table.csv", "table.tex")
@@ -117,7 +117,7 @@ def test_a_file_that_the_system_refuses_is_a_refusal(
     def broken(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "config.yaml")
 
-    monkeypatch.setattr("rope_exp.records.read_config", broken)
+    monkeypatch.setattr("rope_exp.runs.read_config", broken)
     with refused("Permission denied: 'config.yaml'"):
         write(tmp_path / "runs", None, tmp_path / "out")
     assert not (tmp_path / "out").exists()

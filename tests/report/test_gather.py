@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from support.records import report_on, runs_of, unfinished
 
-from rope_exp.content import build
-from rope_exp.page.compile import beside, of_report
+from rope_exp.compile import beside
+from rope_exp.report import build
 from rope_exp.runs import Run
 
 
@@ -44,9 +44,6 @@ def test_runs_of_others_that_do_not_fit_are_left_out(broken: str) -> None:
 
 
 def test_one_run_alone_leaves_out_what_it_cannot_show() -> None:
-    assert set(of_report(report_on("english", "vo_rope", seeds=(0,)))) == {
-        "figures/curves.svg",
-        "figures/probes.svg",
-    }
+    assert {*report_on("english", "vo_rope", seeds=(0,)).charts} == {"curves", "probes"}
     begun = [replace(unfinished(run), probes={}) for run in runs_of("english", "nope", seeds=(0,))]
-    assert of_report(build(begun, ["pe"])) == {}
+    assert build(begun, ["pe"]).charts == {}

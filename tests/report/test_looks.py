@@ -5,7 +5,7 @@ import re
 import numpy as np
 from support.configs import NINE
 
-from rope_exp.figures._style import look, parts
+from rope_exp.figures.style import look, parts
 from rope_exp.sections import SUBSETS
 
 LABELS = {f"{''.join(sites)}_rope" if sites else "nope": sites for sites in SUBSETS}

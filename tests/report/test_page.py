@@ -12,20 +12,15 @@ from support.configs import REPOSITORY
 from support.pages import HOSTILE, make_hostile, make_tables
 from support.records import ended_at, report_on, runs_of, unfinished
 
-from rope_exp.content import Report, build, cells
-from rope_exp.figures import _style as style
-from rope_exp.figures.curves import curves
-from rope_exp.figures.forest import forest
-from rope_exp.figures.grid import grid
-from rope_exp.page.page import PARTS, page
-from rope_exp.page.settings import answer, at_a_glance, named
-from rope_exp.report import columns, frame, relations_columns, relations_frame
+from rope_exp.page._settings import answer, at_a_glance, named
+from rope_exp.page.report import cells, page
+from rope_exp.report import Report, build, main_table, relations_table
 
 
 def undrawn(tables: Mapping[str, Report]) -> str:
     """Return the page without figures, which take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PARTS, "image", lambda draw, report: None)
+        patch.setattr(Report, "charts", {})
         return page(tables, [run for report in tables.values() for run in report.runs]).decode()
 
 
@@ -85,17 +80,16 @@ def test_texts_of_records_are_no_markup() -> None:
 def test_numbers_are_those_of_the_tables(text: str, tables: dict[str, Report]) -> None:
     for place, report in tables.items():
         markup = section(text, place)
-        assert shown(markup, 0) == cells(columns(report), frame(report))
+        assert shown(markup, 0) == main_table(report).cells
         if report.relations:
-            expected = cells(relations_columns(report), relations_frame(report))
-            assert shown(markup, 1) == expected
+            assert shown(markup, 1) == relations_table(report).cells
 
 
 def test_a_setting_has_its_figures_and_the_same_bytes_again() -> None:
     tables = {"english": report_on("english", "qk_rope", "nope", seeds=(0, 1))}
     drawn = page(tables, [])
     data = re.findall(r'<img src="data:image/svg\+xml;base64,(.*?)"', drawn.decode())
-    files = [style.drawn(draw, tables["english"]) for draw in (forest, grid, curves)]
+    files = [tables["english"].charts[name] for name in ("forest", "grid", "curves")]
     assert [base64.b64decode(each) for each in data] == files
     assert page(tables, []) == drawn
 
@@ -114,9 +108,9 @@ def test_the_answer_says_no_more_than_the_test(tables: dict[str, Report]) -> Non
     said = answer(report)
     assert said.startswith(f"Of {len(report.relations)} published relations: ")
     for relation in report.relations:
-        a, b = (report.rows[each].name for each in (relation.judged.a, relation.judged.b))
-        group = said.partition(relation.outcome)[2].partition(")")[0]
-        assert f"{a} {relation.published} {b}".replace("-RoPE", "") in group
+        a, b = (report.rows[each].name for each in (relation["a"], relation["b"]))
+        group = said.partition(relation["outcome"])[2].partition(")")[0]
+        assert f"{a} {relation['published']} {b}".replace("-RoPE", "") in group
     untested = answer(tables["tokens/train.num_steps=1000"])
     assert untested == "No difference from QK-RoPE has been tested yet."
 
@@ -135,16 +129,16 @@ def test_the_glance_has_each_tables_differences(tables: dict[str, Report]) -> No
     """Settings whose reference is another row, or has no loss, are left out."""
     without = report_on("english", "nope", "vo_rope")
     glance = at_a_glance(named({**tables, "few": without}))
-    headings, *lines = glance["table"].lines
+    headings, _, *lines = cells(glance["table"])
     assert len(glance["places"]) == 3
     for place, line in zip(glance["places"], lines, strict=True):
         found = dict(zip(headings[1:], line[1:], strict=True))
         report = tables[place]
-        for row in report.rows.values():
-            if row.label != "qk_rope":
-                number, _, word = found.pop(row.name).partition(" ")
-                assert number == f"{row.ours.delta:+.4f}"
-                assert bool(word) == (row.label in report.against)
+        for label, row in report.lines.items():
+            if label != "qk_rope":
+                number, _, word = found.pop(row["name"]).partition(" ")
+                assert number == f"{row['delta']:+.4f}"
+                assert bool(word) == (label in report.against)
         assert {*found.values()} <= {"—"}
 
 

@@ -6,13 +6,10 @@ import pytest
 from support.records import diverged, ended_at, report_on, runs_of, unfinished
 from support.refused import refused
 
-from rope_exp.content import build
 from rope_exp.figures.curves import by_tokens
-from rope_exp.report import csv_table, markdown
+from rope_exp.report import build, table_csv, table_md
 from rope_exp.runs import Run
-from rope_exp.words.assumptions import assumptions
 from rope_exp.words.probed import copies_part, drift_notes
-from rope_exp.words.sentences import caption, code_notes, notes, summary
 
 
 def seeds_of(*rows: str) -> list[Run]:
@@ -27,14 +24,14 @@ def test_a_run_without_an_end_is_a_word_and_never_a_number() -> None:
     lost = [*map(diverged, vo), *map(unfinished, k), *nope[:2], diverged(nope[2])]
     report = build([*reference, *lost], ["pe"])
 
-    lines = csv_table(report).splitlines()
+    lines = table_csv(report).splitlines()
     for label, word in (("vo_rope", "diverged"), ("k_rope", "unfinished")):
         [cells] = [line.split(",") for line in lines if f",{label}," in line]
         assert cells[3:11] == ["0", "", "", "", "", "", "", word]
-    text = markdown(report)
+    text = table_md(report)
     assert "| VO-RoPE | v o | 0 | diverged | — |" in text
     assert "worse (1 diverged) |" in text
-    said = notes(report)
+    said = report.told("notes")
     assert "VO-RoPE, seed 0: diverged after 250 of 500 steps (english/vo_rope-s0)." in said
     assert "K-RoPE, seed 0: unfinished after 0 of 500 steps (english/k_rope-s0)." in said
     assert "‡ NoPE: mean and Δ over seeds 0, 1." in said
@@ -51,7 +48,7 @@ def test_interrupted_and_unequal_runs_are_noted() -> None:
         replace(k, env={**k.env, "device": "H200", "git": git}),
     ]
     report = build(runs, ["pe"], left_out={"g/scraps": "it holds no run <pe>/seed<k>"})
-    said = notes(report)
+    said = report.told("notes")
     name = report.rows[qk.config.pe.label].name
     assert f"{name}, seed 0: went on with world_size 2 after 1 ({qk.where})." in said
     assert any(note.startswith("Runs of seed 0 differ in device: ") for note in said)
@@ -62,7 +59,7 @@ def test_interrupted_and_unequal_runs_are_noted() -> None:
         replace(run, env={**run.env, "device": f"card {run.config.seed}"})
         for run in runs_of("english", "qk_rope", "vo_rope", seeds=(0, 1))
     ]
-    assert "Seeds differ in device: card 0, card 1." in notes(build(blocks, ["pe"]))
+    assert "Seeds differ in device: card 0, card 1." in build(blocks, ["pe"]).told("notes")
 
 
 def test_a_row_of_other_code_is_named() -> None:
@@ -71,7 +68,7 @@ def test_a_row_of_other_code_is_named() -> None:
     for run in runs_of("english", *codes, seeds=(0,)):
         commit, dirty = codes[run.row]
         runs.append(replace(run, env={**run.env, "git": {"commit": commit * 40, "dirty": dirty}}))
-    assert code_notes(build(runs, ["pe"])) == [
+    assert build(runs, ["pe"]).told("warnings") == [
         "VO-RoPE: trained at commit 1111111111+; most runs at 0000000000.",
         "+: the code had uncommitted changes.",
     ]
@@ -80,14 +77,14 @@ def test_a_row_of_other_code_is_named() -> None:
 def test_what_cannot_be_ordered_is_not() -> None:
     """One seed tests nothing; rows without a common seed have no order."""
     nine = report_on("english", seeds=(0,))
-    assert summary(nine).startswith("One seed: no difference can be tested. Best: ")
-    claims = [line for line in markdown(nine).splitlines() if " > " in line]
+    assert "".join(nine.told("summary")).startswith("One seed: no difference can be tested. Best: ")
+    claims = [line for line in table_md(nine).splitlines() if " > " in line]
     assert claims == ['- Published order: QK ≈ QKVO > K ≈ VO > QKV > NoPE > Q/V/O (">" is better).']
 
     apart = [*runs_of("english", "qk_rope", seeds=(0,)), *runs_of("english", "nope", seeds=(1,))]
-    assert summary(build(apart, ["pe"])) == "Rows share too few seeds for an order."
+    assert "".join(build(apart, ["pe"]).told("summary")) == "Rows share too few seeds for an order."
     begun = build([unfinished(run) for run in apart], ["pe"])
-    assert summary(begun) == "Nothing to compare. Rows with a loss: none."
+    assert "".join(begun.told("summary")) == "Nothing to compare. Rows with a loss: none."
 
 
 @pytest.mark.parametrize(
@@ -96,7 +93,7 @@ def test_what_cannot_be_ordered_is_not() -> None:
 def test_tau_is_of_three_published_variants(others: tuple[str, ...], is_told: bool) -> None:
     """With two variants, tau is only a sign."""
     report = report_on("english", "qk_rope", *others, seeds=(0,))
-    assert ("tau" in summary(report)) == is_told
+    assert ("tau" in "".join(report.told("summary"))) == is_told
 
 
 def test_a_verdict_that_hangs_on_pooling_is_marked() -> None:
@@ -112,14 +109,14 @@ def test_a_verdict_that_hangs_on_pooling_is_marked() -> None:
         level, share = levels[run.row]
         runs.append(ended_at(run, level + share * 0.05 * (run.config.seed - 1)))
     report = build(runs, ["pe"])
-    text = markdown(report)
+    text = table_md(report)
     assert "| better † |" in text
     [relation] = [line for line in text.splitlines() if line.startswith("| QK-RoPE ≈ QKVO-RoPE")]
     assert relation.endswith("| contradicted † |")
-    said, mark = [note for note in notes(report) if "paired t test" in note]
+    said, mark = [note for note in report.told("notes") if "paired t test" in note]
     assert mark == "†: open in the paired t test (Holm)."
     assert "QKVO-RoPE ? QK-RoPE > VO-RoPE ? K-RoPE" in said
-    assert [note for note in notes(report.alone) if "†" in note] == []
+    assert [note for note in report.alone.told("notes") if "†" in note] == []
 
 
 # -- the reference ---------------------------------------------------------------------------------
@@ -130,9 +127,9 @@ def test_another_reference_is_named_by_label_or_name() -> None:
     runs = runs_of("english", "qk_rope", "vo_rope", "nope", seeds=(0,))
     losses = {run.row: run.loss for run in runs}
     for reference in ("nope", "NoPE"):
-        row = build(runs, ["pe"], reference).rows["vo_rope"]
-        assert row.ours.delta == pytest.approx(losses["vo_rope"] - losses["nope"])  # type: ignore[operator]
-        assert row.theirs.delta == pytest.approx(2.770 - 2.795)
+        row = build(runs, ["pe"], reference).lines["vo_rope"]
+        assert row["delta"] == pytest.approx(losses["vo_rope"] - losses["nope"])  # type: ignore[operator]
+        assert row["published_delta"] == pytest.approx(2.770 - 2.795)
 
 
 def test_a_reference_that_the_group_lacks_is_refused() -> None:
@@ -141,8 +138,8 @@ def test_a_reference_that_the_group_lacks_is_refused() -> None:
     with refused("--reference qk_rope matches no rows. Available: nope or NoPE"):
         build(runs, ["pe"], "qk_rope")
     report = build(runs, ["pe"])
-    assert report.rows["nope"].ours.delta is None
-    [said] = [note for note in notes(report) if "so there is no Δ" in note]
+    assert report.lines["nope"]["delta"] is None
+    [said] = [note for note in report.told("notes") if "so there is no Δ" in note]
     assert said.startswith("qk_rope has no finished run here")
 
 
@@ -153,9 +150,15 @@ def test_nothing_published_stands_beside_hidden_tokens() -> None:
     runs = [run for run in runs_of("mlm", "qk_rope", "vo_rope") if [*run.factors] == ["seed"]]
     report = build(runs, ["pe"])
     assert report.published is None
-    said = caption(report) + summary(report) + "\n".join(notes(report))
+    said = (
+        "".join(report.told("caption"))
+        + "".join(report.told("summary"))
+        + "\n".join(report.told("notes"))
+    )
     assert "published" not in said
-    assert any(line.startswith("Objective mlm: attention is bi") for line in assumptions(report))
+    assert any(
+        line.startswith("Objective mlm: attention is bi") for line in report.told("assumptions")
+    )
 
 
 def test_what_runs_began_with_is_said() -> None:
@@ -163,7 +166,9 @@ def test_what_runs_began_with_is_said() -> None:
     weights = "1" * 64
     began = [replace(run, config=replace(run.config, init_weights=weights)) for run in runs]
     report = build(began, ["pe"])
-    assert f"Initial weights: {weights:.12} from a finished run" in "\n".join(assumptions(report))
+    assert f"Initial weights: {weights:.12} from a finished run" in "\n".join(
+        report.told("assumptions")
+    )
     assert report.published is None
 
 
@@ -173,8 +178,8 @@ def test_stages_are_said_and_drawn_at_their_tokens() -> None:
     stages = [[256, 400], [512, 100, 16]]
     staged = replace(run, config=run.config.replace("train", stages=stages))
     report = build([staged], ["pe"])
-    assert f"stages {stages}" in "\n".join(assumptions(report))
-    assert f"{400 * 4096 + 100 * 512 * 16:,} tokens per run" in caption(report)
+    assert f"stages {stages}" in "\n".join(report.told("assumptions"))
+    assert f"{400 * 4096 + 100 * 512 * 16:,} tokens per run" in "".join(report.told("caption"))
 
     curve = by_tokens([staged], "val/loss")[0]
     steps = [row["step"] for row in run.metrics if "val/loss" in row]

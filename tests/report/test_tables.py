@@ -12,8 +12,7 @@ import pytest
 from scipy import stats
 from support.records import ended_at, report_on, runs_of
 
-from rope_exp.content import Report, build
-from rope_exp.report import csv_table, markdown, pairs_table, plain_table, tex_table
+from rope_exp.report import Report, build, pairs_csv, plain_table, table_csv, table_md, table_tex
 
 ROWS = ("qk_rope", "qkvo_rope", "vo_rope", "nope")
 
@@ -39,7 +38,7 @@ def test_the_pairs_own_interval_stands_beside() -> None:
     losses_VS = np.random.default_rng(1).normal(scale=0.02, size=(4, 5))
     losses_VS += np.array([3.50, 3.44, 3.55, 3.60])[:, None]
     report = with_losses(losses_VS)
-    rows = lines_of(csv_table(report))
+    rows = lines_of(table_csv(report))
 
     tests = [stats.ttest_rel(of_seeds, losses_VS[0]) for of_seeds in losses_VS[1:]]
     p = np.array([test.pvalue for test in tests])
@@ -52,7 +51,7 @@ def test_the_pairs_own_interval_stands_beside() -> None:
     residual_VS += losses_VS.mean()
     half = stats.t.ppf(0.975, 12) * np.sqrt((residual_VS**2).sum() / 12 * 2 / 5)
 
-    text = markdown(report)
+    text = table_md(report)
     for label, test, p_holm, of_seeds in zip(ROWS[1:], tests, adjusted, losses_VS[1:], strict=True):
         row = rows[label]
         own = test.confidence_interval()
@@ -78,10 +77,10 @@ def test_where_nothing_is_pooled_the_interval_stands_once() -> None:
     losses_VS = 3.5 + np.outer([0.01, 0.011, 0.012, 0.4], [0.1, 0.4, -0.3, 0.9, -0.8])
     report = with_losses(losses_VS)
     assert not report.is_pooled
-    row = lines_of(csv_table(report))["vo_rope"]
+    row = lines_of(table_csv(report))["vo_rope"]
     for key in ("delta_ci_low", "delta_ci_high", "p_holm", "verdict"):
         assert row[f"{key}_alone"] == row[key]
-    assert "; no second interval is printed" in markdown(report)
+    assert "; no second interval is printed" in table_md(report)
 
 
 def test_a_small_p_is_no_zero() -> None:
@@ -89,7 +88,7 @@ def test_a_small_p_is_no_zero() -> None:
     losses_VS = np.array([[3.5, 3.51, 3.52, 3.53, 3.54], [3.6, 3.61001, 3.62003, 3.63002, 3.64004]])
     report = with_losses(losses_VS)
     expected = stats.ttest_rel(*losses_VS).pvalue
-    for text, key in ((csv_table(report), "p_holm"), (pairs_table(report), "p")):
+    for text, key in ((table_csv(report), "p_holm"), (pairs_csv(report), "p")):
         *_, line = csv.DictReader(io.StringIO(text))
         assert float(line[key]) == pytest.approx(expected, rel=0.01)
         assert 0 < float(line[key]) < 5e-7
@@ -102,7 +101,7 @@ def test_losses_are_perplexity_and_bits_a_byte_too() -> None:
     report = build(
         [ended_at(run, math.log(8) + 0.2 * run.config.seed - 0.1) for run in runs], ["pe"]
     )
-    row = lines_of(csv_table(report))["qk_rope"]
+    row = lines_of(table_csv(report))["qk_rope"]
     assert float(row["perplexity"]) == pytest.approx(8)
     assert float(row["bits_per_byte"]) == pytest.approx(3 * share, abs=1e-6)
 
@@ -117,7 +116,7 @@ def test_the_latex_table_compiles(tmp_path: Path) -> None:
     """The table needs only booktabs, as its first line says, and no character is missing."""
     if shutil.which("pdflatex") is None:
         pytest.skip("there is no pdflatex here, which compiles the table")
-    table = tex_table(report_on("english"))
+    table = table_tex(report_on("english"))
     document = "\\documentclass{article}\\usepackage{booktabs}\\usepackage[landscape]{geometry}"
     document += f"\\begin{{document}}\\tiny\n{table}\\end{{document}}\n"
     (tmp_path / "t.tex").write_text(document, encoding="utf-8")

@@ -8,7 +8,7 @@ from support.harm import Harm, efforts, harmed, try_harms
 from support.refused import REFUSALS
 
 from rope_exp import load_run
-from rope_exp.content import build
+from rope_exp.report import build
 from rope_exp.runs import read_runs
 
 

@@ -8,7 +8,7 @@ from support.charts import records
 from support.pages import make_tables
 from support.records import ended_at, report_on, runs_of
 
-from rope_exp.content import Report, build
+from rope_exp.report import Report, build
 from rope_exp.studies.settings import files, relations
 
 FEW = ("qk_rope", "qkvo_rope", "vo_rope", "nope")
@@ -31,10 +31,12 @@ def test_the_figure_draws_what_was_judged(tables: dict[str, Report]) -> None:
         for run in runs_of("english", *FEW[:2], seeds=(0,))
     ]
     chart = relations({"english": tables["english"], "far": build(far, ["pe"])})
-    judged = {each.judged.b: each.judged for each in tables["english"].alone.relations}
+    judged = {pair["b"]: pair for pair in tables["english"].alone.relations}
     first, second = records(chart, "relation")
     own = judged["qkvo_rope"]
-    assert [first[key] for key in ("delta", "low", "high")] == [own.delta, own.low, own.high]
+    assert [first[key] for key in ("delta", "low", "high")] == [
+        own[key] for key in ("delta", "low", "high")
+    ]
     assert [first["is_tested"], second["is_tested"], second["low"]] == [True, False, None]
     assert [first["shape"], second["shape"]] == ["circle", "triangle-left"]
     assert second["delta"] == pytest.approx(-1)

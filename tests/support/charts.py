@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 from xml.etree import ElementTree
 
-from rope_exp.figures._style import svg_of
+from rope_exp.figures.style import svg_of
 
 # Up to this width, text of 11 pixels has at least 7 points when printed at 6.75 inches.
 WIDEST = 11 / 7 * 72 * 6.75

@@ -12,7 +12,9 @@ Done = subprocess.CompletedProcess[str]
 
 def started(script: str) -> list[str]:
     """Return Python's arguments to start one of our scripts, or a command such as `plan`."""
-    return [str(REPOSITORY / script)] if script.endswith(".py") else ["-m", "rope_exp", script]
+    if script.endswith(".py"):
+        return [str(REPOSITORY / script)]
+    return ["-m", "rope_exp", *script.split()]
 
 
 def command(*words: str, cwd: Path, script: str = "train.py", **environment: str) -> Done:

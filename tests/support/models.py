@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rope_exp.angles import Positions, Tables
-from rope_exp.cache import Cache
+from rope_exp.attention import Cache, Positions, Tables
 from rope_exp.decoder import Decoder
 from rope_exp.rope import angles, frequencies
 from rope_exp.sections import SOFTMAX, Architecture, Kind, ModelConfig, PeConfig

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rope_exp.content import Report, build
+from rope_exp.report import Report, build
 from support.records import report_on, runs_of
 
 HOSTILE = "</script><img src=x onerror=document.title='taken'>"

@@ -14,7 +14,7 @@ from rope_exp.folder import read_metrics, write_config
 from rope_exp.parallel import Parallel
 from rope_exp.prepare import prepare
 from rope_exp.settle import resolve
-from rope_exp.step import WARMUP_STEPS, Outcome, StepGraphs
+from rope_exp.step import WARMUP_STEPS, Outcome, StepGraphs, optimizer_tensors
 from rope_exp.trainer import Trainer
 
 Make = Callable[..., Trainer]
@@ -101,6 +101,12 @@ def snapshot(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {
         name: parameter.detach().clone() for name, parameter in trainer.decoder.named_parameters()
     }
+
+
+def state(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Return a copy of the weights and of the optimizer's tensors."""
+    moments = optimizer_tensors(trainer.train_step.optimizer, trainer.decoder)
+    return snapshot(trainer) | {name: moment.clone() for name, moment in moments.items()}
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:

@@ -27,7 +27,7 @@ from rope_exp.folder import (
     write_config,
 )
 from rope_exp.trainer import Trainer, environment
-from rope_exp.worker import find_origin, with_origin
+from rope_exp.worker import with_origin
 
 Tiny = Callable[..., RunConfig]
 GoOn = Callable[..., Trainer]
@@ -246,8 +246,12 @@ def test_a_run_without_a_checkpoint_that_verifies_is_refused(
 
 
 def test_a_run_is_told_by_the_weights_that_it_began_with(tmp_path: Path) -> None:
-    """The origin's path does not matter; runs from another origin, or none, are another group."""
+    """They are those of its origin's last step. The origin's path does not matter.
+
+    Runs from another origin, or none, are another group.
+    """
     folder = finished(tmp_path)
+    add_checkpoint(folder, sha256_of("earlier"), 250)
     moved = tmp_path / "elsewhere"
     shutil.copytree(folder, moved)
     other = finished(tmp_path, sha256_of("others"), seed=1)
@@ -259,13 +263,6 @@ def test_a_run_is_told_by_the_weights_that_it_began_with(tmp_path: Path) -> None
     assert going_on(folder, "seed=3").group_sha256 == ours.group_sha256
     groups = {going_on(other).group_sha256, ours.group_sha256, run_config([]).group_sha256}
     assert len(groups) == 3
-
-
-def test_the_last_checkpoint_counts(tmp_path: Path) -> None:
-    folder = finished(tmp_path)
-    add_checkpoint(folder, sha256_of("earlier"), 250)
-    origin = find_origin(going_on(folder))
-    assert (origin.step, origin.weights_sha256) == (500, WEIGHTS)
 
 
 # -- refused origins -------------------------------------------------------------------------------

@@ -6,10 +6,7 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from support.configs import REPOSITORY
-
-from rope_exp.parallel import Parallel
 
 RANKS = """
 import contextlib, json, sys
@@ -65,14 +62,6 @@ def test_two_ranks_agree_sum_gather_and_average() -> None:
         assert words["gather"] == [{"rank": 0}, {"rank": 1}]
         assert words["gradients"] == [rank + 1.0, 3.0]
         assert words["facts"]["distributed_type"] == "MULTI_CPU"
-
-
-def test_one_rank_is_a_world_of_its_own() -> None:
-    parallel = Parallel("cpu", "fp32", 1)
-    assert (parallel.rank, parallel.world_size, parallel.is_main) == (0, 1, True)
-    assert float(parallel.sum(torch.tensor(3.0))) == 3.0
-    assert [parallel.any(flag) for flag in (True, False)] == [True, False]
-    assert parallel.gather("mine") == ["mine"]
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_a_probe_that_is_not_finite_is_null(make: Make, monkeypatch: pytest.Monk
 
     def overflowing(*arguments: object) -> torch.Tensor:
         nats_BT = token_nats(*arguments)  # type: ignore[arg-type]
-        return nats_BT * torch.inf if trainer.decoder.model.rotary_emb.start else nats_BT
+        return nats_BT * torch.inf if trainer.decoder.model.start else nats_BT
 
     monkeypatch.setattr(probes, "token_nats", overflowing)
     assert trainer.train() == "finished"

@@ -96,15 +96,22 @@ def test_a_checkpoint_of_other_data_is_refused(make: Make, finished: Trainer) ->
 
 
 def test_a_run_goes_on_past_a_checkpoint_that_is_broken(make: Make, finished: Trainer) -> None:
-    """It resumes from step 4 and ends as before; a valid checkpoint replaces the broken one."""
+    """It resumes from step 4 and ends as before; a valid checkpoint replaces the broken one.
+
+    Leftovers of interrupted saves are cleared.
+    """
     broken = checkpoint.step_folder(finished.folder / "checkpoints", 6) / "state.json"
     broken.write_text("{}")
+    (broken.parent.parent / ".saving-00000009").mkdir()
+    (broken.parent.parent / ".dropped-step_00000001").mkdir()
     again = make("run")
     assert again.step == 4
     assert again.train() == "finished"
     assert losses(again) == losses(finished)
     assert same(snapshot(again), snapshot(finished))
     assert checkpoint.load(again.folder / "checkpoints", 6).step == 6
+    left = sorted(path.name for path in (again.folder / "checkpoints").iterdir())
+    assert left == ["step_00000004", "step_00000006"]
 
 
 @pytest.mark.parametrize("key", ["step", "data_sha256"])

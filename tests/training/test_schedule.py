@@ -1,6 +1,7 @@
 """Tests of the learning-rate schedules against their closed forms."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -23,27 +24,21 @@ def learning_rate(step: int, num_steps: int, schedule: ScheduleConfig) -> float:
     return scheduling.learning_rate(step, RunConfig(optim=optim, schedule=schedule, train=train))
 
 
-@pytest.mark.parametrize("schedule", [COSINE, WSD])
-def test_warmup_rises_linearly_to_the_peak(schedule: ScheduleConfig) -> None:
-    rates = [learning_rate(step, 100, schedule) for step in range(1, 11)]
-    assert rates == pytest.approx([PEAK * step / 10 for step in range(1, 11)])
-
-
-def test_cosine_is_half_way_in_the_middle_and_ends_at_its_floor() -> None:
-    assert learning_rate(55, 100, COSINE) == pytest.approx((1e-3 + 1e-4) / 2)
-    assert learning_rate(100, 100, COSINE) == pytest.approx(1e-4)
-
-
-def test_wsd_is_flat_and_then_falls_in_a_straight_line() -> None:
-    assert {learning_rate(step, 100, WSD) for step in range(10, 81)} == {PEAK}
-    assert learning_rate(90, 100, WSD) == pytest.approx(5e-4)
-    assert learning_rate(100, 100, WSD) == 0.0
-
-
-@pytest.mark.parametrize(("num_steps", "decay"), [(100, 0.0), (1, 0.0), (1, 0.2)])
-def test_wsd_without_a_step_of_decay_ends_at_its_peak(num_steps: int, decay: float) -> None:
-    schedule = WsdConfig(warmup_fraction=0.0, final_fraction=0.0, decay_fraction=decay)
-    assert learning_rate(num_steps, num_steps, schedule) == PEAK
+@pytest.mark.parametrize(
+    ("schedule", "num_steps", "rates"),
+    [
+        (COSINE, 100, {1: 1e-4, 5: 5e-4, 10: PEAK, 55: (1e-3 + 1e-4) / 2, 100: 1e-4}),
+        (WSD, 100, {1: 1e-4, 5: 5e-4, 10: PEAK, 45: PEAK, 80: PEAK, 90: 5e-4, 100: 0.0}),
+        (replace(WSD, decay_fraction=0.0), 100, {10: PEAK, 100: PEAK}),
+        (replace(WSD, warmup_fraction=0.0), 1, {1: PEAK}),
+    ],
+)
+def test_a_schedule_is_its_closed_form(
+    schedule: ScheduleConfig, num_steps: int, rates: dict[int, float]
+) -> None:
+    """It warms up linearly; a decay of less than one step ends at the peak."""
+    made = {step: learning_rate(step, num_steps, schedule) for step in rates}
+    assert made == pytest.approx(rates, abs=1e-12)
 
 
 @given(

@@ -25,18 +25,13 @@ def test_a_run_goes_on_inside_a_stage(make: Make, objective: str) -> None:
     assert_goes_on(make, f"train.objective={objective}", *STAGES, "pe=qkv_rope")
 
 
-def test_tokens_are_those_of_each_stage(make: Make) -> None:
-    trainer = make("run", *STAGES)
+def test_steps_of_stages_are_counted_and_timed(make: Make) -> None:
+    """The first step of a stage may compile: of eight, four begin one, and one follows a pause."""
+    trainer = make("run", *STAGES, "train.eval_every=4", "train.save_every=100")
     assert trainer.train() == "finished"
     tokens = [row["tokens"] for row in read_metrics(trainer.folder)]
     assert tokens == [64, 128, 192, 256, 320, 384, 448, 472]
     assert read_json(trainer.folder / "result.json")["tokens"] == 472
-
-
-def test_the_first_step_of_a_stage_is_not_timed(make: Make) -> None:
-    """That step may compile. Here four of eight steps begin a stage; one follows an evaluation."""
-    trainer = make("run", *STAGES, "train.eval_every=4", "train.save_every=100")
-    assert trainer.train() == "finished"
     assert len(trainer.throughput._of_tokens) == 3
 
 

@@ -6,23 +6,25 @@ from typing import Any
 
 import pytest
 import torch
-from support.trainers import Make, same, snapshot, take_bad_step
+from support.trainers import Make, same, state, take_bad_step, uncaptured
 
 from rope_exp.sources import training_batch
-from rope_exp.step import learning_rate
+
+# Steps launched kernel by kernel, and steps from tensors that stay in place, as in a CUDA graph.
+PLACED = pytest.mark.parametrize("place", [lambda trainer: trainer, uncaptured])
 
 
-def test_a_stop_between_micro_batches_updates_nothing(make: Make) -> None:
-    """The batch leaves no trace in the weights, the gradients or the hash of the order."""
-    trainer = make("run", "train.micro_batch_size=1")
-    step = trainer.train_step
-    step(1)
-    before, order = snapshot(trainer), step.order_sha256
-    trainer.stop.requested = True
-    assert step(2) is None
-    assert same(before, snapshot(trainer))
-    assert step.order_sha256 == order
-    assert all(parameter.grad is None for parameter in trainer.decoder.parameters())
+@PLACED
+def test_a_stop_between_micro_batches_leaves_no_trace(make: Make, place: Any) -> None:
+    whole, stopped = (place(make(name, "train.micro_batch_size=1")) for name in ("whole", "part"))
+    for step in (1, 2):
+        whole.train_step(step)
+        stopped.stop.requested = True
+        assert stopped.train_step(step) is None
+        stopped.stop.requested = False
+        stopped.train_step(step)
+    assert same(state(whole), state(stopped))
+    assert whole.train_step.order_sha256 == stopped.train_step.order_sha256
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch(make: Make) -> None:
@@ -73,28 +75,22 @@ def test_the_loss_is_the_mean_of_minus_log_p(make: Make) -> None:
     assert started.read().loss == pytest.approx(expected, abs=1e-6)
 
 
-def test_an_update_uses_the_rate_of_its_step(make: Make) -> None:
-    trainer = make("run", "train.num_steps=40")
-    config = trainer.config
-    for step in range(1, 5):
-        trainer.train_step(step)
-        expected = learning_rate(step, config)
-        assert {group["lr"] for group in trainer.train_step.optimizer.param_groups} == {expected}
-
-
+@PLACED
+@pytest.mark.parametrize("optim", ["adamw", "muon"])
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_after_a_bad_step_no_update_changes_a_weight(make: Make, poison: float) -> None:
+def test_after_a_bad_step_no_update_changes_a_weight(
+    make: Make, place: Any, optim: str, poison: float
+) -> None:
     """The device skips a bad update and all later ones, so reading late lets none through.
 
     Every outcome from then on names the first bad step, and has the order before its own step.
     """
-    trainer = make("run")
-    step = trainer.train_step
-    step(1)
-    before, order = snapshot(trainer), step.order_sha256
+    trainer = place(make("run", f"optim={optim}"))
+    trainer.train_step(1)
+    before, order = state(trainer), trainer.train_step.order_sha256
 
     bad, later = take_bad_step(trainer, poison)
-    assert same(before, snapshot(trainer))
+    assert same(before, state(trainer))
     assert [outcome.first_bad_step for outcome in (bad, later)] == [2, 2]
     assert bad.order_before == order
     assert math.isfinite(later.grad_norm)

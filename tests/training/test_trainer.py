@@ -10,7 +10,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from rope_exp import checkpoint
 from rope_exp import kernels as kernel
 from rope_exp.files import read_json
-from rope_exp.step import Outcome, Started
 
 
 @pytest.mark.parametrize("log_every", [1, 2, 5])
@@ -147,32 +146,3 @@ def test_the_backend_that_torch_chose_is_named(
 
     with sdpa_kernel(SDPBackend.MATH):
         assert trainer.attention_backends() == (["math"] if names else [])
-
-
-@pytest.mark.parametrize("reads_late", [False, True])
-def test_a_row_is_read_while_the_next_step_runs(
-    make: Make, monkeypatch: pytest.MonkeyPatch, reads_late: bool
-) -> None:
-    """Late reading waits where the weights of a step are needed: at evaluations, saves, the end."""
-    trainer = make("run", "train.log_every=1", "train.eval_every=3", "train.save_every=2")
-    trainer.reads_late = reads_late
-    newest: list[int] = []
-    read = Started.read
-
-    def watched(started: Started) -> Outcome:
-        newest.append(trainer.step - started.step)
-        return read(started)
-
-    monkeypatch.setattr(Started, "read", watched)
-    assert trainer.train() == "finished"
-    assert newest == ([1, 0, 0, 0, 1, 0] if reads_late else [0] * 6)
-
-
-def test_leftovers_of_interrupted_saves_are_cleared(make: Make) -> None:
-    trainer = make("run")
-    folder = trainer.folder / "checkpoints"
-    (folder / ".saving-00000009").mkdir(parents=True)
-    (folder / ".dropped-step_00000001").mkdir()
-    assert trainer.train() == "finished"
-    assert sorted(path.name for path in folder.iterdir()) == ["step_00000004", "step_00000006"]
-    assert (trainer.folder / "result.json").exists()

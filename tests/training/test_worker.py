@@ -3,12 +3,10 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 
-from rope_exp.compose import run_config
 from rope_exp.errors import (
     CheckpointError,
     ConfigError,
@@ -16,9 +14,9 @@ from rope_exp.errors import (
     DiskError,
     LawError,
     RecordError,
+    explained,
 )
-from rope_exp.settle import resolve
-from rope_exp.worker import describe_start, explain_errors
+from rope_exp.worker import explain_errors
 
 FAULTS = """
 import resource, sys
@@ -50,45 +48,6 @@ def test_memory_that_a_step_freed_is_used_again() -> None:
     assert faults["kept"] < faults["given back"] / 4
 
 
-def test_the_collector_leaves_alone_what_stands_in_a_run(
-    tiny_overrides: list[str], tmp_path: Path
-) -> None:
-    """Objects of the libraries and the model are frozen; the collector still runs."""
-    script = f"""
-import gc, sys
-from rope_exp.cli import main
-from rope_exp.trainer import Trainer
-frozen = []
-train = Trainer.train
-def watched(self):
-    frozen.append(gc.get_freeze_count())
-    assert gc.isenabled()
-    return train(self)
-Trainer.train = watched
-sys.argv = ["train.py", "launch=inline", *{tiny_overrides!r}]
-assert main("train") == 0
-print(*frozen)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, check=True, capture_output=True, text=True
-    )
-    assert int(done.stdout.split()[-1]) > 100_000
-
-
-@pytest.mark.parametrize(
-    ("overrides", "how"),
-    [
-        ([], "not compiled"),
-        (["train.compile=true"], "compiled"),
-    ],
-)
-def test_a_run_says_how_it_trains(overrides: list[str], how: str) -> None:
-    command = ["launch.device=cpu", "train.precision=fp32", "train.num_steps=20", *overrides]
-    config = resolve(run_config(command))
-    num_tokens = config.train.num_tokens * 2
-    assert describe_start(config, num_tokens) == f"0.5 epochs in fp32, {how}"
-
-
 def fails(error: Exception) -> Callable[[], int]:
     def action() -> int:
         raise error
@@ -96,6 +55,11 @@ def fails(error: Exception) -> Callable[[], int]:
     return action
 
 
+# A rank's, and a command's.
+EXPLAINING = pytest.mark.parametrize("explaining", [explain_errors, explained])
+
+
+@EXPLAINING
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
@@ -117,13 +81,18 @@ def fails(error: Exception) -> Callable[[], int]:
     ],
 )
 def test_what_is_no_bug_ends_in_one_sentence(
-    error: Exception, code: int, words: str, capsys: pytest.CaptureFixture[str]
+    explaining: Callable[[Callable[[], int]], int],
+    error: Exception,
+    code: int,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert explain_errors(fails(error)) == code
+    assert explaining(fails(error)) == code
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {words}")
 
 
-def test_a_bug_keeps_its_traceback() -> None:
+@EXPLAINING
+def test_a_bug_keeps_its_traceback(explaining: Callable[[Callable[[], int]], int]) -> None:
     with pytest.raises(RuntimeError, match="a bug"):
-        explain_errors(fails(RuntimeError("a bug")))
+        explaining(fails(RuntimeError("a bug")))

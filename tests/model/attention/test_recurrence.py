@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rope_exp.attn._recurrence import Scores, chunked, parallel
-from rope_exp.kernels import CHUNK
+from rope_exp.attn._recurrence import CHUNK, Scores, chunked, parallel
 
 HEADS = 3
 LOG_GAMMAS = [torch.zeros(HEADS), torch.tensor([-1e-7, -0.03, -2.0])]

@@ -22,8 +22,7 @@ from support.models import (
 from torch import Tensor
 
 from rope_exp import attention as softmax
-from rope_exp.attention import Attention
-from rope_exp.cache import Cache
+from rope_exp.attention import Attention, Cache
 from rope_exp.costs import kept as kept_of
 from rope_exp.decoder import Decoder, llama_weights, weights, weights_sha256
 from rope_exp.errors import LawError

@@ -18,8 +18,7 @@ from support.refused import refused
 from torch import Tensor
 
 from rope_exp import identity
-from rope_exp.angles import Positions
-from rope_exp.attention import for_queries, from_heads, split_heads, to_heads
+from rope_exp.attention import Positions, for_queries, from_heads, split_heads, to_heads
 from rope_exp.attn._recurrence import StateAttention, Sums
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rope_exp.figures._style import spread
+from rope_exp.figures.style import spread
 
 HEIGHTS = st.lists(st.floats(0, 1), min_size=1, max_size=16)
 

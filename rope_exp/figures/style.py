@@ -5,7 +5,6 @@ show which of Q and K rotate, and the dash and the shape of the marker which of 
 alike, even in grey. A user's own variants have other hues, other markers and their own dash.
 """
 
-import functools
 import hashlib
 import re
 import textwrap
@@ -18,9 +17,8 @@ import pandas as pd
 from altair.utils.schemapi import debug_mode
 from scipy.optimize import isotonic_regression
 
-from rope_exp.content import Line, Report
-from rope_exp.report import WORDS
-from rope_exp.sections import SUBSETS
+from rope_exp.comparable import Row
+from rope_exp.report import SITES_OF, WORDS, Report
 from rope_exp.stats import MARGIN
 
 # After Paul Tol's "high contrast" scheme: distinct for colour-blind readers and in grey.
@@ -66,8 +64,6 @@ _OTHER_MARKERS = (
 )
 _OWN_DASH = [12.0, 2.4, 2.4, 2.4, 2.4, 2.4]
 
-_SITES = {f"{''.join(sites)}_rope" if sites else "nope": sites for sites in SUBSETS}
-
 
 def look(label: str, number: int = 0) -> dict[str, Any]:
     """Return the look of a row: `color`, `dash`, and the marker's paths `outline` and `filled`.
@@ -97,9 +93,9 @@ def parts(label: str) -> tuple[str, str] | None:
 
     None for a label that is no subset of the sites.
     """
-    if label not in _SITES:
+    if label not in SITES_OF:
         return None
-    sites = _SITES[label]
+    sites = SITES_OF[label]
     scores = "".join(site for site in sites if site in "qk")
     values = "".join(site for site in sites if site in "vo")
     return scores, values
@@ -164,12 +160,8 @@ Draw = Callable[[Report], alt.TopLevelMixin | None]
 SIGNED = "datum.value ? format(datum.value, '+~g') : '0'"
 
 
-@functools.cache
 def drawn(draw: Draw, report: Report) -> bytes | None:
-    """Return a report's chart as an SVG file, kept for the page.
-
-    None if the report does not allow the chart.
-    """
+    """Return a report's chart as an SVG file; None if the report does not allow the chart."""
     # Checking against the schema takes a fifth of the time, and a wrong chart is not drawn anyway.
     with debug_mode(False):
         chart = draw(report)
@@ -264,28 +256,29 @@ COLOR = alt.Color("color:N", scale=None)
 DASH = alt.StrokeDash("dash:N", scale=None)
 
 
-def in_words(report: Report, row: Line) -> dict[str, Any]:
+def in_words(report: Report, row: Row) -> dict[str, Any]:
     """Return a row's differences, and the words about them.
 
     Intervals are the table's own: in full in `difference`, and half of its width in `half`.
     """
-    delta = row.ours.delta
+    line = report.lines[row.label]
+    delta = line["delta"]
     words: dict[str, Any] = {
         "label": row.label,
         "name": row.name,
         "delta": delta,
-        "theirs": row.theirs.delta,
+        "theirs": line["published_delta"],
         "number": signed(delta),
         "difference": signed(delta),
         "half": "",
-        "seeds": row.verdict or f"{row.ours.num_seeds} {row.mark}".rstrip(),
-        "published": signed(row.theirs.delta, digits=3),
+        "seeds": row.verdict or f"{line['num_seeds']} {row.mark}".rstrip(),
+        "published": signed(line["published_delta"], digits=3),
     }
     word = "no shared seed" if delta is None else "untested"
     if judged := report.decided.get(row.label):
-        words["difference"] += f" [{signed(judged.low)}, {signed(judged.high)}]"
-        words["half"] = f"± {judged.high - judged.delta:.4f} "
-        word = WORDS[judged.verdict]
+        words["difference"] += f" [{signed(judged['low'])}, {signed(judged['high'])}]"
+        words["half"] = f"± {judged['high'] - judged['delta']:.4f} "
+        word = WORDS[judged["verdict"]]
     elif row.label == report.reference.label:
         word = "reference"
         words["published"] = ""
@@ -336,7 +329,7 @@ def gathered(tables: Iterable[pd.DataFrame], columns: list[str]) -> pd.DataFrame
     return pd.concat(found) if found else pd.DataFrame(columns=columns)
 
 
-def key_of(rows: Sequence[Line]) -> alt.LayerChart:
+def key_of(rows: Sequence[Row]) -> alt.LayerChart:
     """Return a list of the rows' markers and names, to stand beside a chart."""
     table = pd.DataFrame([{"label": row.label, "name": row.name} for row in rows])
     y = alt.Y("name:N", axis=None, sort=list(table["name"]))

@@ -9,33 +9,28 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from rope_exp.content import Column, Report, cells, interval, setting_name, sides
-from rope_exp.figures._style import parts
 from rope_exp.published import REFERENCE
-from rope_exp.report import WORDS
-from rope_exp.stats import Verdict
-from rope_exp.words.answers import fits, matches
-from rope_exp.words.sentences import spell_p
+from rope_exp.report import (
+    SITES_OF,
+    WORDS,
+    Column,
+    Report,
+    Table,
+    interval,
+    parts,
+    setting_name,
+    spell_p,
+)
 
 # A verdict on (reference, row) as a phrase about the row.
-_PHRASES: Mapping[Verdict, str] = {
+_PHRASES = {
     "better": "is worse than",
     "worse": "is better than",
     "equivalent": "is equivalent to",
     "open": "is not distinguished from",
 }
-
-
-class Table(NamedTuple):
-    """A table: its lines of cells, the first of which has the headings, and `spelling.sides`."""
-
-    lines: list[list[str]]
-    sides: str
-
-
-def page_table(columns: Sequence[Column], frame: pd.DataFrame) -> Table:
-    """Return columns of a frame as a table of the page."""
-    return Table(cells(columns, frame), sides(columns))
+# Of these probes, the first with a table is shown.
+_ANSWERS = ("answers", "fit")
 
 
 class Setting(NamedTuple):
@@ -76,10 +71,11 @@ def _tokens(report: Report) -> int:
 # -- the parts of a setting ------------------------------------------------------------------------
 
 
-def answers(report: Report) -> Table:
-    """Return the answers on generated data: exact matches, or else R²; no lines without either."""
-    shown, found = matches(report)
-    return page_table(*(fits(report) if found.empty else (shown, found)))
+def answers(report: Report) -> str:
+    """Return the table of answers on generated data in Markdown; empty without."""
+    functions = parts("tables", "words", "probes")
+    told = [text for name in _ANSWERS if name in functions for text in functions[name](report)]
+    return next((text for text in told if text.startswith("| ")), "")
 
 
 def answer(report: Report) -> str:
@@ -91,11 +87,12 @@ def answer(report: Report) -> str:
         return _outcomes(report)
     reference = report.reference.name
     for label, judged in report.decided.items():
+        p = spell_p(judged["p_adjusted"], sign=True)
         return (
-            f"{report.rows[label].name} {_PHRASES[judged.verdict]} {reference}: its loss minus "
-            f"{reference}’s is {judged.delta:+.4f} {report.unit} (95 % interval "
-            f"{interval(judged.low, judged.high)}; p {spell_p(judged.p_adjusted, sign=True)}, "
-            f"adjusted by Holm; {judged.num_seeds} seeds)."
+            f"{report.rows[label].name} {_PHRASES[judged['verdict']]} {reference}: its loss minus "
+            f"{reference}’s is {judged['delta']:+.4f} {report.unit} (95 % interval "
+            f"{interval(judged['low'], judged['high'])}; p {p}, "
+            f"adjusted by Holm; {judged['num_seeds']} seeds)."
         )
     return f"No difference from {reference} has been tested yet."
 
@@ -104,9 +101,9 @@ def _outcomes(report: Report) -> str:
     """Name the published relations by outcome."""
     named: dict[str, list[str]] = {}
     for relation in report.relations:
-        pair = relation.judged
-        a, b = (report.rows[label].name.removesuffix("-RoPE") for label in (pair.a, pair.b))
-        named.setdefault(relation.outcome, []).append(f"{a} {relation.published} {b}")
+        a, b = (report.rows[relation[key]].name.removesuffix("-RoPE") for key in ("a", "b"))
+        told = f"{a} {relation['published']} {b}"
+        named.setdefault(relation["outcome"], []).append(told)
     # Confirmed, contradicted, open.
     counts = [f"{len(named[each])} {each} ({', '.join(named[each])})" for each in sorted(named)]
     return f"Of {len(report.relations)} published relations: {'; '.join(counts)}."
@@ -130,7 +127,7 @@ def at_a_glance(settings: Sequence[Setting]) -> dict[str, Any]:
     names = dict.fromkeys(name for line in lines for name in line)
     columns = [Column(name, name, "" if name == "setting" else "s") for name in names]
     return {
-        "table": page_table(columns, pd.DataFrame(lines)),
+        "table": Table(columns, pd.DataFrame(lines)).markdown(),
         "places": [setting.place for setting in shown],
     }
 
@@ -138,10 +135,10 @@ def at_a_glance(settings: Sequence[Setting]) -> dict[str, Any]:
 def _differences(report: Report) -> dict[str, str]:
     """Return the difference of each subset from the reference, and its verdict, by its name."""
     found = {}
-    for label, row in report.rows.items():
-        delta = row.ours.delta
-        if delta is not None and label != REFERENCE and parts(label):
+    for label, line in report.lines.items():
+        delta = line["delta"]
+        if delta is not None and label != REFERENCE and label in SITES_OF:
             judged = report.decided.get(label)
-            word = WORDS[judged.verdict] if judged else ""
-            found[row.name] = f"{delta:+.4f} {word}".rstrip()
+            word = WORDS[judged["verdict"]] if judged else ""
+            found[line["name"]] = f"{delta:+.4f} {word}".rstrip()
     return found

@@ -1,11 +1,8 @@
-"""Collection of all figures of a report, and its table beside another campaign's rows."""
+"""Which tables runs and campaigns have, and the writing of all files of a report."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
-from types import ModuleType
 
 from rope_exp.comparable import (
     OWN_RATE,
@@ -16,41 +13,68 @@ from rope_exp.comparable import (
     level_name,
     telling,
 )
-from rope_exp.content import Report, build, by_own_deviation
 from rope_exp.errors import RecordError, log
-from rope_exp.figures._style import Draw, drawn
-from rope_exp.figures.cached import cached
-from rope_exp.figures.curves import curves
-from rope_exp.figures.distance import distance
-from rope_exp.figures.forest import forest
-from rope_exp.figures.grid import grid
-from rope_exp.figures.probes import probes
 from rope_exp.files import write_atomically
 from rope_exp.frames import load_table
-from rope_exp.page.page import page
 from rope_exp.published import REFERENCE
 from rope_exp.records import read_records, recorded_campaigns
 from rope_exp.report import (
-    csv_table,
-    markdown,
-    markdown_of_seeds,
-    pairs_table,
+    Report,
+    all_seeds_md,
+    build,
+    is_always_paired,
+    pairs_csv,
+    parts,
     plain_table,
-    tex_table,
+    table_csv,
+    table_md,
+    table_tex,
 )
 from rope_exp.runs import ReportError, Run, find_groups, read_runs
-from rope_exp.words.answers import answers_csv
-from rope_exp.words.probed import extension_csv, probes_csv
-from rope_exp.words.sentences import code_notes, left_out_notes, reference_notes, summary
 
 
-def of_report(report: Report) -> dict[str, bytes]:
-    """Return the files of all figures that a report's runs allow."""
-    draws: list[Draw] = [forest, curves, grid, probes, distance]
-    if report.of_rows:
-        draws.append(cached)
-    found = {draw.__name__: drawn(draw, report) for draw in draws}
-    return {f"figures/{name}.svg": svg for name, svg in found.items() if svg is not None}
+def tables_of(runs: Sequence[Run]) -> dict[str, Report]:
+    """Return a campaign's tables by folder: one for each value of its factors, row and seeds apart.
+
+    If a table has several kinds of attention, each kind's variants get a further table. A campaign
+    without blocks has no table.
+
+    Raises:
+        ReportError: the runs may not share a table.
+    """
+    if not has_blocks(runs):
+        return {}
+    levels: dict[str, list[Run]] = {}
+    for run in runs:
+        keys = [key for key in run.factors if key not in SEEDS]
+        levels.setdefault(level_name(run, keys), []).append(run)
+
+    tables: dict[str, Report] = {}
+    for level, found in levels.items():
+        check_blocks(found)
+        tables[level] = build(found, telling(found))
+        for kind, of_kind in _kinds_of(found).items():
+            tables["-".join(filter(None, [level, f"attn={kind}"]))] = build(of_kind, ["pe"])
+    return tables
+
+
+def _kinds_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return the runs of each kind of attention by its label, for a table with named rows.
+
+    Includes only kinds with at least two variants, all of one size, each once.
+    """
+    if telling(runs) == ["pe"]:
+        return {}
+    kinds: dict[str, list[Run]] = {}
+    for run in runs:
+        kinds.setdefault(run.config.attn.label, []).append(run)
+    return {
+        label: found
+        for label, found in sorted(kinds.items())
+        if len({run.config.pe.label for run in found}) > 1
+        and all(run.config.model == found[0].config.model for run in found)
+        and len({(run.config.pe.label, run.config.seed) for run in found}) == len(found)
+    }
 
 
 def beside(runs: Sequence[Run], others: Iterable[Run]) -> Report | None:
@@ -66,24 +90,27 @@ def beside(runs: Sequence[Run], others: Iterable[Run]) -> Report | None:
         None if the level has the reference, no campaign with it fits, or they may not share a
         table.
     """
-    if any(_is_reference(run) for run in runs):
+    variants = {run.config.pe.label for run in runs}
+    groups: dict[str, dict[tuple[str, int], Run]] = {}
+    for run in others if REFERENCE not in variants else ():
+        label = run.config.pe.label
+        is_new = run.config.row_name is None and label not in variants
+        if is_new and alike(runs[0], run, ("pe", "seed")):
+            groups.setdefault(run.group, {}).setdefault((label, run.config.seed), run)
+    fitting = [
+        found for _, found in sorted(groups.items()) if REFERENCE in (label for label, _ in found)
+    ]
+    if not fitting:
         return None
 
-    groups: dict[str, list[Run]] = {}
-    for run in others:
-        if run.config.row_name is None:
-            groups.setdefault(run.group, []).append(run)
-    fitting = [_neighbours(runs, group) for _, group in sorted(groups.items())]
-    found = max((each for each in fitting if any(map(_is_reference, each))), key=len, default=None)
-    if found is None:
-        return None
-    together = [*runs, *found]
+    together = [*runs, *max(fitting, key=len).values()]
     try:
         check_blocks(together)
-        # Published relations between the others' rows are judged in their own table.
-        return replace(build(together, ["pe"]), relations=())
+        joined = build(together, ["pe"])
     except ReportError:
         return None
+    # Published relations between the others' rows are judged in their own table.
+    return replace(joined, hidden=[(pair["a"], pair["b"]) for pair in joined.relations])
 
 
 def all_seeds(report: Report, others: Iterable[Run]) -> Report | None:
@@ -95,7 +122,7 @@ def all_seeds(report: Report, others: Iterable[Run]) -> Report | None:
         None if no other run fits, a row has no other to be compared with, or the table's campaign
         is of the first protocol, which tests its own seeds alone.
     """
-    if len(report.rows) < 2 or not report.of_variants or not by_own_deviation(report.runs):
+    if len(report.rows) < 2 or not report.of_variants or not is_always_paired(report.runs):
         return None
 
     found = {(run.config.pe.label, run.config.seed): run for run in report.runs}
@@ -109,31 +136,13 @@ def all_seeds(report: Report, others: Iterable[Run]) -> Report | None:
         return None
 
     joined = build(list(found.values()), ["pe"])
-    before = {(each.judged.a, each.judged.b): each.judged.num_seeds for each in report.relations}
-    relations = [
-        each
-        for each in joined.relations
-        if each.judged.num_seeds > before.get((each.judged.a, each.judged.b), 0)
-    ]
-    return replace(joined, relations=relations)
+    before = {(pair["a"], pair["b"]): pair["num_seeds"] for pair in report.relations}
+    places = {(pair["a"], pair["b"]): pair["num_seeds"] for pair in joined.relations}
+    same = [place for place, count in places.items() if count <= before.get(place, 0)]
+    return replace(joined, hidden=same)
 
 
-def _is_reference(run: Run) -> bool:
-    return run.config.pe.label == REFERENCE
-
-
-def _neighbours(runs: Sequence[Run], others: Iterable[Run]) -> list[Run]:
-    """Return runs of another campaign, with further variants, that fit in the table of `runs`."""
-    variants = {run.config.pe.label for run in runs}
-    found: dict[tuple[str, int], Run] = {}
-    for run in others:
-        label = run.config.pe.label
-        if label not in variants and alike(runs[0], run, ("pe", "seed")):
-            found.setdefault((label, run.config.seed), run)
-    return list(found.values())
-
-
-PAGE = "report.html"
+# -- files -----------------------------------------------------------------------------------------
 
 
 def write(
@@ -173,20 +182,12 @@ def write(
     report = build(found, keys, reference, left_out)
     if not replace:
         _check_group(out, report)
-    files = _table_files(report)
-    files[PAGE] = page({".": report}, report.runs)
+    files = _files_of(report) | _pages({".": report}, report.runs)
     if factors != ("pe",):
-        for study in _studies():
-            if hasattr(study, "of_group"):
-                files |= study.of_group(report.runs)
+        for of_group in parts("of_group", "studies").values():
+            files |= of_group(report.runs)
     _write_all(out, files)
-    said = [
-        plain_table(report),
-        summary(report),
-        *reference_notes(report),
-        *code_notes(report),
-        *left_out_notes(report),
-    ]
+    said = [plain_table(report), *report.told("summary"), *report.told("warnings")]
     return [*said, "", *(str(out / name) for name in files)]
 
 
@@ -238,92 +239,43 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
     for each in asked:
         log(f"{each}: {len(read[each])} records")
         others = [run for other in names if other != each for run in read[other]]
-        found = tables_of(read[each])
-        for level, report in sorted(found.items()):
+        for level, report in sorted(tables_of(read[each]).items()):
             place = str(Path(each, level))
             tables[place] = report
-            made |= _below(place, _table_files(report))
+            made |= _below(place, _files_of(report))
             # A table without the reference is joined with another campaign that has it.
             if (joined := beside(report.runs, others)) is not None:
-                made |= _below(f"{place}/beside", _table_files(joined))
+                made |= _below(f"{place}/beside", _files_of(joined))
             if (joined := all_seeds(report, others)) is not None:
-                made[f"{place}/all_seeds.md"] = markdown_of_seeds(joined).encode()
+                made[f"{place}/all_seeds.md"] = all_seeds_md(joined).encode()
 
-    for study in _studies():
-        made |= study.files(asked, read, tables)
+    for files in parts("files", "studies").values():
+        made |= files(asked, read, tables)
     if name is None:
-        made[PAGE] = page(tables, [run for runs in read.values() for run in runs])
+        made |= _pages(tables, [run for runs in read.values() for run in runs])
     _write_all(out, made)
     return [str(out / file) for file in made]
 
 
-def _studies() -> list[ModuleType]:
-    """Import every study, in the order of their names."""
-    package = import_module("rope_exp.studies")
-    found = sorted(module.name for module in iter_modules(package.__path__))
-    return [import_module(f"{package.__name__}.{name}") for name in found]
-
-
-def tables_of(runs: Sequence[Run]) -> dict[str, Report]:
-    """Return a campaign's tables by folder: one for each value of its factors, row and seeds apart.
-
-    If a table has several kinds of attention, each kind's variants get a further table. A campaign
-    without blocks has no table.
-
-    Raises:
-        ReportError: the runs may not share a table.
-    """
-    if not has_blocks(runs):
-        return {}
-    levels: dict[str, list[Run]] = {}
-    for run in runs:
-        keys = [key for key in run.factors if key not in SEEDS]
-        levels.setdefault(level_name(run, keys), []).append(run)
-
-    tables: dict[str, Report] = {}
-    for level, found in levels.items():
-        check_blocks(found)
-        tables[level] = build(found, telling(found))
-        for kind, of_kind in _kinds_of(found).items():
-            tables["-".join(filter(None, [level, f"attn={kind}"]))] = build(of_kind, ["pe"])
-    return tables
-
-
-def _kinds_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return the runs of each kind of attention by its label, for a table with named rows.
-
-    Includes only kinds with at least two variants, all of one size, each once.
-    """
-    if telling(runs) == ["pe"]:
-        return {}
-    kinds: dict[str, list[Run]] = {}
-    for run in runs:
-        kinds.setdefault(run.config.attn.label, []).append(run)
-    return {
-        label: found
-        for label, found in sorted(kinds.items())
-        if len({run.config.pe.label for run in found}) > 1
-        and all(run.config.model == found[0].config.model for run in found)
-        and len({(run.config.pe.label, run.config.seed) for run in found}) == len(found)
-    }
-
-
-def _table_files(report: Report) -> dict[str, bytes]:
-    figures = of_report(report)
+def _files_of(report: Report) -> dict[str, bytes]:
+    """Return the files of a table."""
+    figures = {f"figures/{name}.svg": svg for name, svg in report.charts.items()}
     files = {
-        "table.md": markdown(report, list(figures)).encode(),
-        "table.csv": csv_table(report).encode(),
-        "table.tex": tex_table(report).encode(),
+        "table.md": table_md(report, list(figures)),
+        "table.csv": table_csv(report),
+        "table.tex": table_tex(report),
     }
-    if found := answers_csv(report):
-        files["answers.csv"] = found.encode()
     if report.pairs:
-        files["pairs.csv"] = pairs_table(report).encode()
-    if asked := probes_csv(report):
-        files["probes.csv"] = asked.encode()
-    if extensions := extension_csv(report):
-        files["extension.csv"] = extensions.encode()
-    return files | figures
+        files["pairs.csv"] = pairs_csv(report)
+    for further in parts("files", "words", "probes").values():
+        files |= further(report)
+    return {name: text.encode() for name, text in files.items()} | figures
+
+
+def _pages(tables: Mapping[str, Report], runs: Sequence[Run]) -> dict[str, bytes]:
+    """Return the pages of all tables, by folder, and of all runs on record."""
+    pages = parts("page", "page")
+    return {f"{name}.html": page(tables, runs) for name, page in pages.items()}
 
 
 def _below(folder: str, files: Mapping[str, bytes]) -> dict[str, bytes]:

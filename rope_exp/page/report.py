@@ -1,0 +1,56 @@
+"""The page results/report.html: one offline file that shows every setting of every campaign.
+
+It contains tables as HTML and figures as SVG images, and loads nothing else. It has no script:
+settings but the first are closed `<details>`. Its Content-Security-Policy forbids all traffic. The
+same records give the same bytes.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+
+from rope_exp.page import _settings as settings
+from rope_exp.report import Report, main_table, relations_table
+from rope_exp.runs import Run
+
+
+def page(tables: Mapping[str, Report], runs: Sequence[Run]) -> bytes:
+    """Return the page of all settings.
+
+    Args:
+        tables: the report of each setting, by the folder of its files.
+        runs: all runs on record. Some are in no table, others in several.
+    """
+    # It escapes everything that it does not mark as safe.
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    functions = (image, cells, main_table, relations_table, settings.answer, settings.answers)
+    environment.globals.update({each.__name__: each for each in functions})
+    named = settings.named(tables)
+    text = environment.from_string(_asset("page.html.j2")).render(
+        style=_asset("page.css"),
+        num_runs=len(runs),
+        hours=sum(run.result.get("wall_s", 0) for run in runs) / 3600,
+        settings=named,
+        glance=settings.at_a_glance(named),
+    )
+    return text.encode()
+
+
+def cells(markdown: str) -> list[list[str]]:
+    """Return the cells of a Markdown table by line: headings, the rule, and the others."""
+    lines = (line.removeprefix("| ").removesuffix(" |") for line in markdown.splitlines())
+    return [line.split(" | ") for line in lines]
+
+
+def image(report: Report, name: str) -> str | None:
+    """Return a figure as the address of an image, or None if the report does not allow it."""
+    svg = report.charts.get(name)
+    return None if svg is None else f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+
+
+def _asset(name: str) -> str:
+    return files("rope_exp.page").joinpath(name).read_text(encoding="utf-8")

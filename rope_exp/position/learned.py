@@ -1,0 +1,29 @@
+"""A learned row for each position, added to the embeddings, as in GPT-2."""
+
+import torch
+from torch import Tensor, nn
+
+from rope_exp.encoding import Position, Sizes
+from rope_exp.errors import ConfigError
+from rope_exp.sections import PeConfig
+
+
+class LearnedRows(Position):
+    """Adds the row of its position to each embedding."""
+
+    relative = False
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.limit = sizes.num_positions
+        self.weight = nn.Parameter(torch.empty(sizes.num_positions, sizes.hidden_size))
+
+    def embed(self, x_BTD: Tensor, position_T: Tensor) -> Tensor:
+        if position_T.is_floating_point():
+            raise ConfigError("pe.input", "learned", "has no rows for positions between whole ones")
+        return x_BTD + self.weight[position_T]
+
+
+def make(pe: PeConfig, sizes: Sizes) -> LearnedRows:
+    """Return the encoding of a model."""
+    return LearnedRows(sizes)

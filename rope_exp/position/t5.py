@@ -1,0 +1,61 @@
+"""T5's bias: a learned number for each head and bucket of offsets (Raffel et al. 2020)."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from rope_exp.attention import ScoreBias
+from rope_exp.encoding import Sizes
+from rope_exp.sections import T5_BUCKETS, PeConfig
+
+# All distances from this one on, and some before it, share the last bucket.
+LARGEST_DISTANCE = 128
+
+
+class T5Bias(ScoreBias):
+    """Adds a learned number to the scores, for each head and bucket of offsets."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.weight = nn.Parameter(torch.empty(T5_BUCKETS, sizes.num_attention_heads))
+
+    def of_offsets(self, offset_TE: Tensor) -> Tensor:
+        bucket_TE = t5_buckets(offset_TE, bidirectional=not self.sizes.causal)
+        return self.weight[bucket_TE].permute(2, 0, 1)
+
+
+def make(pe: PeConfig, sizes: Sizes) -> T5Bias:
+    """Return the encoding of a model."""
+    return T5Bias(sizes)
+
+
+def t5_buckets(offset: Tensor, *, bidirectional: bool = False) -> Tensor:
+    """Return T5's bucket, one of 32 learned biases, for each key offset (Raffel et al. 2020).
+
+    Distances below half of a side's buckets have one bucket each. Larger distances share buckets
+    logarithmically, up to distance 128.
+
+    Args:
+        offset: j - i from query i to key j, as in T5. Fractional distances are rounded down.
+        bidirectional: 16 buckets are for keys up to the query and 16 for keys after it. Otherwise
+            all 32 are for keys up to the query; later keys, which are masked, get bucket 0.
+    Returns:
+        Buckets in offset's shape, int64.
+    """
+    if bidirectional:
+        num_buckets = T5_BUCKETS // 2
+        side = (offset > 0).long() * num_buckets
+        distance = offset.abs()
+    else:
+        num_buckets = T5_BUCKETS
+        side = torch.zeros_like(offset).long()
+        distance = (-offset).clamp(min=0)
+    distance = distance.long()
+
+    # log2 is exact at buckets that begin at a power of two.
+    exact = num_buckets // 2
+    octaves = torch.log2(distance.clamp(min=exact).double() / exact)
+    shared = exact + octaves * (num_buckets - exact) / math.log2(LARGEST_DISTANCE / exact)
+    shared = shared.long().clamp(max=num_buckets - 1)
+    return side + torch.where(distance < exact, distance, shared)

@@ -1,0 +1,58 @@
+"""Learned frequencies of the rotation.
+
+The trained parameter is theta itself, used by its absolute value, or the logarithm s in
+theta = theta0 e^s; one per model, per layer, or per key/value head of each layer.
+
+Shapes: B batch, T position, F frequencies, L layers, G key/value heads.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from rope_exp.attention import Tables
+from rope_exp.decoder import Rotary
+from rope_exp.sections import PeConfig
+
+
+class LearnedRotary(Rotary):
+    """A rotation whose frequencies are parameters, of each pair of sites that rotates."""
+
+    def __init__(self, rotary_dim: int, pe: PeConfig, *, num_heads: int = 1, **sizes: Any) -> None:
+        """Make the frequencies, which start as those that are not learned.
+
+        Args:
+            num_heads: the number of key/value heads.
+        """
+        super().__init__(rotary_dim, pe, **sizes)
+        self.learned = dict(zip(pe.trained_pairs, pe.learned_names, strict=True))
+        shape = pe.trained_shape(self.num_layers, num_heads)
+        for pair, name in self.learned.items():
+            theta_F = self.get_buffer(f"theta0_{pair}")
+            begin_F = theta_F * 0 if pe.trainable == "log" else theta_F
+            self.register_parameter(name, nn.Parameter(begin_F.repeat(*shape, 1)))
+
+    def theta(self, pair: str) -> Tensor:
+        """Return the frequencies of qk or vo: [F], [L, F] or [L, G, F]."""
+        if pair not in self.learned:
+            return super().theta(pair)
+        learned = self.get_parameter(self.learned[pair])
+        if self.pe.trainable == "log":
+            return self.get_buffer(f"theta0_{pair}") * learned.exp()
+        return learned.abs()
+
+    def tables(self, theta: Tensor, position_T: Tensor) -> list[Tables]:
+        """Return the tables of each layer, of its own frequencies."""
+        if theta.ndim == 1:
+            return super().tables(theta, position_T)
+        if theta.ndim == 3:
+            # As of a batch, so that tables of heads have four axes.
+            position_T = position_T if position_T.ndim == 2 else position_T[None]
+        of_layers = []
+        for of_layer in theta:
+            cos, sin = super().tables(of_layer, position_T)[0]
+            if theta.ndim == 3:
+                # From [B, T, G, F] to [B, G, T, F].
+                cos, sin = cos.transpose(1, 2), sin.transpose(1, 2)
+            of_layers.append((cos, sin))
+        return of_layers

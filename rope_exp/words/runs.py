@@ -1,0 +1,94 @@
+"""Notes on runs: marks, lost runs, unequal seeds, differing surroundings, and folders left out."""
+
+from collections import Counter
+
+from rope_exp import provenance
+from rope_exp.comparable import differing_surroundings, mixed_blocks
+from rope_exp.errors import show
+from rope_exp.report import Report, has_other_seeds
+from rope_exp.runs import Run
+from rope_exp.words._seeds import spell_seeds
+
+# After the notes of probes.
+ORDER = 100
+
+
+def notes(report: Report) -> list[str]:
+    """Describe what is unusual about runs."""
+    said = []
+    for row in report.rows.values():
+        for run in row.runs:
+            said += _run_notes(row.name, run)
+    said += _seed_notes(report)
+
+    mixed = mixed_blocks(report.runs)
+    for seed, differing in mixed.items():
+        for key, values in differing.items():
+            said.append(f"Runs of seed {seed} differ in {key}: {', '.join(values)}.")
+    for key, values in differing_surroundings(report.runs).items():
+        if not any(key in differing for differing in mixed.values()):
+            said.append(f"Seeds differ in {key}: {', '.join(values)}.")
+    return said + _left_out(report)
+
+
+def warnings(report: Report) -> list[str]:
+    """Name the rows that were trained with other code than most runs, and folders left out."""
+    codes = {}
+    for row in report.rows.values():
+        found = [run.env["git"] for run in row.runs if run.env.get("git")]
+        codes[row.name] = [provenance.spelled(git) for git in found]
+    counts = Counter(code for of_row in codes.values() for code in of_row)
+    if len(counts) < 2:
+        return _left_out(report)
+
+    [(common, _)] = counts.most_common(1)
+    said = []
+    for name, of_row in codes.items():
+        others = sorted({code for code in of_row if code != common})
+        if others:
+            said.append(f"{name}: trained at commit {', '.join(others)}; most runs at {common}.")
+    if any(code.endswith("+") for code in counts):
+        said.append("+: the code had uncommitted changes.")
+    return said + _left_out(report)
+
+
+def _left_out(report: Report) -> list[str]:
+    return [f"{folder} was left out: {reason}." for folder, reason in report.left_out.items()]
+
+
+def _run_notes(row: str, run: Run) -> list[str]:
+    name = f"{row}, seed {run.config.seed}"
+    said = [f"{name}: {mark} ({run.where})." for mark in run.env.get("marks", [])]
+    most = max(run.probes.get("floors", {}).get("share", [0.0]))
+    if most:
+        said.append(
+            f"{name}: at most {most:.3%} of a layer's denominators are floored at "
+            f"attn.eps={show(run.config.numeric_value('attn.eps'))} ({run.where})."
+        )
+    if run.status != "finished":
+        last = [{"step": 0}, *run.metrics][-1]
+        steps = run.result.get("steps", last["step"])
+        num_steps = run.config.train.num_steps
+        said.append(f"{name}: {run.status} after {steps} of {num_steps} steps ({run.where}).")
+    return said
+
+
+def _seed_notes(report: Report) -> list[str]:
+    """Name rows with other seeds than the rest: means are not comparable then; Δ and ranks are."""
+    by_seeds: dict[str, list[str]] = {}
+    for row in report.rows.values():
+        if has_other_seeds(report, row):
+            mine = spell_seeds(row.losses)
+            shared = spell_seeds(row.losses.keys() & report.reference.losses.keys())
+            words = f"mean and Δ over {mine}"
+            if mine != shared:
+                words = f"mean over {mine}, Δ over {shared}"
+            by_seeds.setdefault(words, []).append(row.name)
+
+    said = [f"‡ {', '.join(names)}: {words}." for words, names in by_seeds.items()]
+    if said and any(line["rank"] for line in report.lines.values()):
+        said.append(
+            "Ranks use means adjusted for missing seeds, from a least-squares fit of "
+            "loss = seed + row."
+        )
+    return said

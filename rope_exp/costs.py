@@ -61,12 +61,12 @@ def with_matched(config: RunConfig) -> RunConfig:
         return config
     if config.pe.code is not None:
         # Counting would run its code.
-        allowed = "cannot be met with pe.code; set model.intermediate_size"
-        raise ConfigError("model.match_params", wanted, allowed)
+        reason = "cannot be met with pe.code; set model.intermediate_size"
+        raise ConfigError("model.match_params", wanted, reason)
     vocab_size = config.known_vocab_size
     if vocab_size is None:
-        allowed = "needs a vocabulary whose size is known: a pretrained tokenizer's is not"
-        raise ConfigError("model.match_params", wanted, allowed)
+        reason = "needs a vocabulary whose size is known: a pretrained tokenizer's is not"
+        raise ConfigError("model.match_params", wanted, reason)
     return replace(config, model=matched(config.architecture(vocab_size)))
 
 

@@ -34,7 +34,6 @@ from rope_exp.identity import (
     Natural,
     NonNegative,
     OrderSha256,
-    Seed,
     Sha256,
     choices,
     chosen,
@@ -71,7 +70,7 @@ class Result(_Losses):
     status: Literal["finished", "diverged"]
     pe: str
     rotate: tuple[str, ...]
-    seed: Seed
+    seed: Natural
     params: Count
     tokens: Natural
     steps: Natural
@@ -118,7 +117,7 @@ class OriginFacts(TypedDict):
     """The facts about a run's origin in env.json, under `init_from`."""
 
     pe: str
-    seed: Seed
+    seed: Natural
     step: Count
     config_sha256: Sha256
     weights_sha256: Sha256

@@ -52,12 +52,12 @@ class Config(Kind):
         return model.num_attention_heads * model.features_per_head
 
     def rules(self, model: ModelConfig) -> Iterator[Rule]:
-        allowed = (
+        reason = (
             "begins at 1 - 2^(-5-h) of head h, which is too near 1 to be learned in more than "
             f"{MAX_LEARNED_HEADS} heads; model.num_attention_heads is {model.num_attention_heads}"
         )
         is_many = model.num_attention_heads > MAX_LEARNED_HEADS
-        yield self.gamma == "learned" and is_many, "attn.gamma", allowed
+        yield self.gamma == "learned" and is_many, "attn.gamma", reason
 
 
 class Layer(StateAttention):

@@ -120,6 +120,17 @@ def test_the_environment_is_read_but_no_secret(monkeypatch: pytest.MonkeyPatch) 
         run_config(["data=files", "data.path=${oc.env:NOT_SET}"])
 
 
+def test_a_reference_to_another_key_is_its_value() -> None:
+    assert run_config(["seed=7", "data.seed=${seed}"]).data.seed == 7
+    assert run_config(["train.eval_every=${train.num_steps}"]).train.eval_every == 500
+
+
+def test_what_is_deleted_has_its_default() -> None:
+    """Hydra does the same; the identity is that of the default, too."""
+    plain = run_config([]).config_sha256
+    assert run_config(["~optim", "optim.lr=0.003"]).config_sha256 == plain
+
+
 # -- sweeps --------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Tests of the distance probe on decoders whose attention weights have a closed form."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -179,7 +180,7 @@ def sizes_for(attn: Kind, **changes: Any) -> ModelConfig:
 class Watched:
     """Records the values and outputs of one layer's `attend`, and what `weighed` passes on."""
 
-    values: Tensor
+    values: Sequence[Tensor]
     outputs: Tensor
     weights: Tensor
     queries: Tensor
@@ -188,9 +189,9 @@ class Watched:
     def __init__(self, layer: Attention) -> None:
         attend = layer.attend
 
-        def recorded(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
-            self.values = v
-            self.outputs = attend(q, k, v, *others)
+        def recorded(q: Tensor, k: Tensor, values: Sequence[Tensor], *others: Any) -> Tensor:
+            self.values = values
+            self.outputs = attend(q, k, values, *others)
             return self.outputs
 
         layer.attend = recorded  # type: ignore[method-assign]
@@ -220,7 +221,7 @@ def test_weights_times_values_are_the_output(scored: str) -> None:
         decoder = opinionated("q", "k", attn=attn, sizes=sizes, **changes).double()
         found = watch(decoder, tokens(2, 13), layer=1)
 
-        v_BTHV = for_queries(found.values, 4)
+        v_BTHV = for_queries(torch.cat([*found.values], dim=-1), 4)
         expected = torch.einsum("bhij,bjhv->bihv", found.weights, v_BTHV)
         torch.testing.assert_close(found.outputs, expected)
         sums_BHT = found.weights.sum(-1)

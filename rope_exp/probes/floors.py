@@ -32,8 +32,7 @@ def ask(model: Finished) -> dict[str, Any]:
     The share is over all positions and heads of the windows that shift and ablation read.
     """
     with ExitStack() as stack:
-        layers = [layer for layer in attentions(model.decoder) if hasattr(layer, "below")]
-        seen = [stack.enter_context(floored(layer)) for layer in layers]
+        seen = [stack.enter_context(floored(layer)) for layer in attentions(model.decoder)]
         loss(model)
     return {"share": rounded([torch.cat(parts).double().mean() for parts in seen])}
 

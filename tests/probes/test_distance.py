@@ -13,7 +13,8 @@ from support.models import VOCAB, make_sizes, opinionated, tokens
 from support.probes import LENGTH
 from torch import Tensor
 
-from rope_exp.attention import Attention, for_queries
+from rope_exp.attention import Attention
+from rope_exp.attn._recurrence import for_queries
 from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.shared import Config as SharedConfig
 from rope_exp.decoder import Decoder

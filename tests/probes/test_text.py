@@ -9,7 +9,8 @@ import torch
 from support.models import SUBSETS, make_decoder, opinionated
 from support.probes import END, HELD_OUT, LENGTH, ask
 
-from rope_exp.attention import for_queries, split_heads
+from rope_exp.attention import split_heads
+from rope_exp.attn._recurrence import for_queries
 from rope_exp.attn.linear import Config as LinearConfig
 from rope_exp.attn.linear import Layer as LinearAttention
 from rope_exp.batches import next_tokens, placed, validation_ids

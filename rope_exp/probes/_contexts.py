@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from rope_exp.attention import Attention, LayerCache, Positions, turned
-from rope_exp.attn.linear import Layer as LinearAttention
 from rope_exp.decoder import Decoder
 from rope_exp.kernels import wide
 
@@ -43,7 +42,7 @@ def instead(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextmanager
-def floored(layer: LinearAttention) -> Iterator[list[Tensor]]:
+def floored(layer: Any) -> Iterator[list[Tensor]]:
     """Record, for each division in a layer, whether eps replaces its denominator."""
     seen: list[Tensor] = []
     below = layer.below

@@ -36,7 +36,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rope_exp.attention import SoftmaxAttention
-from rope_exp.attn.linear import Layer as LinearAttention
 from rope_exp.batches import Batch, Ids, IdSource, next_tokens, validation_ids
 from rope_exp.decoder import Decoder, at_places, chunks
 from rope_exp.evaluate import Inputs, Probes, on_device, rounded, significant
@@ -190,15 +189,12 @@ class Questions(Asking):
         return {"reading": [1, 2], "loss": rounded([nats.mean() for nats in readings])}
 
     def floors(self) -> Probes:
-        """Return the share of linear attention's denominators that eps floors, by layer.
+        """Return the share of denominators that eps floors, by layer, of a kind that has floors.
 
         The share is over all positions and heads of the windows that shift and ablation read.
         """
         with ExitStack() as stack:
-            layers = [
-                each for each in attentions(self.decoder) if isinstance(each, LinearAttention)
-            ]
-            seen = [stack.enter_context(floored(layer)) for layer in layers]
+            seen = [stack.enter_context(floored(layer)) for layer in attentions(self.decoder)]
             self._loss()
         shares = [torch.cat(parts).double().mean() for parts in seen]
         return {"share": rounded(shares)}

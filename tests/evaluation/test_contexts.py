@@ -8,7 +8,8 @@ from support.kinds import KINDS
 from support.models import BASE, make_sizes, opinionated, tokens
 from torch import Tensor
 
-from rope_exp.attention import Attention, for_queries
+from rope_exp.attention import Attention
+from rope_exp.attn._recurrence import for_queries
 from rope_exp.decoder import Decoder
 from rope_exp.probes._contexts import attentions, scores_times, turning_by, weighed
 from rope_exp.rope import frequencies
@@ -43,9 +44,9 @@ class Watched:
     def __init__(self, layer: Attention) -> None:
         attend = layer.attend
 
-        def recorded(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
-            self.values = v
-            self.outputs = attend(q, k, v, *others)
+        def recorded(q: Tensor, k: Tensor, values: list[Tensor], *others: Any) -> Tensor:
+            self.values = torch.cat(values, dim=-1)
+            self.outputs = attend(q, k, values, *others)
             return self.outputs
 
         layer.attend = recorded  # type: ignore[method-assign]

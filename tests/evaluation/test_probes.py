@@ -12,7 +12,8 @@ import torch
 from support.corpora import data_config
 from support.models import SUBSETS, VOCAB, make_decoder, opinionated
 
-from rope_exp.attention import for_queries, split_heads
+from rope_exp.attention import split_heads
+from rope_exp.attn._recurrence import for_queries
 from rope_exp.attn.linear import Config as LinearConfig
 from rope_exp.attn.linear import Layer as LinearAttention
 from rope_exp.batches import Batch, next_tokens, placed, validation_ids

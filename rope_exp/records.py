@@ -74,7 +74,11 @@ def cell_name(row: str, factors: Mapping[str, Any]) -> str:
 def write_record(
     path: Path, folder: Path, row: str, factors: Mapping[str, Any], test: Test | None = None
 ) -> None:
-    """Write the record of a run's folder, unless it exists; `Run` explains row, factors and test.
+    """Write the record of a run's folder; a record that exists is kept.
+
+    Args:
+        path: <records>/<campaign>/<cell>.json.
+        row, factors, test: see `Run`.
 
     Raises:
         ReportError: the folder is no complete record of one run, the run is not done, or its code
@@ -82,6 +86,8 @@ def write_record(
         RecordError: a file of the folder cannot be read.
         OSError: the record cannot be written.
     """
+    if path.exists():
+        return
     run = read_run(folder)
     if not run.result:
         raise ReportError(f"{folder} holds no result: the run is not done")

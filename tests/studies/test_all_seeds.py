@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 from support.configs import RECORDED
 
-from rope_exp.compile import all_seeds
 from rope_exp.records import read_records
-from rope_exp.report import all_seeds_md, build
+from rope_exp.report import build
+from rope_exp.studies.all_seeds import all_seeds, all_seeds_md
 
 
 def losses(campaign: str, pe: str) -> Mapping[int, float]:
@@ -32,10 +32,10 @@ def test_a_relation_decides_in_both_directions() -> None:
     assert report.decided["v_rope"].items() <= primary["nope", "v_rope"].items()
     turned = report.decided["qkv_rope"]
     straight = primary["qkv_rope", "nope"]
-    assert (turned["delta"], turned["low"], turned["high"]) == (
+    assert (turned["delta"], turned["delta_ci_low"], turned["delta_ci_high"]) == (
         -straight["delta"],
-        -straight["high"],
-        -straight["low"],
+        -straight["delta_ci_high"],
+        -straight["delta_ci_low"],
     )
     assert (straight["verdict"], turned["verdict"]) == ("better", "worse")
 

@@ -68,7 +68,7 @@ def test_a_row_of_other_code_is_named() -> None:
     for run in runs_of("english", *codes, seeds=(0,)):
         commit, dirty = codes[run.row]
         runs.append(replace(run, env={**run.env, "git": {"commit": commit * 40, "dirty": dirty}}))
-    assert build(runs, ["pe"]).told("warnings") == [
+    assert build(runs, ["pe"]).told("terminal")[-2:] == [
         "VO-RoPE: trained at commit 1111111111+; most runs at 0000000000.",
         "+: the code had uncommitted changes.",
     ]
@@ -215,3 +215,10 @@ def test_drift_is_judged_seed_by_seed(medians: list[float], said: str) -> None:
     ]
     [sentence] = drift_notes(build(runs, ["pe"]))
     assert sentence.endswith(said)
+
+
+def test_plain_columns_are_aligned() -> None:
+    table, *_ = report_on("english").told("terminal")
+    lines = table.splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert set(lines[1]) == {"-", " "}

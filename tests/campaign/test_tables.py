@@ -7,7 +7,7 @@ import pytest
 from support.records import copy_records, edit_record
 from support.refused import refused
 
-from rope_exp.compile import write_campaigns
+from rope_exp.campaign.tables import write_campaigns
 from rope_exp.report import Report
 
 pytestmark = pytest.mark.usefixtures("undrawn")

@@ -1,13 +1,12 @@
-"""Tests of a report's figures, and of the tables that add another campaign's rows."""
+"""Tests of the tables that add another campaign's rows."""
 
 from dataclasses import replace
 
 import pytest
-from support.records import report_on, runs_of, unfinished
+from support.records import runs_of
 
-from rope_exp.compile import beside
-from rope_exp.report import build
 from rope_exp.runs import Run
+from rope_exp.studies.beside import beside
 
 
 def named(group: str, runs: list[Run]) -> list[Run]:
@@ -41,9 +40,3 @@ def test_runs_of_others_that_do_not_fit_are_left_out(broken: str) -> None:
     else:
         lent = [replace(run, result={**run.result, "init_sha256": "0" * 64}) for run in lent]
     assert beside(mine, lent) is None
-
-
-def test_one_run_alone_leaves_out_what_it_cannot_show() -> None:
-    assert {*report_on("english", "vo_rope", seeds=(0,)).charts} == {"curves", "probes"}
-    begun = [replace(unfinished(run), probes={}) for run in runs_of("english", "nope", seeds=(0,))]
-    assert build(begun, ["pe"]).charts == {}

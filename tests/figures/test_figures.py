@@ -1,5 +1,6 @@
 """Tests that figures of real records show numbers computed from these records by hand."""
 
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from support.charts import WIDEST, domain, explanation, records, width, words
-from support.records import diverged, report_on, runs_of
+from support.records import diverged, report_on, runs_of, unfinished
 
 from rope_exp.figures.curves import figure as curves
 from rope_exp.figures.distance import figure as distance
@@ -182,6 +183,12 @@ def test_files_fit_a_page_and_hold_each_id_once(campaign: str, draws: Any) -> No
         named = [text for each in svg.iter() for text in each.attrib.values() if "url(#" in text]
         assert len(defined) == len(set(defined))
         assert {text.partition("#")[2].rstrip(")") for text in named} <= set(defined)
+
+
+def test_one_run_alone_leaves_out_what_it_cannot_show() -> None:
+    assert {*report_on("english", "vo_rope", seeds=(0,)).charts} == {"curves", "probes"}
+    begun = [replace(unfinished(run), probes={}) for run in runs_of("english", "nope", seeds=(0,))]
+    assert build(begun, ["pe"]).charts == {}
 
 
 def test_runs_in_any_order_give_the_same_bytes() -> None:

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Self
 
 from rope_exp.errors import ConfigError, show
-from rope_exp.files import json_sha256
+from rope_exp.files import json_sha256, text_sha256
 from rope_exp.identity import (
     Name,
     Natural,
@@ -51,7 +51,6 @@ from rope_exp.sections import (
     TokenizerConfig,
     TrackerConfig,
     TrainConfig,
-    source_sha256,
 )
 
 FACTORS = ("pe", "seed")  # the keys in which runs of one group may differ
@@ -377,7 +376,7 @@ def _of_probes(config: "RunConfig") -> Iterator[Rule]:
 def _of_positions(config: "RunConfig") -> Iterator[Rule]:
     model = config.model
     pe = config.pe
-    changed = pe.source is not None and pe.code_sha256 != source_sha256(pe.source)
+    changed = pe.source is not None and pe.code_sha256 != text_sha256(pe.source)
     yield changed, "pe.source", "was changed: pe.code_sha256 is of another text"
     taken = pe.code is not None and pe.name in OUR_NAMES
     yield taken, "pe.name", "is taken; with pe.code give a name of its own"

@@ -4,7 +4,6 @@ A released default never changes, because identities cover departures from it. A
 key is its meaning in docs/config.md.
 """
 
-import hashlib
 import itertools
 import math
 import re
@@ -252,11 +251,6 @@ class PeConfig:
     def _scheme(self) -> str:
         """The name of the position encoding besides rotation; empty: rotation only."""
         return SCHEMES[self.input, self.bias]
-
-
-def source_sha256(source: str) -> str:
-    """Return the SHA-256 of a file's text."""
-    return hashlib.sha256(source.encode()).hexdigest()
 
 
 def shortest(pattern: tuple[int, ...] | None) -> tuple[int, ...]:

@@ -67,8 +67,3 @@ def test_counted_operations_are_those_that_torch_does() -> None:
         decoder(ids_BT, ids_BT[:, : place_BP.shape[1]], predicted_BP=place_BP).backward()
     # flops_per_token is rounded down to a whole number.
     assert counter.get_total_flops() // length == flops_per_token(config, VOCAB)
-
-
-@pytest.mark.parametrize("attn", ["softmax", "mla", "mla_vo", "shared_s1", "shared_s2"])
-def test_kinds_that_keep_keys_look_both_ways(attn: str) -> None:
-    assert not run_config([MLM, f"attn={attn}", "model=sequel_mini"]).causal

@@ -7,21 +7,22 @@ the runs that may share a table.
 
 import dataclasses
 import json
-import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property, reduce
 from operator import attrgetter, getitem
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Self
 
 from rope_exp.errors import ConfigError, show
-from rope_exp.files import json_sha256
+from rope_exp.files import json_sha256, text_sha256
 from rope_exp.identity import (
     Name,
     Natural,
     Rule,
     Sha256,
+    chosen,
     class_of,
     convert,
     known_keys,
@@ -35,8 +36,6 @@ from rope_exp.sections import (
     EVERY,
     MIN_VOCAB_SIZE,
     OUR_NAMES,
-    PAIRS,
-    TASK_PROBES,
     AdamWConfig,
     Architecture,
     CosineConfig,
@@ -52,7 +51,6 @@ from rope_exp.sections import (
     TokenizerConfig,
     TrackerConfig,
     TrainConfig,
-    source_sha256,
 )
 
 FACTORS = ("pe", "seed")  # the keys in which runs of one group may differ
@@ -130,9 +128,23 @@ class RunConfig:
         )
 
     @property
+    def own_objective(self) -> ModuleType | None:
+        """The file of the objective; None if it is one of the core's, causal or regression."""
+        name = self.train.objective
+        is_own = name in ("causal", "regression")
+        return None if is_own else chosen("objective", name, "train.objective")
+
+    @property
     def num_own_ids(self) -> int:
         """The number of the decoder's ids beyond the tokenizer's: one under mlm, the mask."""
-        return 1 if self.train.objective == "mlm" else 0
+        return self.own_objective.NUM_OWN_IDS if self.own_objective else 0
+
+    def num_predicted(self, seq_len: int) -> int:
+        """Return P, the number of predicted places of a sequence."""
+        if self.own_objective:
+            places: int = self.own_objective.num_predicted(seq_len)
+            return places
+        return (self.data.task and self.data.task.num_queries) or seq_len
 
     @property
     def num_warmup_steps(self) -> int:
@@ -148,7 +160,7 @@ class RunConfig:
     def known_vocab_size(self) -> int | None:
         """The vocabulary's size; None if only a pretrained tokenizer itself knows it."""
         if self.data.task is not None:
-            return self.data.task.vocab_size
+            return len(self.data.task.tokens)
         return MIN_VOCAB_SIZE if self.tokenizer.kind == "bytes" else self.tokenizer.vocab_size
 
     @property
@@ -353,61 +365,18 @@ def _of_attention(config: "RunConfig") -> Iterator[Rule]:
 
 def _of_probes(config: "RunConfig") -> Iterator[Rule]:
     """Yield what a finished model cannot be asked for."""
-    data = config.data
-    model = config.model
-    train = config.train
-    pe = config.pe
-    attn = config.attn
-    rotating = [pair for pair in PAIRS if {*pair} & {*pe.rotate}]
-    num_features = [pe.num_features(attn.rotary_dim(model), pair) for pair in rotating]
-
-    # Whether a run lacks what a probe needs, by the sentence about it.
-    lacks: dict[str, dict[str, object]] = {
-        "floors": {"attn.kind={0.attn.kind} cannot be asked for floors": not attn.has_floors},
-        "distance": {
-            "attn.kind={0.attn.kind} cannot be asked for distance": not attn.keeps_keys,
-            "distance needs train.seq_len of at least 2": train.seq_len < 2,
-            "distance has one uniform baseline: no model.window_layers": model.window_layers,
-            "distance would read across documents; no data.document_mask": data.document_mask,
-        },
-        "repeat": {
-            "repeat needs train.objective=causal and train.seq_len of at least 4": (
-                not config.causal or train.seq_len < 4
-            ),
-            "repeat would read across documents; no data.document_mask": data.document_mask,
-        },
-        "drift": {"drift needs frequencies that are learned: pe.trainable": not pe.trainable},
-        "token_shift": {
-            "token_shift needs mu, which is learned: model.token_shift": not model.token_shift
-        },
-        "extension": {
-            "extension needs at least one site in pe.rotate": not pe.rotate,
-            "extension needs positions past the trained length, which pe.input=learned has not": (
-                pe.input == "learned"
-            ),
-            "extension needs two pairs of features that rotate, a first and a last": (
-                min(num_features, default=0) < 4
-            ),
-            "extension needs train.seq_len of at least 7, in which a pair can turn once": (
-                train.seq_len <= math.tau
-            ),
-        },
-    }
-    for probe in train.probes:
-        if data.task:
-            reason = "data={0.data.kind} can be asked for {0.data.task.probe} alone"
-            yield probe != data.task.probe, "train.probes", reason
-        else:
-            reason = " and ".join(TASK_PROBES) + " are asked of generated data, such as "
-            yield probe in TASK_PROBES, "train.probes", reason + "data=addition"
-        for reason, is_lacking in lacks.get(probe, {}).items():
-            yield is_lacking, "train.probes", reason
+    task = config.data.task
+    for name in config.train.probes:
+        reason = "data={0.data.kind} can be asked for {0.data.task.probe} alone"
+        yield task and name != task.probe, "train.probes", reason
+        reason = chosen("probes", name, "train.probes").why_not(config)
+        yield reason, "train.probes", reason
 
 
 def _of_positions(config: "RunConfig") -> Iterator[Rule]:
     model = config.model
     pe = config.pe
-    changed = pe.source is not None and pe.code_sha256 != source_sha256(pe.source)
+    changed = pe.source is not None and pe.code_sha256 != text_sha256(pe.source)
     yield changed, "pe.source", "was changed: pe.code_sha256 is of another text"
     taken = pe.code is not None and pe.name in OUR_NAMES
     yield taken, "pe.name", "is taken; with pe.code give a name of its own"

@@ -5,7 +5,6 @@ place is called <campaign>.jsonl.gz/<cell>.json. Errors name that place. No torc
 """
 
 import gzip
-import hashlib
 import json
 import re
 import zlib
@@ -24,6 +23,7 @@ from rope_exp.files import (
     parse_json,
     read_json,
     readable,
+    text_sha256,
     write_atomically,
 )
 from rope_exp.folder import PROBES, Env, check_probes, check_result, checked
@@ -257,5 +257,4 @@ def canonical(values: Mapping[str, Any]) -> str:
 
 def digest(values: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a record without its own digest."""
-    content = canonical({key: values[key] for key in values if key != "sha256"})
-    return hashlib.sha256(content.encode()).hexdigest()
+    return text_sha256(canonical({key: values[key] for key in values if key != "sha256"}))

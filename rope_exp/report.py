@@ -21,9 +21,9 @@ from rope_exp.config import RunConfig
 from rope_exp.costs import kept
 from rope_exp.identity import choices, chosen
 from rope_exp.published import REFERENCE, UNROTATED, Published
-from rope_exp.rows import TEST
+from rope_exp.rows import TEST, Facts
 from rope_exp.runs import ReportError, Run, bits_per_byte, perplexity
-from rope_exp.sections import SUBSETS, SoftmaxConfig, TaskFacts
+from rope_exp.sections import SUBSETS, SoftmaxConfig
 from rope_exp.stats import (
     MOST_SEEDS,
     SIGNS,
@@ -269,7 +269,7 @@ class Report:
         return self.source if self.source and self.source.losses else None
 
     @property
-    def task(self) -> TaskFacts | None:
+    def task(self) -> Facts | None:
         """The facts of the generated data if all runs share its kind; None for text."""
         kinds = {run.config.data.kind: run.config.data.task for run in self.runs}
         return next(iter(kinds.values())) if len(kinds) == 1 else None

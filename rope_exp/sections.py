@@ -4,13 +4,12 @@ A released default never changes, because identities cover departures from it. A
 key is its meaning in docs/config.md.
 """
 
-import hashlib
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -26,6 +25,9 @@ from rope_exp.identity import (
     Sha256,
     Share,
     Size,
+    choices,
+    chosen,
+    file_of,
     labelled,
     matching,
     numeric,
@@ -35,6 +37,9 @@ from rope_exp.identity import (
     setting,
     settle,
 )
+
+if TYPE_CHECKING:
+    from rope_exp.rows import Facts
 
 SITES = ("q", "k", "v", "o")
 
@@ -248,11 +253,6 @@ class PeConfig:
         return SCHEMES[self.input, self.bias]
 
 
-def source_sha256(source: str) -> str:
-    """Return the SHA-256 of a file's text."""
-    return hashlib.sha256(source.encode()).hexdigest()
-
-
 def shortest(pattern: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return the shortest equivalent of a pattern of layers; None means every layer."""
     pattern = pattern or EVERY
@@ -261,93 +261,9 @@ def shortest(pattern: tuple[int, ...] | None) -> tuple[int, ...]:
     return next(pattern[:n] for n in shifts if pattern[n:] + pattern[:n] == pattern)
 
 
-TEXT_UNIT = "nats per token"  # of losses on text
-ANSWER_UNIT = "nats per answer token"
-SQUARES = "mean squared error"
-
-# Queries in a row of spikes, and dimensions of the prediction at each.
-NUM_QUERIES = 16
-NUM_DIMS = 2
-
-
-@dataclass(frozen=True)
-class TaskFacts:
-    """Facts about a kind of generated data.
-
-    Attributes:
-        vocab_size: the number of its tokens.
-        least_seq_len: the smallest T at which rows hold its longest examples.
-        unit: of its loss.
-        objective: of training.
-        probe: the probe of a finished model.
-        key: the key of `data` that only this kind has; empty: none.
-        span: the unit of an example's span; empty: there are no examples to be right or wrong.
-        bins: the first span of each bin in a table of matches.
-    """
-
-    vocab_size: int
-    least_seq_len: int
-    unit: str = ANSWER_UNIT
-    objective: Literal["causal", "regression"] = "causal"
-    probe: str = "answers"
-    key: str = ""
-    span: str = ""
-    bins: tuple[int, ...] = ()
-
-    @property
-    def num_outputs(self) -> int | None:
-        """The count of real numbers predicted at a place; None: a token is predicted."""
-        return NUM_DIMS if self.objective == "regression" else None
-
-
-TASKS: Mapping[str, TaskFacts] = {
-    "addition": TaskFacts(
-        vocab_size=14,
-        least_seq_len=33,
-        key="order",
-        span="digits of the longer number",
-        bins=tuple(range(1, 11)),
-    ),
-    "copy": TaskFacts(
-        vocab_size=7,
-        least_seq_len=129,
-        span="letters of the string",
-        bins=(1, 2, 3, 5, 9, 17, 33, 49),
-    ),
-    "repeats": TaskFacts(
-        vocab_size=5,
-        least_seq_len=43,
-        span="letters back to the stretch",
-        bins=(17, *(16 << octave for octave in range(1, 18))),
-    ),
-    "retrieval": TaskFacts(
-        vocab_size=63,
-        # Another pair's needle and question rule out at most 16 places of a needle and its
-        # question: 3 for needle and needle, twice 4 for needle and question, 5 for question and
-        # question. A distance below T / 2 leaves more than T / 2 places, and 7 other pairs may
-        # take 112 of them.
-        least_seq_len=224,
-        span="tokens from the needle to its question",
-        bins=tuple(4 << octave for octave in range(20)),
-    ),
-    "spikes": TaskFacts(
-        vocab_size=18,
-        least_seq_len=NUM_QUERIES + 1,
-        unit=SQUARES,
-        objective="regression",
-        probe="fit",
-        key="period",
-    ),
-}
-# Probes for models of generated data only.
-TASK_PROBES = tuple(dict.fromkeys(task.probe for task in TASKS.values()))
-
-
 MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
 # Period of the fastest pair if positions are times, as POYO's t_min.
 PERIOD_S = 1e-4
-# Share of a sequence's tokens that mlm predicts (Devlin et al. 2019).
-MASKED_SHARE = 0.15
 INIT_STD = 0.02  # of weight matrices; times 1/sqrt(2 layers) for those onto the residual stream
 
 # Beyond this, a layer's objects outweigh its weights, and memory estimates would miss them.
@@ -418,9 +334,7 @@ class DataConfig:
 
     # null: the kind; for hub, a name derived from path and subset.
     name: Name | None = setting(None)
-    kind: Literal[
-        "stdlib", "files", "hub", "addition", "copy", "repeats", "retrieval", "spikes"
-    ] = numeric("stdlib", of_tokens=True)
+    kind: Annotated[str, file_of("tasks", *TEXT)] = numeric("stdlib", of_tokens=True)
     # files: a file or folder; hub: owner/name.
     path: PathText | None = None
     # The config of the dataset's card; for hub, and for files with such a card.
@@ -468,14 +382,17 @@ class DataConfig:
         )
 
     @property
-    def task(self) -> TaskFacts | None:
+    def task(self) -> "Facts | None":
         """Facts about generated data; None for text."""
-        return TASKS.get(self.kind)
+        if self.kind in TEXT:
+            return None
+        facts: Facts = chosen("tasks", self.kind, "data.kind").FACTS
+        return facts
 
     @property
     def unit(self) -> str:
         """The unit of losses."""
-        return TEXT_UNIT if self.task is None else self.task.unit
+        return "nats per token" if self.task is None else self.task.unit
 
     @property
     def period_s(self) -> float:
@@ -510,16 +427,12 @@ class TokenizerConfig:
     revision: str | None = numeric(None, needs=("tokenizer.path",))
 
 
-# Probes of a finished model (probes/).
-Probe = Literal[
-    "windows", "positions", "shift", "ablation", "repeat", "floors", "distance", "drift",
-    "token_shift", "extension", "answers", "fit",
-]  # fmt: skip
+PROBES = choices("probes")
 Probes = Annotated[
-    tuple[Probe, ...],
+    tuple[str, ...],
     rule(
-        f"must be a list of some of {', '.join(get_args(Probe))}, each at most once",
-        lambda probes: len(set(probes)) == len(probes),
+        f"must be a list of some of {', '.join(PROBES)}, each at most once",
+        lambda probes: set(probes) <= set(PROBES) and len(set(probes)) == len(probes),
     ),
 ]
 Stages = Annotated[
@@ -592,7 +505,9 @@ class TrainConfig:
     stages: Stages | None = None
     # causal: predict every next token; mlm: hidden tokens, from both sides; regression: real
     # numbers at some places, from tokens on both sides.
-    objective: Literal["causal", "mlm", "regression"] = numeric("causal", assumption="departing")
+    objective: Annotated[str, file_of("objective", "causal", "regression")] = numeric(
+        "causal", assumption="departing"
+    )
     # Steps between evaluations.
     eval_every: Count = setting(50)
     # Held-out sequences of an evaluation.
@@ -673,15 +588,6 @@ class TrainConfig:
         num_parts = -(-share // most)
         return -(-share // num_parts)
 
-    def num_predicted(self, seq_len: int) -> int:
-        """Return P, the number of predicted places of a sequence.
-
-        causal: every place; mlm: 15 %, rounded, at least one; regression: the queries.
-        """
-        if self.objective == "mlm":
-            return max(1, round(MASKED_SHARE * seq_len))
-        return seq_len if self.objective == "causal" else NUM_QUERIES
-
 
 @section
 class TrackerConfig:
@@ -742,6 +648,9 @@ Momentum = Annotated[float, Field(ge=0, lt=1)]
 @section
 class OptimConfig:
     """Keys of every optimizer."""
+
+    # The numbers that it keeps for each element of a layer's matrix.
+    moments_of_matrices = 2
 
     name: str = ""
     # Learning rate at the peak of the schedule.

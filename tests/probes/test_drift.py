@@ -3,26 +3,21 @@
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from support.models import BASE, VOCAB, make_decoder
+from support import probes
+from support.models import BASE, make_decoder
 
 from rope_exp.decoder import Decoder
-from rope_exp.probes._probes import Questions
 from rope_exp.rope import frequencies
-from rope_exp.sections import TrainConfig
 
-TRAIN = TrainConfig(seq_len=16)
-HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=33)
 THETA0 = frequencies(8, BASE).tolist()
 
 
 def ask(decoder: Decoder, **crossings: list[int]) -> dict[str, Any]:
     counts = {pair: torch.tensor(count) for pair, count in crossings.items()}
-    answers = Questions(decoder, HELD_OUT, TRAIN, 4, crossings=counts).ask(["drift"])
-    assert answers is not None
-    return answers["drift"]["sites"]
+    sites: dict[str, Any] = probes.ask(decoder, "drift", crossings=counts)["sites"]
+    return sites
 
 
 def move(decoder: Decoder, by: Any, name: str = "inv_freq", *, log: bool = False) -> None:

@@ -6,21 +6,17 @@ import pytest
 from scipy import stats
 
 from rope_exp.rows import spell
-from rope_exp.tasks.copying import Copying
+from rope_exp.sections import DataConfig
+from rope_exp.tasks.copy import FACTS, rows
 
-TASK = Copying(seed=0)
 LENGTHS = {"train": (1, 32), "test": (1, 32), "longer": (33, 64)}
-each_split = pytest.mark.parametrize("split", TASK.splits)
-
-
-def texts(split: str, count: int) -> list[str]:
-    return [spell(ids_S, TASK.vocabulary) for ids_S in TASK.rows(split, range(count)).ids_NS]
+each_split = pytest.mark.parametrize("split", FACTS.splits)
 
 
 def strings(split: str, count: int) -> list[str]:
     found = []
-    for text in texts(split, count):
-        for example in text.strip("_").removesuffix(";").split(";"):
+    for ids_S in rows(DataConfig(kind="copy"), 0, split, range(count)).ids_NS:
+        for example in spell(ids_S, FACTS.tokens).strip("_").removesuffix(";").split(";"):
             string, copy = example.split("|")
             assert string == copy
             found.append(string)

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.models import VOCAB, opinionated
+from support import probes
+from support.models import opinionated, tokens
+from support.probes import HELD_OUT, LENGTH
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -14,14 +16,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.batches import validation_ids
 from rope_exp.decoder import Decoder
-from rope_exp.probes._contexts import attentions
-from rope_exp.probes._probes import Questions
-from rope_exp.probes.extension import extended
-from rope_exp.sections import TrainConfig
+from rope_exp.probes._windows import attentions
+from rope_exp.probes.extension import extended, scores_times, turning_by
+from rope_exp.rope import frequencies
 
-LENGTH = 16
-TRAIN = TrainConfig(seq_len=LENGTH, eval_sequences=16)
-HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=8 * LENGTH * 3 + 1)
 # The probe reads only this window of eight training lengths.
 LONG = validation_ids(HELD_OUT, 1, 8 * LENGTH)
 FACTORS = (1, 2, 4, 8)
@@ -29,9 +27,7 @@ BASE = 100.0
 
 
 def ask(decoder: Decoder, held_out: np.ndarray = HELD_OUT) -> dict[str, Any]:
-    answers = Questions(decoder, held_out, TRAIN, 4).ask(["extension"])
-    assert answers is not None
-    return answers["extension"]
+    return probes.ask(decoder, "extension", held_out)
 
 
 @cache
@@ -133,3 +129,43 @@ def test_a_short_held_out_set_has_fewer_lengths() -> None:
     found = ask(opinionated("q", "k"), HELD_OUT[:40])
     assert found["lengths"] == [16, 32]
     assert all(len(losses) == 2 for losses in found["yarn"].values())
+
+
+# -- frequencies and scales ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pairs", "bases"),
+    [(["qk"], {"base_vo": BASE, "base": 7.0}), (["vo"], {"base_vo": 7.0}), (["qk", "vo"], {})],
+    ids=str,
+)
+def test_other_frequencies_are_those_of_another_decoder(
+    pairs: list[str], bases: dict[str, float]
+) -> None:
+    """The other decoder is built with another base for qk, for vo, or for both."""
+    ids = tokens(2, 13)
+    decoder = opinionated(*"qkvo")
+    other = opinionated(*"qkvo", **(bases or {"base": 7.0}))
+    usual = decoder(ids)
+    with turning_by(decoder, dict.fromkeys(pairs, frequencies(8, 7.0))):
+        found = decoder(ids)
+    torch.testing.assert_close(found, other(ids))
+    assert torch.equal(decoder(ids), usual)
+    assert not torch.allclose(found, usual, atol=1e-2)
+
+
+@pytest.mark.parametrize("bias", ["none", "alibi"])
+def test_scores_are_multiplied_and_nothing_else(bias: str) -> None:
+    """The reference has larger query projections, which leave biases, v and o unchanged."""
+    ids = tokens(2, 13)
+    decoder = opinionated(*"qkvo", bias=bias)
+    usual = decoder(ids)
+    with scores_times(decoder, 1.7):
+        found = decoder(ids)
+    assert torch.equal(decoder(ids), usual)
+
+    with torch.no_grad():
+        for layer in attentions(decoder):
+            layer.get_parameter("q_proj.weight").mul_(1.7)
+    torch.testing.assert_close(found, decoder(ids))
+    assert not torch.allclose(found, usual, atol=1e-2)

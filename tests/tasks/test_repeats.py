@@ -8,16 +8,19 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rope_exp.rows import spell
-from rope_exp.tasks.repeats import Repeats
+from rope_exp.rows import Rows, spell
+from rope_exp.sections import DataConfig
+from rope_exp.tasks import repeats as task
 
-TASK = Repeats(seed=0)
-each_split = pytest.mark.parametrize("split", TASK.splits)
+each_split = pytest.mark.parametrize("split", task.FACTS.splits)
 
 
-def texts(split: str, count: int, seq_len: int = 512) -> list[str]:
-    task = Repeats(seed=0, seq_len=seq_len)
-    return [spell(ids_S, task.vocabulary) for ids_S in task.rows(split, range(count)).ids_NS]
+def rows_of(split: str, count: int) -> Rows:
+    return task.rows(DataConfig(kind="repeats"), 0, split, range(count))
+
+
+def texts(split: str, count: int) -> list[str]:
+    return [spell(ids_S, task.FACTS.tokens) for ids_S in rows_of(split, count).ids_NS]
 
 
 def repeats(text: str) -> Iterator[tuple[int, str, str, str]]:
@@ -32,7 +35,7 @@ def repeats(text: str) -> Iterator[tuple[int, str, str, str]]:
 @each_split
 def test_what_stands_behind_a_mark_stood_before(split: str) -> None:
     """The first letter is given and the others are predicted; the span is the distance back."""
-    rows = TASK.rows(split, range(30))
+    rows = rows_of(split, 30)
     for text, answer_T, span_T in zip(texts(split, 30), rows.answer_NT, rows.span_NT, strict=True):
         expected_S = np.full(len(text), -1)
         for number, (place, before, _, stretch) in enumerate(repeats(text)):
@@ -46,7 +49,7 @@ def test_what_stands_behind_a_mark_stood_before(split: str) -> None:
 
 def test_stretches_begin_anywhere_and_what_lies_between_varies() -> None:
     """Both are uniform; a start is measured as a share of the way to the last possible one."""
-    rows = TASK.rows("train", range(300))
+    rows = rows_of("train", 300)
     lengths: Counter[int] = Counter()
     shares = []
     for text, span_T in zip(texts("train", 300), rows.span_NT, strict=True):

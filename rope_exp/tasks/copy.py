@@ -11,38 +11,45 @@ Several are packed into a row, so that they begin anywhere. Training and test us
 streams; short strings are on both sides, since there are only 4^L of length L.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from functools import partial
 
-from rope_exp.rows import END, LONGER, PAD, TEST, TRAIN, Draws, Example, Row, Task, pack
+from rope_exp.rows import END, LONGER, PAD, TEST, TRAIN, Draws, Example, Facts, Rows, pack, stack
+from rope_exp.sections import DataConfig
 
 LETTERS = "abcd"
 SEPARATOR = "|"
-VOCABULARY = LETTERS + SEPARATOR + END + PAD
 
 # The fewest and the most letters of a string.
 LENGTHS = {TRAIN: (1, 32), TEST: (1, 32), LONGER: (33, 64)}
 
+FACTS = Facts(
+    tokens=LETTERS + SEPARATOR + END + PAD,
+    least_seq_len=129,
+    splits=tuple(LENGTHS),
+    span="letters of the string",
+    bins=(1, 2, 3, 5, 9, 17, 33, 49),
+)
 
-@dataclass(frozen=True)
-class Copying(Task):
-    """Rows of strings and their copies; an example's span is the length of its string."""
 
-    vocabulary = VOCABULARY
-    splits = (TRAIN, TEST, LONGER)
+def rows(
+    data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int = 256
+) -> Rows:
+    """Return rows of strings and their copies; an example's span is the length of its string.
 
-    seq_len: int = 256
+    Args:
+        indices: of the rows, counted from 0.
+    """
+    draw = partial(_draw, split=split)
+    draws = (Draws(seed, f"copying {split}", index) for index in indices)
+    return stack([pack(each, draw, longest(split), seq_len + 1) for each in draws], FACTS.tokens)
 
-    def _row(self, split: str, index: int) -> Row:
-        fewest, most = LENGTHS[split]
 
-        def draw(draws: Draws) -> Example:
-            length = fewest + draws.below(most - fewest + 1)
-            letters = draws.many_below(len(LETTERS), length)
-            string = "".join(LETTERS[letter] for letter in letters)
-            return Example(string + SEPARATOR, string + END, span=length)
-
-        draws = Draws(self.seed, f"copying {split}", index)
-        return pack(draws, draw, longest(split), self.seq_len + 1)
+def _draw(draws: Draws, split: str) -> Example:
+    fewest, most = LENGTHS[split]
+    length = fewest + draws.below(most - fewest + 1)
+    string = "".join(LETTERS[letter] for letter in draws.many_below(len(LETTERS), length))
+    return Example(string + SEPARATOR, string + END, span=length)
 
 
 def longest(split: str) -> int:

@@ -1,27 +1,30 @@
 """Tests of the distance probe on decoders whose attention weights have a closed form."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support.models import VOCAB, make_sizes, opinionated
+from support import probes
+from support.kinds import KINDS
+from support.models import VOCAB, make_sizes, opinionated, tokens
+from support.probes import LENGTH
 from torch import Tensor
 
+from rope_exp.attention import Attention
+from rope_exp.attn._recurrence import for_queries
 from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.shared import Config as SharedConfig
 from rope_exp.decoder import Decoder
 from rope_exp.position.alibi import alibi_slopes
-from rope_exp.probes._contexts import attentions, weighed
-from rope_exp.probes._probes import Questions
-from rope_exp.probes.distance import decay_bound
+from rope_exp.probes._windows import attentions
+from rope_exp.probes.distance import decay_bound, weighed
 from rope_exp.rope import frequencies
-from rope_exp.sections import Kind, ModelConfig, TrainConfig
+from rope_exp.sections import Kind, ModelConfig
 
-LENGTH = 16
 M = [0, 1, 2, 3, 4, 6]
-TRAIN = TrainConfig(seq_len=LENGTH, eval_sequences=16)
 HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=20 * LENGTH + 1)
 
 UNGROUPED = make_sizes(num_key_value_heads=4)
@@ -30,9 +33,7 @@ SHARED = SharedConfig(form="s2", groups=2, nope_dim=6, rope_dim=4)
 
 
 def ask(decoder: Decoder, held_out: np.ndarray = HELD_OUT) -> dict[str, Any]:
-    answers = Questions(decoder, held_out, TRAIN, 4).ask(["distance"])
-    assert answers is not None
-    return answers["distance"]
+    return probes.ask(decoder, "distance", held_out)
 
 
 def indifferent(**changes: Any) -> Decoder:
@@ -157,3 +158,104 @@ def test_kappa_and_bound_are_of_layers_that_rotate_both() -> None:
 @pytest.mark.parametrize("sites", ["", "q", "k", "vo", "qvo"])
 def test_without_both_there_is_neither_bound_nor_kappa(sites: str) -> None:
     assert set(ask(opinionated(*sites))) == {"m", "attention", "uniform"}
+
+
+# -- the observer ---------------------------------------------------------------------------------
+
+KEEPING_KEYS = [attn for attn in KINDS if attn.keeps_keys]
+SCORED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "both ways": {"causal": False},
+    "window": {"window": 4},
+    "t5": {"bias": "t5"},
+    "alibi both ways": {"bias": "alibi", "causal": False},
+    "frequencies of heads": {"trainable": True, "trainable_scope": "head"},
+}
+
+
+def sizes_for(attn: Kind, **changes: Any) -> ModelConfig:
+    """Return sizes without grouped heads if the kind has sizes of its own."""
+    return make_sizes(**changes, **({} if attn.takes_heads else {"num_key_value_heads": 4}))
+
+
+class Watched:
+    """Records the values and outputs of one layer's `attend`, and what `weighed` passes on."""
+
+    values: Sequence[Tensor]
+    outputs: Tensor
+    weights: Tensor
+    queries: Tensor
+    keys: Tensor
+
+    def __init__(self, layer: Attention) -> None:
+        attend = layer.attend
+
+        def recorded(q: Tensor, k: Tensor, values: Sequence[Tensor], *others: Any) -> Tensor:
+            self.values = values
+            self.outputs = attend(q, k, values, *others)
+            return self.outputs
+
+        layer.attend = recorded  # type: ignore[method-assign]
+        self.layer = layer
+
+    def see(self, weights: Tensor, queries: Tensor, keys: Tensor) -> None:
+        self.weights, self.queries, self.keys = weights, queries, keys
+
+
+def watch(decoder: Decoder, ids: Tensor, layer: int = 0) -> Watched:
+    watched = Watched(attentions(decoder)[layer])
+    with torch.no_grad(), weighed(watched.layer, watched.see):
+        decoder(ids)
+    del watched.layer.attend
+    return watched
+
+
+# -- what it sees ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scored", SCORED)
+def test_weights_times_values_are_the_output(scored: str) -> None:
+    """Every kind is covered, with every mask and bias. Weights sum to 1, or to less with a sink."""
+    for attn in KEEPING_KEYS:
+        changes = dict(SCORED[scored])
+        sizes = sizes_for(attn, window=changes.pop("window", None))
+        decoder = opinionated("q", "k", attn=attn, sizes=sizes, **changes).double()
+        found = watch(decoder, tokens(2, 13), layer=1)
+
+        v_BTHV = for_queries(torch.cat([*found.values], dim=-1), 4)
+        expected = torch.einsum("bhij,bjhv->bihv", found.weights, v_BTHV)
+        torch.testing.assert_close(found.outputs, expected)
+        sums_BHT = found.weights.sum(-1)
+        if getattr(attn, "sink", False):
+            assert float(sums_BHT.max()) < 1
+        else:
+            torch.testing.assert_close(sums_BHT, torch.ones(2, 4, 13).double())
+        assert found.weights.min() >= 0
+
+
+def test_weights_are_exact_where_a_run_is_not() -> None:
+    """Under bf16 autocast the weights are float32, and the decoder's own output is unchanged."""
+    decoder = opinionated("q", "k")
+    ids = tokens(2, 13)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        usual = decoder(ids)
+        found = watch(decoder, ids)
+        layer = attentions(decoder)[0]
+        with weighed(layer, found.see):
+            assert torch.equal(decoder(ids), usual)
+
+    assert found.outputs.dtype == torch.bfloat16
+    assert found.weights.dtype == torch.float32
+    torch.testing.assert_close(found.weights.sum(-1), torch.ones(2, 4, 13), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("attn", KEEPING_KEYS, ids=lambda attn: attn.label)
+def test_queries_and_keys_are_shown_before_they_turn(attn: Kind) -> None:
+    """In the first layer, queries and keys equal those of the same weights without rotation."""
+    ids = tokens(2, 13)
+    still = watch(opinionated(attn=attn, sizes=sizes_for(attn)), ids)
+    for sites in ("q", "k", "qk"):
+        found = watch(opinionated(*sites, attn=attn, sizes=sizes_for(attn), start=5), ids)
+        torch.testing.assert_close(found.queries, still.queries, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found.keys, still.keys, atol=1e-5, rtol=1e-5)
+        assert not torch.allclose(found.weights, still.weights, atol=1e-2)

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from rope_exp.rows import Rows, spell
-from rope_exp.tasks.retrieval import Retrieval
+from rope_exp.sections import DataConfig
+from rope_exp.tasks.retrieval import FACTS, num_octaves, rows
 
-TASK = Retrieval(seed=0)
+DATA = DataConfig(kind="retrieval")
 
 
 def check(text: str, answer_T: NDArray[np.int64], span_T: NDArray[np.int64]) -> None:
@@ -34,35 +35,34 @@ def check(text: str, answer_T: NDArray[np.int64], span_T: NDArray[np.int64]) -> 
     assert (answer_T[span_T == 0] == -1).all()
 
 
-def check_all(rows: Rows) -> None:
-    for ids_S, answer_T, span_T in zip(rows.ids_NS, rows.answer_NT, rows.span_NT, strict=True):
-        check(spell(ids_S, TASK.vocabulary), answer_T, span_T)
+def check_all(found: Rows) -> None:
+    for ids_S, answer_T, span_T in zip(found.ids_NS, found.answer_NT, found.span_NT, strict=True):
+        check(spell(ids_S, FACTS.tokens), answer_T, span_T)
 
 
-@pytest.mark.parametrize("split", TASK.splits)
+@pytest.mark.parametrize("split", FACTS.splits)
 def test_each_question_has_one_needle(split: str) -> None:
-    check_all(TASK.rows(split, range(30)))
+    check_all(rows(DATA, 0, split, range(30)))
 
 
 @settings(max_examples=30)
 @given(st.integers(224, 1100), st.integers(0, 2**63))
 def test_rows_of_any_length_have_room_for_all(seq_len: int, index: int) -> None:
-    """Even the shortest rows have room, by the inequality in config/tasks.py."""
-    task = Retrieval(seed=0, seq_len=seq_len)
-    rows = task.rows("train", [index])
-    check_all(rows)
-    assert rows.span_NT.max() < 4 * 2**task.num_octaves <= seq_len / 2
+    """Even the shortest rows have room, by the inequality beside FACTS."""
+    found = rows(DATA, 0, "train", [index], seq_len)
+    check_all(found)
+    assert found.span_NT.max() < 4 * 2 ** num_octaves(seq_len) <= seq_len / 2
 
 
 def spans(count: int) -> NDArray[np.int64]:
-    rows = TASK.rows("train", range(count))
-    return rows.span_NT[rows.mask_NT]
+    found = rows(DATA, 0, "train", range(count))
+    return found.span_NT[found.mask_NT]
 
 
 def test_distances_are_uniform_over_octaves() -> None:
     """Rows of 512 have six octaves, from 4 to 255; within the third, distances are uniform."""
     distances = spans(600)
-    assert TASK.num_octaves == 6
+    assert num_octaves(512) == 6
     assert distances.min() >= 4 and distances.max() <= 255
     octaves = np.bincount(np.log2(distances / 4).astype(np.int64))
     assert len(octaves) == 6
@@ -75,8 +75,8 @@ def test_distances_are_uniform_over_octaves() -> None:
 
 def test_keys_values_and_filler_are_uniform() -> None:
     counts: Counter[str] = Counter()
-    for ids_S in TASK.rows("train", range(150)).ids_NS:
-        text = spell(ids_S, TASK.vocabulary)
+    for ids_S in rows(DATA, 0, "train", range(150)).ids_NS:
+        text = spell(ids_S, FACTS.tokens)
         counts.update(re.sub("[?][A-Z][0-9]", "", text))
     for alphabet in ("abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789"):
         assert stats.chisquare([counts[token] for token in alphabet]).pvalue > 1e-6
@@ -84,9 +84,9 @@ def test_keys_values_and_filler_are_uniform() -> None:
 
 def test_questions_of_a_distance_stand_anywhere() -> None:
     """At distances of 128 to 255, each quarter of the possible places has as many questions."""
-    rows = TASK.rows("train", range(600))
-    _, place = np.nonzero(rows.mask_NT)
-    distance = rows.span_NT[rows.mask_NT]
+    found = rows(DATA, 0, "train", range(600))
+    _, place = np.nonzero(found.mask_NT)
+    distance = found.span_NT[found.mask_NT]
     far = distance >= 128
     share = (place[far] - distance[far]) / (512 - distance[far])
     quarters = np.bincount((4 * share).astype(np.int64))

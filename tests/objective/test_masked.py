@@ -6,18 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import probes
 from support.models import VOCAB, opinionated
+from support.probes import HELD_OUT, LENGTH
 
 from rope_exp.batches import Batch, Ids, next_tokens, validation_ids
 from rope_exp.decoder import Decoder
 from rope_exp.evaluate import held_out_loss
-from rope_exp.objective import mlm as masking
-from rope_exp.probes._probes import Questions
-from rope_exp.sections import TrainConfig
-
-LENGTH = 16
-TRAIN = TrainConfig(seq_len=LENGTH, eval_sequences=16, objective="mlm")
-HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=8 * LENGTH * 3 + 1)
+from rope_exp.objective.mlm import hidden
 
 
 def make_decoder(*rotate: str, **changes: Any) -> Decoder:
@@ -27,15 +23,12 @@ def make_decoder(*rotate: str, **changes: Any) -> Decoder:
 
 def read(windows_NS: Ids) -> Batch:
     """Return masked rows, as data/sources.py makes them for a run."""
-    length = windows_NS.shape[1] - 1
     plain = next_tokens(windows_NS)
-    return masking.masked(plain, masking.HELD_OUT, TRAIN.num_predicted(length), VOCAB)
+    return hidden(plain, (0, 0), VOCAB)
 
 
 def ask(decoder: Decoder, name: str, at_once: int = 4) -> dict[str, Any]:
-    answers = Questions(decoder, HELD_OUT, TRAIN, at_once, read=read).ask([name])
-    assert answers is not None
-    return answers[name]
+    return probes.ask(decoder, name, at_once=at_once, train={"objective": "mlm"})
 
 
 def rows_of(count: int, length: int) -> Batch:

@@ -46,11 +46,11 @@ def test_a_plan_says_what_attention_and_vocabulary_are(monkeypatch: pytest.Monke
 
 def test_a_share_of_each_sequence_is_predicted() -> None:
     """mlm predicts 15 % of a sequence, rounded, at least one token; causal training, all."""
-    mlm = TrainConfig(objective="mlm")
+    mlm = run_config([MLM])
     assert [mlm.num_predicted(length) for length in (1, 3, 7, 16, 256, 512)] == [
         1, 1, 1, 2, 38, 77,
     ]  # fmt: skip
-    assert TrainConfig().num_predicted(256) == 256
+    assert run_config([]).num_predicted(256) == 256
 
 
 def test_counted_operations_are_those_that_torch_does() -> None:
@@ -61,14 +61,9 @@ def test_counted_operations_are_those_that_torch_does() -> None:
     config = RunConfig(pe=make_pe("q", "k"), model=sizes, train=train)
     decoder = Decoder(config.architecture(VOCAB))
     ids_BT = tokens(1, length)
-    place_BP = torch.arange(train.num_predicted(length))[None]
+    place_BP = torch.arange(config.num_predicted(length))[None]
 
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         decoder(ids_BT, ids_BT[:, : place_BP.shape[1]], predicted_BP=place_BP).backward()
     # flops_per_token is rounded down to a whole number.
     assert counter.get_total_flops() // length == flops_per_token(config, VOCAB)
-
-
-@pytest.mark.parametrize("attn", ["softmax", "mla", "mla_vo", "shared_s1", "shared_s2"])
-def test_kinds_that_keep_keys_look_both_ways(attn: str) -> None:
-    assert not run_config([MLM, f"attn={attn}", "model=sequel_mini"]).causal

@@ -1,60 +1,26 @@
-"""Tests of the probes against mathematics and plain loops over logits."""
+"""Tests of the probes of text against mathematics and plain loops over logits."""
 
 import itertools
 import math
-from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support.corpora import data_config
-from support.models import SUBSETS, VOCAB, make_decoder, opinionated
+from support.models import SUBSETS, make_decoder, opinionated
+from support.probes import END, HELD_OUT, LENGTH, ask
 
 from rope_exp.attention import split_heads
 from rope_exp.attn._recurrence import for_queries
 from rope_exp.attn.linear import Config as LinearConfig
 from rope_exp.attn.linear import Layer as LinearAttention
-from rope_exp.batches import Batch, next_tokens, placed, validation_ids
+from rope_exp.batches import next_tokens, placed, validation_ids
 from rope_exp.decoder import Decoder
-from rope_exp.evaluate import held_out_loss, on_device
-from rope_exp.probes._contexts import attentions
-from rope_exp.probes._probes import Questions, bin_edges, token_nats
-from rope_exp.sections import TrainConfig
-
-LENGTH = 16
-TRAIN = TrainConfig(seq_len=LENGTH, eval_sequences=16)
-HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=8 * LENGTH * 3 + 1)
-# Micro-batches hold four training lengths. windows: 16 windows; positions: 2 of eight lengths, one
-# at a time; shift: 4 at five starts; ablation: 4 as trained and without each of two sites; repeat:
-# 4 half windows, each twice in a row; distance: 4, one at a time; extension: 1 window, at four
-# lengths as trained, and at three by each of three methods on qk, on vo and on both.
-NUM_BATCHES = {
-    "windows": 4,
-    "positions": 2,
-    "shift": 5,
-    "ablation": 3,
-    "repeat": 1,
-    "distance": 4,
-    "extension": 4 + 3 * 3 * 3,
-}
-NAMES = tuple(NUM_BATCHES)
+from rope_exp.evaluate import held_out_loss
+from rope_exp.probes._windows import attentions, bin_edges
+from rope_exp.sections import DataConfig
 
 # Both of q and k rotate or neither, and likewise v and o.
 RELATIVE = [subset for subset in SUBSETS if subset in ((), ("q", "k"), ("v", "o"), tuple("qkvo"))]
-
-
-def ask(decoder: Decoder, name: str, *, at_once: int = 4, **changes: Any) -> dict[str, Any]:
-    answers = Questions(decoder, HELD_OUT, TRAIN, at_once, **changes).ask([name])
-    assert answers is not None
-    return answers[name]
-
-
-def of_documents(windows_NS: np.ndarray) -> Batch:
-    """Return rows whose positions and attention begin anew at each document."""
-    data = data_config(kind="stdlib", reset_positions=True, document_mask=True)
-    return placed(next_tokens(windows_NS), data, END)
 
 
 def nats_by_hand(decoder: Decoder, ids: np.ndarray) -> list[float]:
@@ -78,7 +44,7 @@ def test_the_mean_over_windows_is_the_held_out_loss(at_once: int) -> None:
     decoder = opinionated("q", "k")
     losses = ask(decoder, "windows", at_once=at_once)["loss"]
 
-    windows_NT = validation_ids(HELD_OUT, TRAIN.eval_sequences, LENGTH)
+    windows_NT = validation_ids(HELD_OUT, 16, LENGTH)
     whole = held_out_loss(
         decoder, next_tokens(windows_NT), micro_batch_size=at_once, device=torch.device("cpu")
     )
@@ -127,7 +93,7 @@ def test_a_short_held_out_set_has_shorter_windows(num_tokens: int, lengths: list
     held_out = HELD_OUT[:num_tokens]
     if num_tokens > len(HELD_OUT):
         held_out = np.tile(HELD_OUT, 20)[:num_tokens]
-    found = Questions(opinionated("q"), held_out, TRAIN, 4).ask(["positions"])["positions"]
+    found = ask(opinionated("q"), "positions", held_out)
     assert found["lengths"] == lengths
     assert found["edges"][-1] == lengths[-1]
     assert found["num_windows"] == min(16 // (lengths[-1] // 16), (num_tokens - 1) // lengths[-1])
@@ -170,7 +136,7 @@ def test_a_shift_is_a_model_that_starts_there() -> None:
 
 # -- documents -----------------------------------------------------------------------------------
 
-END = 0
+DOCUMENTS = DataConfig(reset_positions=True, document_mask=True)
 
 
 def nats_by_document(decoder: Decoder, ids: np.ndarray) -> list[float]:
@@ -184,7 +150,7 @@ def nats_by_document(decoder: Decoder, ids: np.ndarray) -> list[float]:
 def test_windows_hold_documents_as_in_training(name: str) -> None:
     """At any window length, each probe's loss as trained is that of documents read alone."""
     decoder = opinionated("q", "v")
-    found = ask(decoder, name, read=of_documents)["loss"]
+    found = ask(decoder, name, data=DOCUMENTS)["loss"]
 
     # shift and ablation read a quarter of the windows, and positions reads windows of 8 lengths.
     count, length = {"windows": (16, LENGTH), "positions": (2, 8 * LENGTH)}.get(name, (4, LENGTH))
@@ -193,7 +159,7 @@ def test_windows_hold_documents_as_in_training(name: str) -> None:
     nats_NT = np.array([nats_by_document(decoder, ids) for ids in windows_NT])
     if name == "windows":
         assert found == pytest.approx(nats_NT.mean(axis=1), abs=1e-5)
-        rows = of_documents(windows_NT)
+        rows = placed(next_tokens(windows_NT), DOCUMENTS, END)
         whole = held_out_loss(decoder, rows, micro_batch_size=4, device=torch.device("cpu"))
         assert np.mean(found) == pytest.approx(whole, abs=1e-5)
     elif name == "positions":
@@ -206,10 +172,10 @@ def test_windows_hold_documents_as_in_training(name: str) -> None:
 
 def test_a_shift_moves_every_document() -> None:
     """Each document's positions begin at `start`, as with a model configured so."""
-    found = ask(opinionated("k", "v"), "shift", read=of_documents)
+    found = ask(opinionated("k", "v"), "shift", data=DOCUMENTS)
     for start, loss in zip(found["start"], found["loss"], strict=True):
         other = opinionated("k", "v", start=start)
-        assert ask(other, "shift", read=of_documents)["loss"][0] == pytest.approx(loss, abs=1e-6)
+        assert ask(other, "shift", data=DOCUMENTS)["loss"][0] == pytest.approx(loss, abs=1e-6)
 
 
 # -- ablation ------------------------------------------------------------------------------------
@@ -225,7 +191,7 @@ def test_without_a_site_is_a_model_built_without(rotate: tuple[str, ...]) -> Non
     for site, loss in zip(found["without"], found["loss"], strict=True):
         other = make_decoder(*(each for each in rotate if each != site), seed=9)
         other.load_state_dict(decoder.state_dict())
-        windows_NT = validation_ids(HELD_OUT, TRAIN.eval_sequences // 4, LENGTH)
+        windows_NT = validation_ids(HELD_OUT, 16 // 4, LENGTH)
         expected = held_out_loss(
             other, next_tokens(windows_NT), micro_batch_size=3, device=torch.device("cpu")
         )
@@ -246,8 +212,7 @@ def test_sites_that_rotate_in_some_layers_are_switched_off() -> None:
 def test_both_readings_are_those_of_a_plain_loop(length: int) -> None:
     """Both readings omit the text's first token, and the second directly follows the first."""
     decoder = opinionated("q", "k")
-    train = TrainConfig(seq_len=length, eval_sequences=16)
-    found = Questions(decoder, HELD_OUT, train, 4).ask(["repeat"])["repeat"]
+    found = ask(decoder, "repeat", train={"seq_len": length})
 
     half = length // 2
     texts = [ids[:half] for ids in validation_ids(HELD_OUT, 4, half)]
@@ -257,52 +222,7 @@ def test_both_readings_are_those_of_a_plain_loop(length: int) -> None:
     assert found["loss"] == pytest.approx(expected, abs=1e-5)
 
 
-# -- interruption --------------------------------------------------------------------------------
-
-
-def stops_at(number: int, *, broken: bool) -> Callable[[], bool]:
-    """Return a `should_stop` that returns true, or raises, from one micro-batch on."""
-    asked = itertools.count()
-
-    def should_stop() -> bool:
-        if next(asked) < number:
-            return False
-        if broken:
-            raise ZeroDivisionError
-        return True
-
-    return should_stop
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("broken", [False, True])
-def test_a_probe_that_breaks_off_leaves_no_trace(name: str, broken: bool) -> None:
-    """Stopping or failing at various micro-batches does not change the decoder's outputs."""
-    decoder = opinionated("q", "v")
-    inputs = on_device(next_tokens(HELD_OUT[None, :40]), torch.device("cpu"))
-    before = token_nats(decoder, inputs).detach()
-
-    for number in range(0, NUM_BATCHES[name], 1 + NUM_BATCHES[name] // 6):
-        should_stop = stops_at(number, broken=broken)
-        questions = Questions(decoder, HELD_OUT, TRAIN, 4, should_stop)
-        with pytest.raises(ZeroDivisionError) if broken else nullcontext():
-            assert questions.ask([name]) is None
-        assert torch.equal(token_nats(decoder, inputs).detach(), before)
-        assert {attention.sites for attention in attentions(decoder)} == {frozenset("qv")}
-    assert torch.is_grad_enabled()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_it_asks_before_every_micro_batch(name: str) -> None:
-    asked = 0
-
-    def should_stop() -> bool:
-        nonlocal asked
-        asked += 1
-        return False
-
-    ask(opinionated("q", "v"), name, should_stop=should_stop)
-    assert asked == NUM_BATCHES[name]
+# -- floors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """Tests of exact matches against greedy decoding, and of losses and R² against plain loops."""
 
-import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,10 +10,9 @@ import torch
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
-from rope_exp.evaluate import held_out_loss, on_device
+from rope_exp.evaluate import Finished, held_out_loss, on_device
 from rope_exp.generated import Generated, open_data
-from rope_exp.probes.answers import TaskQuestions, make_questions
-from rope_exp.rows import Rows, spell
+from rope_exp.rows import spell
 from rope_exp.sources import held_out_rows
 from rope_exp.tasks.addition import DIGITS
 
@@ -44,9 +41,11 @@ def decoder_of(config: RunConfig) -> Decoder:
     return decoder
 
 
-def questions_of(config: RunConfig, **changes: Any) -> TaskQuestions:
-    decoder = changes.pop("decoder", None) or decoder_of(config)
-    return TaskQuestions(decoder, data_of(config), config.train, 2, **changes)
+def ask(config: RunConfig, decoder: Any, name: str) -> dict[str, Any]:
+    answers = Finished(decoder, config, data_of(config), 2).ask([name])
+    assert answers is not None
+    answer: dict[str, Any] = answers[name]
+    return answer
 
 
 class Adder(torch.nn.Module):
@@ -81,11 +80,10 @@ def test_matches_are_counted_by_span() -> None:
     """Every example counts once, under the number of digits of its longer number."""
     config = config_of("addition", "train.eval_sequences=20")
     adder: Any = Adder(data_of(config).tokens)
-    found = questions_of(config, decoder=adder).ask(["answers"])
-    assert found is not None
-    assert list(found["answers"]) == ["test", "longer"]
+    found = ask(config, adder, "answers")
+    assert list(found) == ["test", "longer"]
 
-    for split, answers in found["answers"].items():
+    for split, answers in found.items():
         fewest, most = DIGITS[split]
         assert answers["span"] == list(range(fewest, most + 1))
         for span, count, right in zip(
@@ -93,7 +91,6 @@ def test_matches_are_counted_by_span() -> None:
         ):
             assert right == (count if span % 2 else 0)
         rows = data_of(config).rows(split, range(20))
-        assert isinstance(rows, Rows)
         text = "".join(spell(ids, data_of(config).tokens) for ids in rows.ids_NS)
         assert sum(answers["count"]) == text.count("=")
 
@@ -113,7 +110,6 @@ def test_an_exact_match_is_what_greedy_decoding_writes(
     data = data_of(config)
 
     rows = data.rows("test", range(2))
-    assert isinstance(rows, Rows)
     matches = []
     for ids_S, answer_T in zip(rows.ids_NS, rows.answer_NT, strict=True):
         for number in range(answer_T.max() + 1):
@@ -129,10 +125,9 @@ def test_an_exact_match_is_what_greedy_decoding_writes(
     assert 0 < sum(matches) < len(matches)
 
     monkeypatch.setattr(Generated, "rows", lambda *_: rows)
-    found = questions_of(config, decoder=decoder).ask(["answers"])
-    assert found is not None
-    assert sum(found["answers"]["test"]["right"]) == sum(matches)
-    assert sum(found["answers"]["test"]["count"]) == len(matches)
+    found = ask(config, decoder, "answers")
+    assert sum(found["test"]["right"]) == sum(matches)
+    assert sum(found["test"]["count"]) == len(matches)
 
 
 @pytest.mark.parametrize("kind", ["addition", "copy", "retrieval"])
@@ -144,7 +139,6 @@ def test_the_loss_is_of_answers_alone(kind: str) -> None:
     config = config_of(kind)
     decoder = decoder_of(config)
     rows = data_of(config).rows("test", range(5))
-    assert isinstance(rows, Rows)
 
     nats = []
     for ids_S, mask_T in zip(rows.ids_NS, rows.mask_NT, strict=True):
@@ -160,9 +154,8 @@ def test_the_loss_is_of_answers_alone(kind: str) -> None:
     assert held_out_loss(decoder, batch, micro_batch_size=2, device=CPU) == pytest.approx(
         expected, abs=1e-5
     )
-    found = questions_of(config, decoder=decoder).ask(["answers"])
-    assert found is not None
-    assert found["answers"]["test"]["loss"] == pytest.approx(expected, abs=1e-5)
+    found = ask(config, decoder, "answers")
+    assert found["test"]["loss"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_r2_is_that_of_a_plain_loop() -> None:
@@ -170,9 +163,7 @@ def test_r2_is_that_of_a_plain_loop() -> None:
     decoder = decoder_of(config)
     with torch.no_grad():
         decoder.lm_head.weight.mul_(40)
-    found = questions_of(config, decoder=decoder).ask(["fit"])
-    assert found is not None
-    fit = found["fit"]
+    fit = ask(config, decoder, "fit")
 
     batch = held_out_rows(config, data_of(config))
     inputs = on_device(batch, CPU)
@@ -188,28 +179,3 @@ def test_r2_is_that_of_a_plain_loop() -> None:
     assert len(fit["error_of_queries"]) == 16
     loss = held_out_loss(decoder, batch, micro_batch_size=2, device=CPU)
     assert np.mean(fit["error_of_queries"]) == pytest.approx(loss, abs=1e-5)
-
-
-@pytest.mark.parametrize(("kind", "probe"), [("addition", "answers"), ("spikes", "fit")])
-def test_it_stops_before_any_micro_batch(kind: str, probe: str) -> None:
-    def stops_at(number: int) -> Callable[[], bool]:
-        asked = itertools.count()
-        return lambda: next(asked) >= number
-
-    config = config_of(kind)
-    # 5 rows are three micro-batches, for each of two splits or for one.
-    asked = 6 if kind == "addition" else 3
-    for number in range(asked):
-        assert questions_of(config, should_stop=stops_at(number)).ask([probe]) is None
-    assert questions_of(config, should_stop=stops_at(asked)).ask([probe]) is not None
-
-
-def test_a_loss_that_is_not_finite_is_null() -> None:
-    config = config_of("spikes")
-    decoder = decoder_of(config)
-    with torch.no_grad():
-        decoder.lm_head.weight.fill_(math.inf)
-    questions = make_questions(decoder, data_of(config), config, 2, lambda: False, {})
-    found = questions.ask(["fit"])
-    assert found is not None
-    assert found["fit"]["r2"] is None

@@ -8,26 +8,34 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from rope_exp.rows import Draws
+from rope_exp.sections import DataConfig
 from rope_exp.tasks.spikes import (
     FREQUENCY_F,
+    NUM_UNITS,
+    PADDING,
+    QUERY,
     QUERY_S,
     VARIANCE_F,
     SpikeRows,
-    Spikes,
     draw_amplitudes,
     latent,
+    rows,
+    units,
 )
 
-TASK = Spikes(seed=0)
 NUM_BINS = 16
 NUM_ROWS = {"train": 1000, "test": 300}
 
 Amplitudes = NDArray[np.float64]
 
 
+def rows_of(split: str, count: int, seq_len: int = 256) -> SpikeRows:
+    return rows(DataConfig(kind="spikes"), 0, split, range(count), seq_len)
+
+
 @functools.cache
 def many(split: str) -> SpikeRows:
-    return TASK.rows(split, range(NUM_ROWS[split]))
+    return rows_of(split, NUM_ROWS[split])
 
 
 def amplitudes(split: str, count: int) -> Amplitudes:
@@ -47,11 +55,11 @@ def curve(amplitude_2DF: Amplitudes, time_T: NDArray[np.float64]) -> NDArray[np.
 
 def binned(split: str, num_bins: int = NUM_BINS) -> NDArray[np.float64]:
     """Return count_NBU, how often each unit fired in each part of the second."""
-    rows = many(split)
-    row, slot = np.nonzero(rows.ids_NT < TASK.num_units)
-    part = (rows.times_NT[row, slot] * num_bins).astype(np.int64)
-    counts = np.zeros((NUM_ROWS[split], num_bins, TASK.num_units))
-    np.add.at(counts, (row, part, rows.ids_NT[row, slot]), 1)
+    found = many(split)
+    row, slot = np.nonzero(found.ids_NT < NUM_UNITS)
+    part = (found.times_NT[row, slot] * num_bins).astype(np.int64)
+    counts = np.zeros((NUM_ROWS[split], num_bins, NUM_UNITS))
+    np.add.at(counts, (row, part, found.ids_NT[row, slot]), 1)
     return counts
 
 
@@ -60,42 +68,18 @@ def explained(guess: NDArray[np.float64], truth: NDArray[np.float32]) -> float:
     return float(1 - ((guess - truth) ** 2).sum() / ((truth - truth.mean(axis=0)) ** 2).sum())
 
 
-def test_a_row_is_a_pure_function_of_seed_and_number() -> None:
-    whole = TASK.rows("train", range(7))
-    picked = [6, 1, 1, 3]
-    some = Spikes(seed=0).rows("train", np.array(picked))
-    for name, value in vars(some).items():
-        np.testing.assert_array_equal(value, getattr(whole, name)[picked])
-
-    firsts = [
-        Spikes(seed).rows(split, [0]).times_NT[0, 0] for seed in (0, 1) for split in TASK.splits
-    ]
-    assert len(set(firsts)) == 4
-    with pytest.raises(AssertionError, match="longer"):
-        TASK.rows("longer", [0])
-
-
-def test_the_units_are_those_of_the_population() -> None:
-    """The seed of the rows does not matter, so a model can be tested on rows of another seed."""
-    same = Spikes(seed=7).units
-    other = Spikes(seed=0, population=1).units
-    for name, value in vars(TASK.units).items():
-        np.testing.assert_array_equal(getattr(same, name), value)
-        assert not np.isclose(getattr(other, name), value).any()
-
-
 def test_a_row_is_events_padding_and_queries() -> None:
-    rows = TASK.rows("test", range(50))
-    assert rows.ids_NT.shape == rows.times_NT.shape == rows.is_pad_NT.shape == (50, 256)
-    assert rows.latent_NQD.shape == (50, 16, 2)
-    assert [each.dtype for each in vars(rows).values()] == [np.int64, np.float64, bool, np.float32]
+    found = rows_of("test", 50)
+    assert found.ids_NT.shape == found.times_NT.shape == (50, 256)
+    assert found.latent_NQD.shape == (50, 16, 2)
+    assert (found.ids_NT.dtype, found.times_NT.dtype) == (np.int64, np.float64)
+    assert found.latent_NQD.dtype == np.float32
 
-    for ids_T, times_T, is_pad_T in zip(rows.ids_NT, rows.times_NT, rows.is_pad_NT, strict=True):
+    for ids_T, times_T in zip(found.ids_NT, found.times_NT, strict=True):
         num_events = int((ids_T < 16).sum())
-        assert ids_T[:num_events].max() < 16 and ids_T.max() <= TASK.pad_id
-        assert (ids_T[num_events:240] == TASK.pad_id).all()
-        assert (ids_T[240:] == TASK.query_id).all()
-        np.testing.assert_array_equal(is_pad_T, ids_T == TASK.pad_id)
+        assert ids_T[:num_events].max() < 16 and ids_T.max() <= PADDING
+        assert (ids_T[num_events:240] == PADDING).all()
+        assert (ids_T[240:] == QUERY).all()
 
         event_E = times_T[:num_events]
         assert (np.diff(event_E) >= 0).all() and event_E[0] >= 0 and event_E[-1] < 1
@@ -104,8 +88,8 @@ def test_a_row_is_events_padding_and_queries() -> None:
 
 
 def test_a_row_keeps_the_first_events() -> None:
-    short = Spikes(seed=0, num_slots=30).rows("train", range(5))
-    whole = TASK.rows("train", range(5))
+    short = rows_of("train", 5, 46)
+    whole = rows_of("train", 5)
     np.testing.assert_array_equal(short.ids_NT[:, :30], whole.ids_NT[:, :30])
     np.testing.assert_array_equal(short.times_NT[:, :30], whole.times_NT[:, :30])
     np.testing.assert_array_equal(short.latent_NQD, whole.latent_NQD)
@@ -114,8 +98,8 @@ def test_a_row_keeps_the_first_events() -> None:
 def test_the_latent_is_what_it_says() -> None:
     """A plain sum gives its values at the queries; mean, variance and covariance fit the law."""
     amplitude_N2DF = amplitudes("train", 2000)
-    rows = TASK.rows("train", range(5))
-    for amplitude_2DF, latent_QD in zip(amplitude_N2DF[:5], rows.latent_NQD, strict=True):
+    latent_NQD = rows_of("train", 5).latent_NQD
+    for amplitude_2DF, latent_QD in zip(amplitude_N2DF[:5], latent_NQD, strict=True):
         np.testing.assert_allclose(latent_QD, curve(amplitude_2DF, QUERY_S), atol=1e-6)
 
     values = np.stack([latent(each, QUERY_S) for each in amplitude_N2DF])
@@ -138,8 +122,8 @@ def test_units_fire_at_their_rates() -> None:
     time_T = (np.arange(16 * NUM_BINS) + 0.5) / (16 * NUM_BINS)
     expected = []
     for amplitude_2DF in amplitudes("train", len(counts_NBU)):
-        drive_TU = curve(amplitude_2DF, time_T) @ TASK.units.direction_UD.T * TASK.units.gain_U
-        rate_TU = TASK.units.peak_U / (1 + np.exp(-drive_TU))
+        drive_TU = curve(amplitude_2DF, time_T) @ units().direction_UD.T * units().gain_U
+        rate_TU = units().peak_U / (1 + np.exp(-drive_TU))
         expected.append(rate_TU.reshape(NUM_BINS, 16, -1).mean(axis=1) / NUM_BINS)
     expected_NBU = np.stack(expected)
 

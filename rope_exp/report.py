@@ -156,12 +156,8 @@ class Table:
 
 def markdown_table(frame: pd.DataFrame, form: str = "") -> str:
     """Return a whole frame as a Markdown table of text: floats by `form`."""
-
-    def spell(key: str) -> Callable[[Mapping[Any, Any]], str]:
-        return lambda line: number(line[key], form if isinstance(line[key], float) else "")
-
-    columns = [Column(key, key, "", spell(key)) for key in map(str, frame)]
-    return Table(columns, frame).markdown()
+    told = frame.map(lambda value: number(value, form if isinstance(value, float) else ""))
+    return Table([Column(key, key) for key in map(str, told)], told).markdown()
 
 
 def csv_of(frame: pd.DataFrame, *, signed: bool = False) -> str:

@@ -1,7 +1,6 @@
 """Tests of sweeps: broken runs, two dispatchers, a killed or stopped dispatcher, 200 runs."""
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from support.runs import (
 )
 
 from rope_exp.files import read_json
-from rope_exp.folder import read_metrics
 
 
 @pytest.fixture
@@ -80,27 +78,6 @@ def test_two_sweeps_at_once_run_every_run_once(
     runs = tmp_path / group
     assert len(finished(runs)) == 4
     assert set(starts(runs).values()) == {1}
-
-
-@pytest.mark.torture
-def test_a_killed_dispatcher_takes_its_runs_along(
-    tmp_path: Path, group: Path, sweep: list[str]
-) -> None:
-    """A rerun resumes them, without a missing or repeated row."""
-    command = [*sweep, "pe=nope,vo_rope", "train.num_steps=200", "launch.max_parallel=2"]
-    folders = [tmp_path / group / pe / "seed0" for pe in ("nope", "vo_rope")]
-    process = start(*command, cwd=tmp_path)
-    wait_for(lambda: all(num_rows(folder) >= 5 for folder in folders), process)
-    process.kill()
-    process.communicate()
-    deadline = time.monotonic() + 10
-    while processes_of(group):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-    assert train(*command, cwd=tmp_path).returncode == 0
-    for folder in folders:
-        assert [row["step"] for row in read_metrics(folder)] == list(range(1, 201))
 
 
 @pytest.mark.torture

@@ -129,3 +129,5 @@ def test_a_second_signal_ends_ranks_that_do_not_hear(
 
         os.kill(os.getpid(), signal.SIGTERM)
         assert job.ranks[0].wait(timeout=20) == -signal.SIGKILL
+        ranks.poll(job)
+    assert (job.exit_code, job.status) == (75, "stopped")

@@ -121,7 +121,3 @@ def test_ranks_that_begin_differently_are_refused(key: str) -> None:
     theirs = mine | {key: "another"}
     with refused("process 2 begins", f"{key}: {mine[key]} -> another", "same runs/x"):
         agree([mine, dict(mine), theirs], Path("runs/x"))
-
-
-def test_ranks_that_begin_alike_may_train() -> None:
-    agree([{"step": 7}, {"step": 7}], Path("runs/x"))

@@ -11,7 +11,7 @@ from rope_exp.compose import run_config
 from rope_exp.decoder import Decoder
 from rope_exp.optim.muon import Config as MuonConfig
 from rope_exp.sections import AdamWConfig
-from rope_exp.step import build_optimizer, crossings, make_state, optimizer_tensors
+from rope_exp.step import build_optimizer, crossings, optimizer_tensors
 
 OPTIM = AdamWConfig(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 
@@ -73,23 +73,6 @@ def test_a_step_is_adamw_as_published() -> None:
         gradient.double().abs() + 1e-8
     )
     assert torch.allclose(weight.double(), expected, rtol=0, atol=1e-7)
-
-
-def test_a_state_is_made_without_an_update() -> None:
-    """The state is zero, with the names, shapes and types of a state after an update."""
-    model, twin = small_model(), small_model()
-    optimizer, other = (build_optimizer(m, OPTIM) for m in (model, twin))
-    assert optimizer_tensors(optimizer, model) == {}
-    make_state(optimizer, model)
-    assert equal(dict(model.named_parameters()), dict(twin.named_parameters()))
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-    update(twin, other, torch.ones_like)
-    made, found = optimizer_tensors(optimizer, model), optimizer_tensors(other, twin)
-    assert not any(tensor.any() for tensor in made.values())
-    assert {name: (tensor.shape, tensor.dtype) for name, tensor in made.items()} == {
-        name: (tensor.shape, tensor.dtype) for name, tensor in found.items()
-    }
 
 
 # -- crossings of 0 --------------------------------------------------------------------------------

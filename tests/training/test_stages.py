@@ -7,7 +7,6 @@ from support.trainers import Make, assert_goes_on, same, snapshot
 
 from rope_exp import load_run
 from rope_exp.commands.generate import Sampling, generate
-from rope_exp.costs import checkpoint_bytes
 from rope_exp.files import read_json
 from rope_exp.folder import read_metrics
 from rope_exp.sources import training_batch
@@ -70,11 +69,6 @@ def test_a_masked_run_is_opened_and_generates_nothing(make: Make) -> None:
     trainer = make("run", MLM)
     assert trainer.train() == "finished"
     assert trainer.decoder.lm_head.weight.shape[0] == 258
-    [newest] = sorted(trainer.folder.glob("checkpoints/step_*"))[-1:]
-    taken = sum(path.stat().st_size for path in newest.iterdir())
-    asked = checkpoint_bytes(trainer.config, 257)
-    assert asked - 2**20 <= taken <= asked
-
     byte_tokenizer().save(str(trainer.folder / "tokenizer.json"))
     decoder, tokenizer = load_run(trainer.folder)
     assert same(dict(decoder.named_parameters()), snapshot(trainer))

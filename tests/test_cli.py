@@ -65,6 +65,8 @@ def test_one_door_has_every_command(tmp_path: Path, words: str, said: str) -> No
         ("train +campaign=noise", "campaign: is no key of a run; `rope-exp campaign NAME`"),
         ("train campaign=nosuch", "campaign: is no key of a run; `rope-exp campaign NAME`"),
         ("train -m pe=glob(zz*)", "the sweep is empty"),
+        ("train -m pe.rotate=[q],[x] train.num_steps=1", "pe.rotate="),
+        ("train -m pe=nope train.num_step=1,2", "train.num_step: there is no such key; did you me"),
     ],
 )
 def test_mistakes_exit_with_2(tmp_path: Path, words: str, said: str) -> None:

@@ -4,9 +4,7 @@ import resource
 from pathlib import Path
 
 import pytest
-from support.runs import (
-    train,
-)
+from support.runs import train
 
 USAGE = [
     (["modl=1b"], "modl"),

@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.results import FINISHED
-from support.runs import (
-    Trial,
-    assert_same_losses,
-    kill_alone,
-    kill_the_tree,
-    train,
-)
+from support.runs import Trial, assert_same_losses, kill_alone, kill_the_tree, train
 
 from rope_exp.files import read_json
 from rope_exp.folder import read_metrics

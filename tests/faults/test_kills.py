@@ -20,7 +20,8 @@ SEED = int(os.environ.get("KILLS_SEED", "0"))
 KINDS = {
     "one process": (),
     "compiled": ("train.compile=true",),
-    "two processes": ("launch.num_processes=2",),
+    # A sum of three depends on its order, in which the first step could differ from later ones.
+    "three processes": ("launch.num_processes=3", "train.global_batch_size=6"),
 }
 
 

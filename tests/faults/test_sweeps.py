@@ -4,15 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.runs import (
-    num_rows,
-    processes_of,
-    sabotage,
-    start,
-    stopped_by,
-    train,
-    wait_for,
-)
+from support.runs import num_rows, processes_of, sabotage, start, stopped_by, train, wait_for
 
 from rope_exp.files import read_json
 
@@ -82,10 +74,7 @@ def test_a_sweep_that_is_stopped_ends_every_run(
     command += ["train.num_steps=150", "train.save_every=50"]
     runs = tmp_path / group
     process = start(*command, cwd=tmp_path)
-    wait_for(
-        lambda: sum(num_rows(folder) > 5 for folder in runs.glob("*/seed0")) == 2,
-        process,
-    )
+    wait_for(lambda: sum(num_rows(folder) > 5 for folder in runs.glob("*/seed0")) == 2, process)
     stderr = stopped_by(process, signal.SIGUSR1)
     # The third run had not begun, so it is not reported as stopped.
     assert stderr.count("-s0: stopped") == 2

@@ -43,14 +43,7 @@ def untouched(folder: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "key",
-    [
-        "order_sha256",
-        "init_sha256",
-        "config_sha256",
-        "data_sha256",
-        "elapsed_s",
-        "unrecorded",
-    ],
+    ["order_sha256", "init_sha256", "config_sha256", "data_sha256", "elapsed_s", "unrecorded"],
 )
 def test_an_incomplete_or_edited_state_is_refused(make: Make, finished: Trainer, key: str) -> None:
     for words, change in (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.results import FINISHED
-from support.runs import Trial, assert_same_losses, kill_alone, kill_the_tree, train
+from support.runs import Trial, assert_same_losses, kill_the_tree, train
 
 from rope_exp.files import read_json
 from rope_exp.folder import read_metrics
@@ -57,9 +57,13 @@ def test_killed_and_started_again_it_is_the_same_run(
     """The dispatcher is killed early, after a checkpoint, and late, with its child or alone."""
     folder, command = whole
     trial = Trial(command=tuple(command), folder=tmp_path / "run", undisturbed=folder)
-    for rows, kill in ((3, kill_the_tree), (14, kill_alone), (37, kill_the_tree)):
+    for rows, is_alone in ((3, False), (14, True), (37, False)):
         process = trial.start(rows=rows)
-        kill(process.pid)
+        if is_alone:
+            # Its child must then end, and release the run.
+            process.kill()
+        else:
+            kill_the_tree(process.pid)
         process.communicate()
     trial.assert_goes_on()
 

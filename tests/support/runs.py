@@ -180,11 +180,6 @@ def assert_same_losses(left: Path, right: Path, *, tolerance: float) -> None:
         assert abs(one["train/loss"] - other["train/loss"]) <= tolerance
 
 
-def kill_alone(pid: int) -> None:
-    """Kill only the dispatcher (SIGKILL); its child must then end, and release the run."""
-    os.kill(pid, signal.SIGKILL)
-
-
 def kill_the_tree(pid: int) -> None:
     """Kill the dispatcher and its children (SIGKILL)."""
     for victim in tree_of(pid):

@@ -16,7 +16,7 @@ from typing import Any, get_args
 from rope_exp import provenance
 from rope_exp.config import RunConfig, differing_keys
 from rope_exp.errors import show
-from rope_exp.identity import keys_with
+from rope_exp.identity import facts_of, numeric_values
 from rope_exp.runs import ReportError, Run, Status
 from rope_exp.sections import Kind, PeConfig
 
@@ -69,15 +69,13 @@ _VOCABULARY = ("data", "tokenizer")
 _IDS = (*_VOCABULARY, "train.objective")
 _BEGINNING = ("seed", "init_weights", "model", "attn", *_IDS)
 _BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len", "train.stages")
+# The keys that give a variant parameters of its own, and what else determines their number.
+_OWN_PARAMETERS = facts_of(PeConfig, "own_parameters", "pe.")
 _FACTS = (
     ("data_sha256", "read different corpora", _VOCABULARY),
     ("shared_init_sha256", "started from different weights", _BEGINNING),
     ("order_sha256", "saw different tokens", ("seed", *_BUDGET, *_IDS)),
-    (
-        "params",
-        "differ in parameters",
-        ("model", "attn", *keys_with("own_parameters", PeConfig, "pe."), *_IDS),
-    ),
+    ("params", "differ in parameters", ("model", "attn", *_OWN_PARAMETERS, *_IDS)),
 )
 
 
@@ -254,7 +252,10 @@ def _check_fact(runs: Iterable[Run], key: str, complaint: str, causes: Sequence[
     seen: dict[tuple[Any, ...], Run] = {}
     for run in runs:
         if _tells(run, key):
-            causing = _causes_of(run, key, causes)
+            causing = list(causes)
+            if key == "params":
+                for name in numeric_values(run.config.pe, departing=True):
+                    causing += _OWN_PARAMETERS.get(f"pe.{name}", ())
             block = tuple(str(value_of(run.config, cause)) for cause in causing)
             first = seen.setdefault(block, run)
             if _fact(run, key) != _fact(first, key):
@@ -262,16 +263,6 @@ def _check_fact(runs: Iterable[Run], key: str, complaint: str, causes: Sequence[
                     f"{first.folder} and {run.folder} {complaint}, so they cannot be compared "
                     f"({key} {_fact(first, key)!s:.12} and {_fact(run, key)!s:.12})"
                 )
-
-
-def _causes_of(run: Run, key: str, causes: Sequence[str]) -> Sequence[str]:
-    """Return the keys that determine a fact of this run."""
-    pe = run.config.pe
-    if key == "params" and pe.trainable:
-        causes = (*causes, "pe.rotate", "pe.fraction", "pe.fraction_vo")
-    if key == "params" and pe.input == "learned":
-        causes = (*causes, "pe.start", "train.seq_len", "train.stages")
-    return causes
 
 
 def check_seeds(runs: Iterable[Run]) -> None:

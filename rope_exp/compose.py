@@ -6,15 +6,13 @@ The defaults of the dataclasses are registered with Hydra, so that it knows ever
 is converted here, once; the rest of the package never sees one.
 """
 
-import ast
 import contextlib
 import itertools
 import json
 import os
 import re
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import partial
 from glob import escape
@@ -34,10 +32,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.resolvers import oc
 
 from rope_exp.config import RunConfig
+from rope_exp.costs import with_matched
 from rope_exp.errors import ConfigError, first_line
-from rope_exp.identity import classes_of, defaults_of, known_keys, unknown_key
+from rope_exp.identity import chosen, classes_of, defaults_of, known_keys, unknown_key
 from rope_exp.machine import PACKAGE, ROOT
-from rope_exp.sections import source_sha256
 
 # Beside the package in a checkout; inside it in an installation.
 CONFIGS = next(folder for folder in (PACKAGE / "configs", ROOT / "configs") if folder.is_dir())
@@ -45,8 +43,7 @@ HYDRA_VERSION = "1.3"  # version_base, which selects Hydra's behaviour
 # A folder of configs that are not parts of a run's config.
 CAMPAIGNS = "campaign"
 # Hydra's sentences that name a key, and ours for the same.
-UNKNOWN = re.compile(r"Could not override '([^']*)'")
-SENTENCES = {
+REASONS = {
     r"(?:Ambiguous value for argument|Sweep parameters) '\+*([^=']*)=": (
         "several values make a sweep, which needs -m; a list is written [a,b]"
     ),
@@ -59,8 +56,6 @@ SENTENCES = {
 IN_NAME = re.compile(r"\+*(pe[=.]|seed=)")
 # Names of environment variables with secret values, which are never saved.
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
-# Packages that a position encoding of one's own may import.
-MAY_IMPORT = {*sys.stdlib_module_names, "torch", "numpy", "rope_exp"}
 
 
 def store_defaults() -> None:
@@ -96,24 +91,22 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
     Args:
         hydra: Hydra's own node, if the tree has none.
     Raises:
-        ConfigError: a reference names no key; see also RunConfig.from_dict and with_source.
+        ConfigError: a mistake, also in the file of `pe.code`.
     """
     try:
         with _secrets_kept():
-            plain: Any = OmegaConf.to_container(
-                without_hydra(tree), resolve=True, throw_on_missing=True
-            )
+            ours = without_hydra(tree)
+            plain: Any = OmegaConf.to_container(ours, resolve=True, throw_on_missing=True)
     except Exception as error:
         raise explain(error) from error
     if CAMPAIGNS in plain:
-        raise ConfigError(CAMPAIGNS, ..., "is no key of a run; `rope-exp campaign NAME` runs one")
-    config = RunConfig.from_dict(plain)
-    if config.model.match_params is not None:
-        # Imported late: torch takes a second to import.
-        from rope_exp.costs import with_matched
-
-        config = with_matched(config)
-    return with_source(config, [CONFIGS, *_own_folders(hydra or tree.hydra)])
+        raise _unknown(CAMPAIGNS)
+    config = with_matched(RunConfig.from_dict(plain))
+    if config.pe.code is None or config.pe.source is not None:
+        return config
+    own = chosen("position", "own", "pe.code")
+    found: RunConfig = own.with_source(config, [CONFIGS, *_own_folders(hydra or tree.hydra)])
+    return found
 
 
 def without_hydra(tree: DictConfig) -> DictConfig:
@@ -159,16 +152,13 @@ def check_folder(folder: Path) -> None:
         raise ConfigError("--config-dir", str(folder), "there is no such folder")
     for ours in sorted([*CONFIGS.rglob("*.yaml"), *CONFIGS.glob("*.py")]):
         choice = ours.relative_to(CONFIGS)
-        if choice.parts[0] == CAMPAIGNS:
-            continue
         # Hydra ignores files with the suffix .yml, and links that lead nowhere.
         for theirs in (folder / choice, folder / choice.with_suffix(".yml")):
-            leads_nowhere = theirs.parent.is_symlink() and not theirs.parent.exists()
             is_same = theirs.is_file() and theirs.read_bytes() == ours.read_bytes()
-            if not is_same and (leads_nowhere or os.path.lexists(theirs)):
+            if os.path.lexists(theirs) and not is_same and choice.parts[0] != CAMPAIGNS:
                 name = theirs.relative_to(folder)
-                allowed = f"its {name} has the name of a choice of ours: give it another"
-                raise ConfigError("--config-dir", str(folder), allowed)
+                reason = f"its {name} has the name of a choice of ours: give it another"
+                raise ConfigError("--config-dir", str(folder), reason)
 
 
 def titles(overrides: Sequence[Sequence[str]], configs: Sequence[RunConfig]) -> list[str]:
@@ -255,8 +245,8 @@ def compose_jobs(
             for each in swept:
                 if each.is_hydra_override():
                     key = each.key_or_group
-                    allowed = f"is no sweep; write one value with commas as '{key}=\"a,b\"'"
-                    raise ConfigError(key, each.get_value_string(), allowed)
+                    reason = f"is no sweep; write one value with commas as '{key}=\"a,b\"'"
+                    raise ConfigError(key, each.get_value_string(), reason)
             jobs = [[str(each.input_line) for each in parsed if each not in swept]]
             tree = composed(jobs[0])
             trees = [tree]
@@ -294,56 +284,6 @@ def split(overrides: Sequence[Override]) -> list[list[str]]:
     return [list(job) for job in itertools.product(*words.values())]
 
 
-# -- a position encoding of one's own ------------------------------------------------------------
-
-
-def with_source(config: RunConfig, folders: Sequence[Path]) -> RunConfig:
-    """Return the config with the text of the file that pe.code names, if it names one.
-
-    A run's config.yaml and a record then hold all that they were made by, and the text's SHA-256
-    is part of their identity.
-
-    Args:
-        folders: in which the file may lie; the first that has it.
-    Raises:
-        ConfigError: there is no such file, it is not Python, it lacks the class, or it imports
-            another package.
-    """
-    code = config.pe.code
-    if code is None or config.pe.source is not None:
-        return config
-
-    file, name = code.split(".")
-    paths = [path for folder in folders if (path := folder / f"{file}.py").is_file()]
-    if not paths:
-        allowed = f"there is no {file}.py in configs/ or a folder of --config-dir"
-        raise ConfigError("pe.code", code, allowed)
-    try:
-        source = paths[0].read_text(encoding="utf-8-sig")
-        nodes = list(ast.walk(ast.parse(source)))
-    except (OSError, ValueError, SyntaxError, MemoryError) as error:
-        raise ConfigError("pe.code", code, f"{paths[0]}: {first_line(error)}") from None
-
-    if name not in [node.name for node in nodes if isinstance(node, ast.ClassDef)]:
-        raise ConfigError("pe.code", code, f"{paths[0]} has no class {name}")
-    for node in nodes:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            _check_import(node, f"{paths[0]}, line {node.lineno}", code)
-    pe = replace(config.pe, source=source, code_sha256=source_sha256(source))
-    return replace(config, pe=pe)
-
-
-def _check_import(node: ast.Import | ast.ImportFrom, where: str, code: str) -> None:
-    """Refuse an import of a file or package that a run's folder does not hold."""
-    modules = [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        modules = ["." if node.level else str(node.module)]
-    for module in modules:
-        if module.split(".")[0] not in MAY_IMPORT:
-            allowed = f"may import Python's library, torch, numpy and rope_exp, not {module}"
-            raise ConfigError("pe.code", code, f"{where}: {allowed}")
-
-
 # -- mistakes ------------------------------------------------------------------------------------
 
 
@@ -357,30 +297,30 @@ def explain(error: Exception, words: Sequence[str] = ()) -> ConfigError:
     """
     if isinstance(error, ConfigError):
         return error
-
     if isinstance(error, OverrideParseException):
         return _unreadable(error.override)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _missing(error)
 
-    said = " ".join(str(error).split())
-    for pattern, allowed in SENTENCES.items():
-        if match := re.search(pattern, said):
-            return ConfigError(match[1], ..., allowed)
-    if match := UNKNOWN.search(said):
-        return _unknown(match[1], said)
-
-    if type(error) in (ValueError, RecursionError) and (found := _culprit(words)):
-        return found
+    text = " ".join(str(error).split())
+    for pattern, reason in REASONS.items():
+        if match := re.search(pattern, text):
+            return ConfigError(match[1], ..., reason)
+    if match := re.search(r"Could not override '([^']*)'", text):
+        return _unknown(match[1], text)
+    if type(error) in (ValueError, RecursionError):
+        for word in words:
+            if refusal := _misread(word):
+                return refusal
 
     # OmegaConf knows the key of a value that cannot be merged.
     cause = error.__cause__ or error
-    text = "".join(c if c.isprintable() else " " for c in first_line(cause))
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         mark = error.problem_mark
         return ConfigError(mark.name, ..., f"is no YAML: {error.problem}, line {mark.line + 1}")
-    text = text.partition(" full_key: ")[0]
-    return ConfigError(getattr(cause, "full_key", None) or "config", ..., text)
+    reason = "".join(c if c.isprintable() else " " for c in first_line(cause))
+    key = getattr(cause, "full_key", None) or "config"
+    return ConfigError(key, ..., reason.partition(" full_key: ")[0])
 
 
 def _unreadable(word: str) -> ConfigError:
@@ -389,27 +329,21 @@ def _unreadable(word: str) -> ConfigError:
     key = key.lstrip("+~")
     if not (key and equals):
         return ConfigError("override", word, "is not of the form key=value")
-    return ConfigError(
-        key,
-        ...,
-        "its value cannot be read; special characters need quotes of their own, "
-        "as in \"key='a value'\"",
-    )
+    reason = "its value cannot be read; special characters need quotes of their own, as in "
+    return ConfigError(key, ..., f"{reason}\"key='a value'\"")
 
 
-def _culprit(words: Sequence[str]) -> ConfigError | None:
-    """Return the error for the first word that Hydra cannot parse, or that chooses no file."""
-    for word in words:
-        if "=" not in word or word.startswith("-"):
-            continue
-        try:
-            override = OverridesParser.create().parse_overrides([word])[0]
-        except (HydraException, ValueError, RecursionError):
-            return _unreadable(word)
-        group = override.key_or_group
-        value = override.value()
-        if is_dataclass(getattr(RunConfig, group, None)) and not isinstance(value, (str, list)):
-            return ConfigError(group, value, "must be the name of a choice")
+def _misread(word: str) -> ConfigError | None:
+    """Return the error for a word that Hydra cannot parse, or that chooses no file."""
+    if "=" not in word or word.startswith("-"):
+        return None
+    try:
+        override = OverridesParser.create().parse_overrides([word])[0]
+    except (HydraException, ValueError, RecursionError):
+        return _unreadable(word)
+    group, value = override.key_or_group, override.value()
+    if is_dataclass(getattr(RunConfig, group, None)) and not isinstance(value, str | list):
+        return ConfigError(group, value, "must be the name of a choice")
     return None
 
 
@@ -417,24 +351,22 @@ def _missing(error: MissingConfigException) -> ConfigError:
     """Return the error for a choice that is missing from its group."""
     group, _, choice = str(error.missing_cfg_file).rpartition("/")
     options = [str(option) for option in error.options or ()]
-
-    allowed = "there is no such choice"
+    reason = "there is no such choice"
     # A choice of one's own lies in a folder that the command has not named.
     own = sorted(Path().glob(f"*/{escape(f'{group}/{choice}.yaml')}"))
-    if own:
-        allowed += f" without --config-dir {own[0].parts[0]}, which holds {own[0]}"
-    elif near := get_close_matches(choice, options, n=1):
-        allowed += f"; did you mean {near[0]}?"
-    elif options:
-        allowed += f"; choose one of {', '.join(options)}"
     if group.startswith("hydra/"):
-        allowed = (
-            "this plugin of Hydra is not installed (SLURM's: `pip install hydra-submitit-launcher`)"
-        )
-    return ConfigError(group or "config", choice, allowed)
+        install = "`pip install hydra-submitit-launcher`"
+        reason = f"this plugin of Hydra is not installed (SLURM's: {install})"
+    elif own:
+        reason += f" without --config-dir {own[0].parts[0]}, which holds {own[0]}"
+    elif near := get_close_matches(choice, options, n=1):
+        reason += f"; did you mean {near[0]}?"
+    elif options:
+        reason += f"; choose one of {', '.join(options)}"
+    return ConfigError(group or "config", choice, reason)
 
 
-def _unknown(key: str, text: str) -> ConfigError:
+def _unknown(key: str, text: str = "") -> ConfigError:
     """Return the error for an unknown key, or for a group without a choice."""
     if not key:
         return _unreadable("=")

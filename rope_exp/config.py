@@ -7,21 +7,22 @@ the runs that may share a table.
 
 import dataclasses
 import json
-import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property, reduce
 from operator import attrgetter, getitem
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Self
 
 from rope_exp.errors import ConfigError, show
-from rope_exp.files import json_sha256
+from rope_exp.files import json_sha256, text_sha256
 from rope_exp.identity import (
     Name,
+    Natural,
     Rule,
-    Seed,
     Sha256,
+    chosen,
     class_of,
     convert,
     known_keys,
@@ -35,8 +36,6 @@ from rope_exp.sections import (
     EVERY,
     MIN_VOCAB_SIZE,
     OUR_NAMES,
-    PAIRS,
-    TASK_PROBES,
     AdamWConfig,
     Architecture,
     CosineConfig,
@@ -52,7 +51,6 @@ from rope_exp.sections import (
     TokenizerConfig,
     TrackerConfig,
     TrainConfig,
-    source_sha256,
 )
 
 FACTORS = ("pe", "seed")  # the keys in which runs of one group may differ
@@ -64,7 +62,7 @@ class RunConfig:
     """The configuration of one run. `from_dict` converts a plain mapping."""
 
     # Seed of the initial weights, and of the order of batches unless data.seed is set.
-    seed: Seed = 0
+    seed: Natural = 0
     # Name of the row in tables, if rows differ in more than the variant; campaigns set it.
     row_name: Name | None = setting(None)
     # SHA-256 of the initial weights, taken from the run that run.init_from names; null: weights
@@ -130,9 +128,23 @@ class RunConfig:
         )
 
     @property
+    def own_objective(self) -> ModuleType | None:
+        """The file of the objective; None if it is one of the core's, causal or regression."""
+        name = self.train.objective
+        is_own = name in ("causal", "regression")
+        return None if is_own else chosen("objective", name, "train.objective")
+
+    @property
     def num_own_ids(self) -> int:
         """The number of the decoder's ids beyond the tokenizer's: one under mlm, the mask."""
-        return 1 if self.train.objective == "mlm" else 0
+        return self.own_objective.NUM_OWN_IDS if self.own_objective else 0
+
+    def num_predicted(self, seq_len: int) -> int:
+        """Return P, the number of predicted places of a sequence."""
+        if self.own_objective:
+            places: int = self.own_objective.num_predicted(seq_len)
+            return places
+        return (self.data.task and self.data.task.num_queries) or seq_len
 
     @property
     def num_warmup_steps(self) -> int:
@@ -148,7 +160,7 @@ class RunConfig:
     def known_vocab_size(self) -> int | None:
         """The vocabulary's size; None if only a pretrained tokenizer itself knows it."""
         if self.data.task is not None:
-            return self.data.task.vocab_size
+            return len(self.data.task.tokens)
         return MIN_VOCAB_SIZE if self.tokenizer.kind == "bytes" else self.tokenizer.vocab_size
 
     @property
@@ -245,18 +257,33 @@ def differing_keys(
 MAX_POSITION = 2**24  # float32 represents all integers up to this one
 
 
+# The reasons of keys that need something (`needs`) to have an effect.
+NEEDS = {
+    "attn.keeps_keys": "attn.kind={0.attn.kind} keeps a state, not keys",
+    "attn.takes_additions": "attn.kind={0.attn.kind} has none; attn=softmax has",
+    "attn.takes_heads": "attn.kind={0.attn.kind} has sizes of its own; leave the default",
+    "causal": "needs train.objective=causal; {0.train.objective} looks both ways",
+    "pe.is_sinusoidal": "needs pe.input=sinusoidal",
+    "pe.rotate": "needs at least one site in pe.rotate",
+    "pe.rotates_vo": "needs v or o in pe.rotate",
+    "predicts_tokens": "data={0.data.kind} predicts numbers, not tokens",
+    "tokenizer.path": "is for tokenizer=pretrained alone",
+}
+
+
 def rules(config: "RunConfig") -> Iterator[Rule]:
     """Yield every rule of a config. A rule may rely on those before it."""
     kind = config.data.kind
-    for name in ("pe", "model", "data", "tokenizer"):
-        section = getattr(config, name)
-        for field in fields(section):
-            key = f"{name}.{field.name}"
-            departs = getattr(section, field.name) != field.default
+    for section in fields(config):
+        values = getattr(config, section.name)
+        for field in fields(values) if is_dataclass(values) else ():
+            key = f"{section.name}.{field.name}"
+            departs = getattr(values, field.name) != field.default
             kinds = field.metadata.get("kinds", (kind,))
             yield departs and kind not in kinds, key, f"is for data={' or '.join(kinds)} alone"
-            for needed, allowed in field.metadata.get("needs", {}).items():
-                yield departs and not attrgetter(needed)(config), key, allowed
+            for needed in field.metadata.get("needs", ()):
+                is_missing = departs and not attrgetter(needed)(config)
+                yield is_missing, key, NEEDS.get(needed, f"needs {needed}")
 
     yield from _of_data(config)
     yield from _of_budget(config)
@@ -268,46 +295,46 @@ def rules(config: "RunConfig") -> Iterator[Rule]:
 def _of_data(config: "RunConfig") -> Iterator[Rule]:
     data = config.data
     has_path = data.kind in ("files", "hub")
-    allowed = "must name the corpus of data=files and data=hub; no other has a path"
-    yield has_path != (data.path is not None), "data.path", allowed
-    allowed = "must name the column that holds the text"
-    yield has_path and not data.text_column, "data.text_column", allowed
+    reason = "must name the corpus of data=files and data=hub; no other has a path"
+    yield has_path != (data.path is not None), "data.path", reason
+    reason = "must name the column that holds the text"
+    yield has_path and not data.text_column, "data.text_column", reason
 
     tokenizer = config.tokenizer
     kind = tokenizer.kind
     for key in ("tokenizer.vocab_size", "tokenizer.train_bytes"):
-        allowed = "must be set for a tokenizer that is trained on the corpus"
-        yield kind == "bpe" and attrgetter(key)(config) is None, key, allowed
-    allowed = "is given by tokenizer={0.tokenizer.name}; leave null"
-    yield kind != "bpe" and tokenizer.vocab_size is not None, "tokenizer.vocab_size", allowed
-    allowed = "must be set for tokenizer=pretrained, and only there"
-    yield (kind == "pretrained") != (tokenizer.path is not None), "tokenizer.path", allowed
-    allowed = "is of generated data, such as data=addition, which choose it themselves"
-    yield kind == "task" and not data.task, "tokenizer.kind", allowed
-    allowed = "data={0.data.kind} has tokens of its own: leave out tokenizer=..."
-    yield kind != "task" and data.task, "tokenizer.kind", allowed
+        reason = "must be set for a tokenizer that is trained on the corpus"
+        yield kind == "bpe" and attrgetter(key)(config) is None, key, reason
+    reason = "is given by tokenizer={0.tokenizer.name}; leave null"
+    yield kind != "bpe" and tokenizer.vocab_size is not None, "tokenizer.vocab_size", reason
+    reason = "must be set for tokenizer=pretrained, and only there"
+    yield (kind == "pretrained") != (tokenizer.path is not None), "tokenizer.path", reason
+    reason = "is of generated data, such as data=addition, which choose it themselves"
+    yield kind == "task" and not data.task, "tokenizer.kind", reason
+    reason = "data={0.data.kind} has tokens of its own: leave out tokenizer=..."
+    yield kind != "task" and data.task, "tokenizer.kind", reason
 
 
 def _of_budget(config: "RunConfig") -> Iterator[Rule]:
     train = config.train
     for seq_len, num_steps, *rows in train.stages or ():
         batch_size, rest = divmod(train.tokens_per_step, seq_len)
-        allowed = (
+        reason = (
             f"sequences of {seq_len} do not divide the {train.tokens_per_step} tokens of a step "
             "(train.global_batch_size x train.seq_len); or say how many sequences a step has, as "
             f"in [{seq_len},{num_steps},{max(batch_size, 1)}]"
         )
-        yield rest and not rows, "train.stages", allowed
+        yield rest and not rows, "train.stages", reason
     num_steps = sum(stage.num_steps for stage in train.staged)
-    allowed = f"must be the {num_steps} steps of train.stages"
-    yield num_steps != train.num_steps, "train.num_steps", allowed
+    reason = f"must be the {num_steps} steps of train.stages"
+    yield num_steps != train.num_steps, "train.num_steps", reason
 
     if task := config.data.task:
-        allowed = "must be {0.data.task.objective} for data={0.data.kind}"
-        yield train.objective != task.objective, "train.objective", allowed
+        reason = "must be {0.data.task.objective} for data={0.data.kind}"
+        yield train.objective != task.objective, "train.objective", reason
         yield train.stages, "train.stages", "data={0.data.kind} has rows of one length; leave null"
-        allowed = "must be at least {0.data.task.least_seq_len} for data={0.data.kind}"
-        yield train.seq_len < task.least_seq_len, "train.seq_len", allowed
+        reason = "must be at least {0.data.task.least_seq_len} for data={0.data.kind}"
+        yield train.seq_len < task.least_seq_len, "train.seq_len", reason
     else:
         yield not config.predicts_tokens, "train.objective", "is for data=spikes alone"
 
@@ -316,105 +343,62 @@ def _of_attention(config: "RunConfig") -> Iterator[Rule]:
     model = config.model
     attn = config.attn
     heads = model.num_attention_heads
-    allowed = "must divide model.num_attention_heads={0.model.num_attention_heads}"
-    yield heads % model.num_key_value_heads, "model.num_key_value_heads", allowed
+    reason = "must divide model.num_attention_heads={0.model.num_attention_heads}"
+    yield heads % model.num_key_value_heads, "model.num_key_value_heads", reason
 
     refused = [site for site in config.pe.rotate if site not in attn.sites()]
     can = f"attn.kind={attn.kind} can rotate {' and '.join(attn.sites()) or 'nothing'}"
-    allowed = f"{attn.why_not or can}; {' and '.join(refused)} must not stand there"
-    yield refused, "pe.rotate", allowed
+    reason = f"{attn.why_not or can}; {' and '.join(refused)} must not stand there"
+    yield refused, "pe.rotate", reason
     if attn.takes_heads:
-        allowed = "must divide model.hidden_size={0.model.hidden_size}, or model.head_dim be set"
+        reason = "must divide model.hidden_size={0.model.hidden_size}, or model.head_dim be set"
         is_odd = model.head_dim is None and model.hidden_size % heads
-        yield is_odd, "model.num_attention_heads", allowed
+        yield is_odd, "model.num_attention_heads", reason
     else:
-        allowed = "attn.kind={0.attn.kind} has no such heads; leave it equal to "
+        reason = "attn.kind={0.attn.kind} has no such heads; leave it equal to "
         is_other = model.num_key_value_heads != heads
-        yield is_other, "model.num_key_value_heads", f"{allowed}model.num_attention_heads"
+        yield is_other, "model.num_key_value_heads", f"{reason}model.num_attention_heads"
     yield from attn.rules(model)
-    allowed = "looks both ways, and the state that attn.kind={0.attn.kind} keeps goes one way alone"
-    yield not (config.causal or attn.keeps_keys), "train.objective", allowed
+    reason = "looks both ways, and the state that attn.kind={0.attn.kind} keeps goes one way alone"
+    yield not (config.causal or attn.keeps_keys), "train.objective", reason
 
 
 def _of_probes(config: "RunConfig") -> Iterator[Rule]:
     """Yield what a finished model cannot be asked for."""
-    data = config.data
-    model = config.model
-    train = config.train
-    pe = config.pe
-    attn = config.attn
-    rotating = [pair for pair in PAIRS if {*pair} & {*pe.rotate}]
-    num_features = [pe.num_features(attn.rotary_dim(model), pair) for pair in rotating]
-
-    # Whether a run lacks what a probe needs, by the sentence about it.
-    lacks: dict[str, dict[str, object]] = {
-        "floors": {"attn.kind={0.attn.kind} cannot be asked for floors": not attn.has_floors},
-        "distance": {
-            "attn.kind={0.attn.kind} cannot be asked for distance": not attn.keeps_keys,
-            "distance needs train.seq_len of at least 2": train.seq_len < 2,
-            "distance has one uniform baseline: no model.window_layers": model.window_layers,
-            "distance would read across documents; no data.document_mask": data.document_mask,
-        },
-        "repeat": {
-            "repeat needs train.objective=causal and train.seq_len of at least 4": (
-                not config.causal or train.seq_len < 4
-            ),
-            "repeat would read across documents; no data.document_mask": data.document_mask,
-        },
-        "drift": {"drift needs frequencies that are learned: pe.trainable": not pe.trainable},
-        "token_shift": {
-            "token_shift needs mu, which is learned: model.token_shift": not model.token_shift
-        },
-        "extension": {
-            "extension needs at least one site in pe.rotate": not pe.rotate,
-            "extension needs positions past the trained length, which pe.input=learned has not": (
-                pe.input == "learned"
-            ),
-            "extension needs two pairs of features that rotate, a first and a last": (
-                min(num_features, default=0) < 4
-            ),
-            "extension needs train.seq_len of at least 7, in which a pair can turn once": (
-                train.seq_len <= math.tau
-            ),
-        },
-    }
-    for probe in train.probes:
-        if data.task:
-            allowed = "data={0.data.kind} can be asked for {0.data.task.probe} alone"
-            yield probe != data.task.probe, "train.probes", allowed
-        else:
-            allowed = " and ".join(TASK_PROBES) + " are asked of generated data, such as "
-            yield probe in TASK_PROBES, "train.probes", allowed + "data=addition"
-        for allowed, is_lacking in lacks.get(probe, {}).items():
-            yield is_lacking, "train.probes", allowed
+    task = config.data.task
+    for name in config.train.probes:
+        reason = "data={0.data.kind} can be asked for {0.data.task.probe} alone"
+        yield task and name != task.probe, "train.probes", reason
+        reason = chosen("probes", name, "train.probes").why_not(config)
+        yield reason, "train.probes", reason
 
 
 def _of_positions(config: "RunConfig") -> Iterator[Rule]:
     model = config.model
     pe = config.pe
-    changed = pe.source is not None and pe.code_sha256 != source_sha256(pe.source)
+    changed = pe.source is not None and pe.code_sha256 != text_sha256(pe.source)
     yield changed, "pe.source", "was changed: pe.code_sha256 is of another text"
     taken = pe.code is not None and pe.name in OUR_NAMES
     yield taken, "pe.name", "is taken; with pe.code give a name of its own"
 
     for key in ("pe.layers", "pe.layers_vo", "model.window_layers"):
         pattern = attrgetter(key)(config) or EVERY
-        allowed = "reaches none of the {0.model.num_hidden_layers} layers"
-        yield 1 not in pattern[: model.num_hidden_layers], key, allowed
+        reason = "reaches none of the {0.model.num_hidden_layers} layers"
+        yield 1 not in pattern[: model.num_hidden_layers], key, reason
 
     # NoPE must satisfy this, too: all variants must be comparable at a size.
     rotary_dim = config.attn.rotary_dim(model)
     key = "model.num_attention_heads" if model.head_dim is None else "model.head_dim"
-    allowed = f"leaves heads of {rotary_dim} features; rotation pairs them: it must be even"
-    yield rotary_dim % 2, key, allowed
+    reason = f"leaves heads of {rotary_dim} features; rotation pairs them: it must be even"
+    yield rotary_dim % 2, key, reason
     for pair, key in (("qk", "pe.fraction"), ("vo", "pe.fraction_vo")):
-        allowed = f"leaves no pair to rotate in heads of {rotary_dim} features"
-        yield pe.num_features(rotary_dim, pair) < 2, key, allowed
+        reason = f"leaves no pair to rotate in heads of {rotary_dim} features"
+        yield pe.num_features(rotary_dim, pair) < 2, key, reason
 
-    allowed = "has no rows for positions between whole ones, as those of data={0.data.kind} are"
-    yield pe.input == "learned" and not config.predicts_tokens, "pe.input", allowed
-    allowed = "must be even for pe.input=sinusoidal"
-    yield pe.is_sinusoidal and model.hidden_size % 2, "model.hidden_size", allowed
+    reason = "has no rows for positions between whole ones, as those of data={0.data.kind} are"
+    yield pe.input == "learned" and not config.predicts_tokens, "pe.input", reason
+    reason = "must be even for pe.input=sinusoidal"
+    yield pe.is_sinusoidal and model.hidden_size % 2, "model.hidden_size", reason
     key = "data.random_start" if config.data.random_start > pe.start else "pe.start"
-    allowed = f"positions past {MAX_POSITION:,} are not exact in float32"
-    yield config.num_positions > MAX_POSITION, key, allowed
+    reason = f"positions past {MAX_POSITION:,} are not exact in float32"
+    yield config.num_positions > MAX_POSITION, key, reason

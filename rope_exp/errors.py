@@ -27,16 +27,16 @@ EXIT_CODES = {"finished": EXIT_DONE, "diverged": EXIT_DIVERGED, "stopped": EXIT_
 
 
 class ConfigError(Exception):
-    """A user's mistake: the key, its value (... to show none), and the allowed values."""
+    """A user's mistake: the key, its value (... to show none), and the reason of the refusal."""
 
     # The three are its `args`, so that it can be pickled: a scheduler's job sends it back.
-    def __init__(self, key: str, value: Any, allowed: str) -> None:
-        super().__init__(key, value, allowed)
+    def __init__(self, key: str, value: Any, reason: str) -> None:
+        super().__init__(key, value, reason)
 
     def __str__(self) -> str:
-        key, value, allowed = self.args
+        key, value, reason = self.args
         where = show(key) if value is ... else f"{show(key)}={show(value)}"
-        return f"{where}: {allowed}"
+        return f"{where}: {reason}"
 
 
 class RecordError(ValueError):

@@ -51,7 +51,7 @@ from rope_exp.files import (
     write_atomically,
     write_json,
 )
-from rope_exp.identity import keys_with
+from rope_exp.identity import facts_of
 from rope_exp.sections import DataConfig, TokenizerConfig, is_commit
 from rope_exp.tokenizer import (
     build_tokenizer,
@@ -382,7 +382,7 @@ def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
     values = {
         "format": FORMAT,
         "corpus": corpus_fingerprint(data),
-        "data": {name: getattr(data, name) for name in keys_with("of_tokens", DataConfig)},
+        "data": {name: getattr(data, name) for name in facts_of(DataConfig, "of_tokens")},
         "tokenizer": tokenizer_fingerprint(tokenizer),
     }
     cache = data.cache_dir or os.environ.get("ROPE_EXP_CACHE") or "~/.cache/rope_exp"

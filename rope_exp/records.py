@@ -5,14 +5,12 @@ place is called <campaign>.jsonl.gz/<cell>.json. Errors name that place. No torc
 """
 
 import gzip
-import hashlib
 import json
 import re
 import zlib
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import Any, Literal, NotRequired
 
 from pydantic import FiniteFloat
 from typing_extensions import TypedDict
@@ -25,6 +23,7 @@ from rope_exp.files import (
     parse_json,
     read_json,
     readable,
+    text_sha256,
     write_atomically,
 )
 from rope_exp.folder import PROBES, Env, check_probes, check_result, checked
@@ -32,17 +31,23 @@ from rope_exp.identity import Count, Name, Sha256
 from rope_exp.runs import ReportError, Run, Test, read_run, with_nan
 
 DEFAULT_RECORDS = Path("results/records")
-FORMAT = 1
 PACKED = ".jsonl.gz"
 
 # Left out of a record: these keys only describe a run's place and trackers, not its numbers.
 _NOT_OF_CONFIG = ("run", "tracker")
 _NOT_OF_ENV = ("accelerate", "platform", "params")
-_CURVE = ("step", "train/loss", "val/loss")
+_Curve = TypedDict(
+    "_Curve",
+    {
+        "step": list[Count],
+        "train/loss": list[FiniteFloat],
+        "val/loss": list[FiniteFloat | None],
+    },
+)
 
 
 class _Record(TypedDict):
-    format: int
+    format: Literal[1]
     campaign: Name
     cell: str
     row: Name
@@ -50,13 +55,10 @@ class _Record(TypedDict):
     config: dict[str, Any]
     env: Env
     result: dict[str, Any]
-    curve: dict[str, Any]
+    curve: _Curve
     probes: dict[str, Any]
     sha256: Sha256
     test: NotRequired[Test]
-
-
-_Row = TypedDict("_Row", {"step": Count, "train/loss": FiniteFloat, "val/loss": FiniteFloat | None})
 
 
 def cell_name(row: str, factors: Mapping[str, Any]) -> str:
@@ -72,7 +74,11 @@ def cell_name(row: str, factors: Mapping[str, Any]) -> str:
 def write_record(
     path: Path, folder: Path, row: str, factors: Mapping[str, Any], test: Test | None = None
 ) -> None:
-    """Write the record of a run's folder, unless it exists; `Run` explains row, factors and test.
+    """Write the record of a run's folder; a record that exists is kept.
+
+    Args:
+        path: <records>/<campaign>/<cell>.json.
+        row, factors, test: see `Run`.
 
     Raises:
         ReportError: the folder is no complete record of one run, the run is not done, or its code
@@ -80,6 +86,8 @@ def write_record(
         RecordError: a file of the folder cannot be read.
         OSError: the record cannot be written.
     """
+    if path.exists():
+        return
     run = read_run(folder)
     if not run.result:
         raise ReportError(f"{folder} holds no result: the run is not done")
@@ -89,7 +97,7 @@ def write_record(
     # This path is valid on one machine only.
     config["data"]["cache_dir"] = None
     record = {
-        "format": FORMAT,
+        "format": 1,
         "campaign": path.parent.name,
         "cell": path.stem,
         "row": row,
@@ -97,7 +105,7 @@ def write_record(
         "config": {key: config[key] for key in config if key not in _NOT_OF_CONFIG},
         "env": {key: run.env[key] for key in run.env if key not in _NOT_OF_ENV},
         "result": run.result,
-        "curve": {key: [row.get(key) for row in run.metrics] for key in _CURVE},
+        "curve": {key: [row.get(key) for row in run.metrics] for key in _Curve.__annotations__},
         "probes": read_json(folder / PROBES) if (folder / PROBES).exists() else {},
     }
     if test is not None:
@@ -169,8 +177,6 @@ def read_record(path: Path, content: bytes | None = None) -> Run:
             f"{path} was changed since it was written: its content has the SHA-256 {sha256:.12}, "
             f"but it states {values.get('sha256')!s:.12}"
         )
-    if values.get("format") != FORMAT:
-        raise ReportError(f"{path} has format {values.get('format')}, but this code reads {FORMAT}")
     record = checked(path, values, _Record)
     where = f"{record['campaign']}/{record['cell']}"
     if where != f"{path.parent.name.removesuffix(PACKED)}/{path.stem}":
@@ -218,21 +224,13 @@ def _check_cell(run: Run, cell: str) -> None:
 
 def _rows(path: Path, curve: Mapping[str, Any], config: RunConfig) -> list[dict[str, Any]]:
     """Return a curve's rows as in metrics.jsonl."""
-    try:
-        columns = zip(*(curve[key] for key in _CURVE), strict=True)
-        rows = [dict(zip(_CURVE, values, strict=True)) for values in columns]
-    except (KeyError, TypeError, ValueError):
-        raise ReportError(
-            f"{path} holds no curve: {', '.join(_CURVE)} must be lists of one length"
-        ) from None
-
-    for before, row in pairwise([{"step": 0}, *rows]):
-        checked(path, row, _Row)
-        if row["step"] <= before["step"]:
-            raise ReportError(f"{path} holds a curve in which step {row['step']} is out of order")
-        row["tokens"] = config.train.tokens_until(row["step"])
-        if row["val/loss"] is None:
-            del row["val/loss"]
+    steps = curve["step"]
+    if steps != sorted({*steps}) or any(len(column) != len(steps) for column in curve.values()):
+        raise ReportError(f"{path} holds a curve whose steps are out of order, or without a loss")
+    rows = []
+    for values in zip(*curve.values(), strict=True):
+        row = {key: value for key, value in zip(curve, values, strict=True) if value is not None}
+        rows.append({**row, "tokens": config.train.tokens_until(row["step"])})
     return rows
 
 
@@ -259,5 +257,4 @@ def canonical(values: Mapping[str, Any]) -> str:
 
 def digest(values: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a record without its own digest."""
-    content = canonical({key: values[key] for key in values if key != "sha256"})
-    return hashlib.sha256(content.encode()).hexdigest()
+    return text_sha256(canonical({key: values[key] for key in values if key != "sha256"}))

@@ -1,12 +1,15 @@
-"""The config of a variant: the sites of attention that rotate, and how. Files are in configs/pe."""
+"""The sections of a config: every key, its type, its default and the facts about it.
 
-import hashlib
+A released default never changes, because identities cover departures from it. A comment above a
+key is its meaning in docs/config.md.
+"""
+
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -19,12 +22,14 @@ from rope_exp.identity import (
     PathText,
     Positive,
     Rule,
-    Seed,
     Sha256,
     Share,
     Size,
-    Tag,
+    choices,
+    chosen,
+    file_of,
     labelled,
+    matching,
     numeric,
     numeric_values,
     rule,
@@ -33,17 +38,11 @@ from rope_exp.identity import (
     settle,
 )
 
+if TYPE_CHECKING:
+    from rope_exp.rows import Facts
+
 SITES = ("q", "k", "v", "o")
 
-# Safe in float32.
-Base = Annotated[float, Field(gt=1, le=1e30)]
-Sites = Annotated[
-    tuple[Literal["q", "k", "v", "o"], ...],
-    rule(
-        "must be a list of some of q, k, v, o, each at most once",
-        lambda sites: len(set(sites)) == len(sites),
-    ),
-]
 EVERY = (1,)  # as a pattern of layers
 # q and k share frequencies; so do v and o.
 PAIRS = ("qk", "vo")
@@ -51,6 +50,17 @@ PAIRS = ("qk", "vo")
 T5_BUCKETS = 32
 # Names of learned frequencies: the first if one pair's are learned, both if both pairs' are.
 LEARNED = ("inv_freq", "inv_freq_vo")
+
+# Safe in float32.
+Base = Annotated[float, Field(gt=1, le=1e30)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Sites = Annotated[
+    tuple[Literal["q", "k", "v", "o"], ...],
+    rule(
+        "must be a list of some of q, k, v, o, each at most once",
+        lambda sites: len(set(sites)) == len(sites),
+    ),
+]
 Pattern = Annotated[
     tuple[int, ...],
     rule(
@@ -59,13 +69,9 @@ Pattern = Annotated[
         lambda pattern: set(pattern) <= {0, 1} and 1 in pattern,
     ),
 ]
-Fraction = Annotated[float, Field(gt=0, le=1)]
+IDENTIFIER = r"[A-Za-z_]\w{0,63}"
 ClassOfFile = Annotated[
-    str,
-    rule(
-        "must be FILE.CLASS, such as wave.Wave",
-        re.compile(r"[A-Za-z_]\w{0,63}\.[A-Za-z_]\w{0,63}", re.ASCII).fullmatch,
-    ),
+    str, matching(rf"{IDENTIFIER}\.{IDENTIFIER}", "must be FILE.CLASS, such as wave.Wave")
 ]
 
 
@@ -85,17 +91,8 @@ SCHEMES = {
 # A name of ours describes a variant, and follows from its values.
 OUR_NAMES = {*map(subset_name, SUBSETS), *SCHEMES.values()}
 
-# Needs of keys that would have no effect, which suggests a mistake. Keys of any rotation (base,
-# fraction, precision, start) need none: a sweep over variants sets them for all, including NoPE.
-_ROTATION = {"pe.rotate": "needs at least one site in pe.rotate"}
-_VALUES = {"pe.rotates_vo": "needs v or o in pe.rotate"}
-_TRAINING = {"pe.trainable": "needs pe.trainable"}
-_CODE = {"pe.code": "needs pe.code"}
-_SHARE = {
-    "attn.takes_heads": "attn.kind={0.attn.kind} rotates attn.rope_dim features; leave it as it is"
-}
-# Needs of an addition to attention.
-ADDITION = {"attn.takes_additions": "attn.kind={0.attn.kind} has none; attn=softmax has"}
+# A key that would have no effect suggests a mistake. Keys of any rotation (base, fraction,
+# precision, start) need none: a sweep over variants sets them for all, including NoPE.
 
 
 @section
@@ -107,56 +104,59 @@ class PeConfig:
     """
 
     # Name in tables and folders.
-    name: Name = "QK-RoPE"
+    name: Name = numeric("QK-RoPE", assumption="elsewhere")
     # The sites that rotate: queries, keys, values, and outputs, which are rotated back.
-    rotate: Sites = ("q", "k")
+    rotate: Sites = numeric(("q", "k"), assumption="elsewhere")
     base: Base = 10000.0
     # The share of each head's features that rotates.
-    fraction: Fraction = numeric(1.0, needs=_SHARE)
+    fraction: Fraction = numeric(1.0, needs=("attn.takes_heads",))
     # true: theta itself is learned (raw); log: s is learned, with theta = theta0 e^s.
-    trainable: bool | Literal["raw", "log"] = numeric(False, needs=_ROTATION, own_parameters=True)
+    trainable: bool | Literal["raw", "log"] = numeric(
+        False,
+        needs=("pe.rotate",),
+        own_parameters=("pe.rotate", "pe.fraction", "pe.fraction_vo"),
+    )
     # The position of a sequence's first token.
     start: Natural = 0
     # Precision of angles and products. bf16 is for the study of noise: it is exact only up to
     # position 256.
     precision: Literal["float32", "bf16"] = "float32"
     # The base for v and o; null: as for q and k.
-    base_vo: Base | None = numeric(None, needs=_VALUES)
+    base_vo: Base | None = numeric(None, needs=("pe.rotates_vo",))
     # The fraction for v and o; null: as for q and k.
-    fraction_vo: Fraction | None = numeric(None, needs=_VALUES | _SHARE)
+    fraction_vo: Fraction | None = numeric(None, needs=("pe.rotates_vo", "attn.takes_heads"))
     # The layers that rotate; null: all; [1, 1, 1, 0]: all but every fourth.
-    layers: Pattern | None = numeric(None, needs=_ROTATION)
+    layers: Pattern | None = numeric(None, needs=("pe.rotate",))
     # The layers that rotate v and o; null: as for q and k.
-    layers_vo: Pattern | None = numeric(None, needs=_VALUES)
+    layers_vo: Pattern | None = numeric(None, needs=("pe.rotates_vo",))
     # Learning rate of learned frequencies, as a multiple of optim.lr.
-    trainable_lr: Positive = numeric(1.0, needs=_TRAINING)
+    trainable_lr: Positive = numeric(1.0, needs=("pe.trainable",), assumption="departing")
     # The unit that has its own learned frequencies; head: a key/value head of a layer.
     trainable_scope: Literal["model", "layer", "head"] = numeric(
-        "model", needs=_TRAINING, own_parameters=True
+        "model", needs=("pe.trainable",), own_parameters=(), assumption="departing"
     )
     # Added to the embeddings: sines and cosines of the position, or a learned row per position.
-    input: Literal["none", "sinusoidal", "learned"] = numeric("none", own_parameters=True)
-    # Amplitude of sines and cosines; null: as large as the initial embeddings.
-    input_scale: Positive | None = numeric(
-        None, needs={"pe.is_sinusoidal": "needs pe.input=sinusoidal"}
+    input: Literal["none", "sinusoidal", "learned"] = numeric(
+        "none",
+        own_parameters=("pe.start", "train.seq_len", "train.stages"),
+        assumption="departing",
     )
+    # Amplitude of sines and cosines; null: as large as the initial embeddings.
+    input_scale: Positive | None = numeric(None, needs=("pe.is_sinusoidal",))
     # Added to the scores: the distance times a slope per head, or a learned value per distance.
     bias: Literal["none", "alibi", "t5"] = numeric(
         "none",
-        needs={
-            "attn.keeps_keys": "attn.kind={0.attn.kind} has no scores of pairs to add it to",
-            "predicts_tokens": "goes by places in the row, and positions of data={0.data.kind} are "
-            "times; leave none",
-        },
-        own_parameters=True,
+        needs=("attn.keeps_keys", "predicts_tokens"),
+        own_parameters=(),
+        assumption="departing",
     )
     # A position encoding of your own: wave.Wave is the class Wave in wave.py, in a folder of
     # --config-dir.
-    code: ClassOfFile | None = numeric(None, needs=ADDITION)
+    code: ClassOfFile | None = numeric(None, needs=("attn.takes_additions",))
     # SHA-256 of that file's text; filled in.
-    code_sha256: Sha256 | None = numeric(None, needs=_CODE, own_parameters=True)
+    code_sha256: Sha256 | None = numeric(None, needs=("pe.code",), own_parameters=())
     # The file's text; filled in.
-    source: str | None = setting(None, needs=_CODE)
+    source: str | None = setting(None, needs=("pe.code",))
 
     def __post_init__(self) -> None:
         layers = shortest(self.layers)
@@ -253,11 +253,6 @@ class PeConfig:
         return SCHEMES[self.input, self.bias]
 
 
-def source_sha256(source: str) -> str:
-    """Return the SHA-256 of a file's text."""
-    return hashlib.sha256(source.encode()).hexdigest()
-
-
 def shortest(pattern: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return the shortest equivalent of a pattern of layers; None means every layer."""
     pattern = pattern or EVERY
@@ -266,93 +261,9 @@ def shortest(pattern: tuple[int, ...] | None) -> tuple[int, ...]:
     return next(pattern[:n] for n in shifts if pattern[n:] + pattern[:n] == pattern)
 
 
-TEXT_UNIT = "nats per token"  # of losses on text
-ANSWER_UNIT = "nats per answer token"
-SQUARES = "mean squared error"
-
-# Queries in a row of spikes, and dimensions of the prediction at each.
-NUM_QUERIES = 16
-NUM_DIMS = 2
-
-
-@dataclass(frozen=True)
-class TaskFacts:
-    """Facts about a kind of generated data.
-
-    Attributes:
-        vocab_size: the number of its tokens.
-        least_seq_len: the smallest T at which rows hold its longest examples.
-        unit: of its loss.
-        objective: of training.
-        probe: the probe of a finished model.
-        key: the key of `data` that only this kind has; empty: none.
-        span: the unit of an example's span; empty: there are no examples to be right or wrong.
-        bins: the first span of each bin in a table of matches.
-    """
-
-    vocab_size: int
-    least_seq_len: int
-    unit: str = ANSWER_UNIT
-    objective: Literal["causal", "regression"] = "causal"
-    probe: str = "answers"
-    key: str = ""
-    span: str = ""
-    bins: tuple[int, ...] = ()
-
-    @property
-    def num_outputs(self) -> int | None:
-        """The count of real numbers predicted at a place; None: a token is predicted."""
-        return NUM_DIMS if self.objective == "regression" else None
-
-
-TASKS: Mapping[str, TaskFacts] = {
-    "addition": TaskFacts(
-        vocab_size=14,
-        least_seq_len=33,
-        key="order",
-        span="digits of the longer number",
-        bins=tuple(range(1, 11)),
-    ),
-    "copy": TaskFacts(
-        vocab_size=7,
-        least_seq_len=129,
-        span="letters of the string",
-        bins=(1, 2, 3, 5, 9, 17, 33, 49),
-    ),
-    "repeats": TaskFacts(
-        vocab_size=5,
-        least_seq_len=43,
-        span="letters back to the stretch",
-        bins=(17, *(16 << octave for octave in range(1, 18))),
-    ),
-    "retrieval": TaskFacts(
-        vocab_size=63,
-        # Another pair's needle and question rule out at most 16 places of a needle and its
-        # question: 3 for needle and needle, twice 4 for needle and question, 5 for question and
-        # question. A distance below T / 2 leaves more than T / 2 places, and 7 other pairs may
-        # take 112 of them.
-        least_seq_len=224,
-        span="tokens from the needle to its question",
-        bins=tuple(4 << octave for octave in range(20)),
-    ),
-    "spikes": TaskFacts(
-        vocab_size=18,
-        least_seq_len=NUM_QUERIES + 1,
-        unit=SQUARES,
-        objective="regression",
-        probe="fit",
-        key="period",
-    ),
-}
-# Probes for models of generated data only.
-TASK_PROBES = tuple(dict.fromkeys(task.probe for task in TASKS.values()))
-
-
 MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
 # Period of the fastest pair if positions are times, as POYO's t_min.
 PERIOD_S = 1e-4
-# Share of a sequence's tokens that mlm predicts (Devlin et al. 2019).
-MASKED_SHARE = 0.15
 INIT_STD = 0.02  # of weight matrices; times 1/sqrt(2 layers) for those onto the residual stream
 
 # Beyond this, a layer's objects outweigh its weights, and memory estimates would miss them.
@@ -378,38 +289,18 @@ class ModelConfig:
     num_attention_heads: Size = 2
     num_key_value_heads: Size = 2
     rms_norm_eps: Positive = 1e-5
-    tie_word_embeddings: bool = numeric(
-        False,
-        needs={
-            "predicts_tokens": "data={0.data.kind} predicts no tokens, whose embeddings could be "
-            "shared; leave false"
-        },
-    )
+    tie_word_embeddings: bool = numeric(False, needs=("predicts_tokens",))
     # null: hidden_size / num_attention_heads.
-    head_dim: Size | None = numeric(
-        None, needs={"attn.takes_heads": "attn.kind={0.attn.kind} has its own sizes; leave null"}
-    )
+    head_dim: Size | None = numeric(None, needs=("attn.takes_heads",))
     # Number of latest keys that a query attends to, its own included; null: all earlier keys.
-    window: Count | None = numeric(
-        None,
-        needs={
-            "attn.keeps_keys": "attn.kind={0.attn.kind} keeps a state, which cannot forget",
-            "causal": "is of the keys before a query, and train.objective={0.train.objective} "
-            "looks both ways",
-        },
-    )
+    window: Count | None = numeric(None, needs=("attn.keeps_keys", "causal"))
     # Layers that have the window; null: all; [1, 1, 1, 0]: all but every fourth.
-    window_layers: Pattern | None = numeric(None, needs={"model.window": "needs model.window"})
+    window_layers: Pattern | None = numeric(None, needs=("model.window",))
     # Normalize queries and keys per head, before rotation.
-    qk_norm: bool = numeric(False, needs=ADDITION)
+    qk_norm: bool = numeric(False, needs=("attn.takes_additions",), assumption="departing")
     # Mix a learned share of the previous token into keys and values.
     token_shift: bool = numeric(
-        False,
-        needs={
-            **ADDITION,
-            "causal": "mixes in the token before, and train.objective={0.train.objective} looks "
-            "both ways; train.objective=causal does not, and here leave false",
-        },
+        False, needs=("attn.takes_additions", "causal"), assumption="departing"
     )
     # Set the MLP's width so that the decoder has this many parameters; null: keep it.
     match_params: Count | None = setting(None)
@@ -443,9 +334,7 @@ class DataConfig:
 
     # null: the kind; for hub, a name derived from path and subset.
     name: Name | None = setting(None)
-    kind: Literal[
-        "stdlib", "files", "hub", "addition", "copy", "repeats", "retrieval", "spikes"
-    ] = numeric("stdlib", of_tokens=True)
+    kind: Annotated[str, file_of("tasks", *TEXT)] = numeric("stdlib", of_tokens=True)
     # files: a file or folder; hub: owner/name.
     path: PathText | None = None
     # The config of the dataset's card; for hub, and for files with such a card.
@@ -467,23 +356,20 @@ class DataConfig:
     # Folder of prepared data; null: ROPE_EXP_CACHE, or ~/.cache/rope_exp.
     cache_dir: PathText | None = setting(None)
     # Seed of the order of batches and of generated rows; null: the run's seed.
-    seed: Seed | None = None
+    seed: Natural | None = None
     # Restart positions at 0 at each document within a sequence, in evaluation, too.
-    reset_positions: bool = numeric(False, kinds=TEXT)
+    reset_positions: bool = numeric(False, kinds=TEXT, assumption="elsewhere")
     # Restrict attention to the query's own document, in evaluation, too.
     document_mask: bool = numeric(
-        False,
-        kinds=TEXT,
-        needs={
-            "attn.keeps_keys": "attn.kind={0.attn.kind} keeps a state, which goes on from one "
-            "document into the next; leave false"
-        },
+        False, kinds=TEXT, needs=("attn.keeps_keys",), assumption="elsewhere"
     )
     # Positions of a training sequence start at a random number from 0 to this one, drawn by
     # data.seed, step and sequence; in evaluation they start at 0.
-    random_start: Natural = numeric(0, kinds=TEXT)
+    random_start: Natural = numeric(0, kinds=TEXT, assumption="elsewhere")
     # addition: the most significant digit first (plain), or the least (reversed).
-    order: Literal["plain", "reversed"] = numeric("plain", kinds=("addition",))
+    order: Literal["plain", "reversed"] = numeric(
+        "plain", kinds=("addition",), assumption="departing"
+    )
     # spikes: seconds in which the fastest pair of features rotates once; null: 0.0001.
     period: Positive | None = numeric(None, kinds=("spikes",))
 
@@ -496,14 +382,17 @@ class DataConfig:
         )
 
     @property
-    def task(self) -> TaskFacts | None:
+    def task(self) -> "Facts | None":
         """Facts about generated data; None for text."""
-        return TASKS.get(self.kind)
+        if self.kind in TEXT:
+            return None
+        facts: Facts = chosen("tasks", self.kind, "data.kind").FACTS
+        return facts
 
     @property
     def unit(self) -> str:
         """The unit of losses."""
-        return TEXT_UNIT if self.task is None else self.task.unit
+        return "nats per token" if self.task is None else self.task.unit
 
     @property
     def period_s(self) -> float:
@@ -535,21 +424,15 @@ class TokenizerConfig:
     train_bytes: Count | None = 20_000_000
     # pretrained: a folder, or a repository on the hub.
     path: PathText | None = None
-    revision: str | None = numeric(
-        None, needs={"tokenizer.path": "is for tokenizer=pretrained alone"}
-    )
+    revision: str | None = numeric(None, needs=("tokenizer.path",))
 
 
-# Probes of a finished model (probes/).
-Probe = Literal[
-    "windows", "positions", "shift", "ablation", "repeat", "floors", "distance", "drift",
-    "token_shift", "extension", "answers", "fit",
-]  # fmt: skip
+PROBES = choices("probes")
 Probes = Annotated[
-    tuple[Probe, ...],
+    tuple[str, ...],
     rule(
-        f"must be a list of some of {', '.join(get_args(Probe))}, each at most once",
-        lambda probes: len(set(probes)) == len(probes),
+        f"must be a list of some of {', '.join(PROBES)}, each at most once",
+        lambda probes: set(probes) <= set(PROBES) and len(set(probes)) == len(probes),
     ),
 ]
 Stages = Annotated[
@@ -622,7 +505,9 @@ class TrainConfig:
     stages: Stages | None = None
     # causal: predict every next token; mlm: hidden tokens, from both sides; regression: real
     # numbers at some places, from tokens on both sides.
-    objective: Literal["causal", "mlm", "regression"] = "causal"
+    objective: Annotated[str, file_of("objective", "causal", "regression")] = numeric(
+        "causal", assumption="departing"
+    )
     # Steps between evaluations.
     eval_every: Count = setting(50)
     # Held-out sequences of an evaluation.
@@ -703,15 +588,6 @@ class TrainConfig:
         num_parts = -(-share // most)
         return -(-share // num_parts)
 
-    def num_predicted(self, seq_len: int) -> int:
-        """Return P, the number of predicted places of a sequence.
-
-        causal: every place; mlm: 15 %, rounded, at least one; regression: the queries.
-        """
-        if self.objective == "mlm":
-            return max(1, round(MASKED_SHARE * seq_len))
-        return seq_len if self.objective == "causal" else NUM_QUERIES
-
 
 @section
 class TrackerConfig:
@@ -726,7 +602,7 @@ class TrackerConfig:
     project: Name = "rope_exp"
     entity: Name | None = None
     # In addition to corpus, size and rotated sites.
-    tags: tuple[Tag, ...] = ()
+    tags: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = ()
     notes: str | None = None
     # null: variant, other swept values and seed.
     run_name: str | None = None
@@ -772,6 +648,9 @@ Momentum = Annotated[float, Field(ge=0, lt=1)]
 @section
 class OptimConfig:
     """Keys of every optimizer."""
+
+    # The numbers that it keeps for each element of a layer's matrix.
+    moments_of_matrices = 2
 
     name: str = ""
     # Learning rate at the peak of the schedule.

@@ -101,20 +101,20 @@ def _rules(config: RunConfig, starts_processes: bool) -> Iterator[Rule]:
     num_gpus = len(gpus())
     on_gpus = launch.device == "cuda"
     num_processes = int(launch.num_processes)
-    allowed = "this machine shows no GPU; a run takes launch.device=auto, a GPU campaign a GPU"
-    yield on_gpus and not num_gpus, "launch.device", allowed
+    reason = "this machine shows no GPU; a run takes launch.device=auto, a GPU campaign a GPU"
+    yield on_gpus and not num_gpus, "launch.device", reason
     if starts_processes:
-        allowed = f"this machine shows {num_gpus} GPUs"
-        yield on_gpus and num_processes > num_gpus, "launch.num_processes", allowed
-        allowed = "must be 1 for launch=inline, which starts no process"
-        yield launch.inline and num_processes > 1, "launch.num_processes", allowed
+        reason = f"this machine shows {num_gpus} GPUs"
+        yield on_gpus and num_processes > num_gpus, "launch.num_processes", reason
+        reason = "must be 1 for launch=inline, which starts no process"
+        yield launch.inline and num_processes > 1, "launch.num_processes", reason
 
     train = config.train
     share, rest = divmod(train.global_batch_size, num_processes)
-    allowed = "must be a multiple of the {0.launch.num_processes} processes"
-    yield rest, "train.global_batch_size", allowed
+    reason = "must be a multiple of the {0.launch.num_processes} processes"
+    yield rest, "train.global_batch_size", reason
     is_odd = share % min(train.micro_batch_size or share, share)
     yield is_odd, "train.micro_batch_size", f"must divide a process's share of {share} sequences"
     for stage in train.staged:
         step = f"a step has {stage.batch_size} sequences of {stage.seq_len}, which"
-        yield stage.batch_size % num_processes, "train.stages", f"{step} {allowed}"
+        yield stage.batch_size % num_processes, "train.stages", f"{step} {reason}"

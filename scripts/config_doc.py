@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError
-from rope_exp.identity import classes_of, convert, tag
+from rope_exp.identity import classes_of, convert
 from rope_exp.machine import ROOT
 
 PAGE = ROOT / "docs" / "config.md"
@@ -45,7 +45,8 @@ def text() -> str:
     parts = [HEAD, *_table("", RunConfig)]
     for field in dataclasses.fields(RunConfig):
         for name, section in classes_of(field).items():
-            where = f", where `{field.name}.{tag(section)}={name}`" if name else ""
+            choice = field.metadata.get("one_of")
+            where = f", where `{field.name}.{choice}={name}`" if choice else ""
             about = inspect.cleandoc(section.__doc__ or "")
             parts += ["", f"## {field.name}{where}", "", about, ""]
             parts += _table(f"{field.name}.", section)

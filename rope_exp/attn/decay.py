@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from rope_exp.attention import Positions, for_queries, from_heads, split_heads, to_heads
-from rope_exp.attn._recurrence import StateAttention, Sums
+from rope_exp.attention import Positions, from_heads, split_heads, to_heads
+from rope_exp.attn._recurrence import StateAttention, Sums, for_queries
 from rope_exp.attn.retention import STATE, retnet_log_gamma
 from rope_exp.identity import OpenShare, Rule, section
 from rope_exp.kernels import wide
@@ -52,12 +52,12 @@ class Config(Kind):
         return model.num_attention_heads * model.features_per_head
 
     def rules(self, model: ModelConfig) -> Iterator[Rule]:
-        allowed = (
+        reason = (
             "begins at 1 - 2^(-5-h) of head h, which is too near 1 to be learned in more than "
             f"{MAX_LEARNED_HEADS} heads; model.num_attention_heads is {model.num_attention_heads}"
         )
         is_many = model.num_attention_heads > MAX_LEARNED_HEADS
-        yield self.gamma == "learned" and is_many, "attn.gamma", allowed
+        yield self.gamma == "learned" and is_many, "attn.gamma", reason
 
 
 class Layer(StateAttention):

@@ -72,8 +72,8 @@ class Config(Kind):
         return self.groups
 
     def rules(self, model: ModelConfig) -> Iterator[Rule]:
-        allowed = "must divide model.num_attention_heads={0.model.num_attention_heads}"
-        yield model.num_attention_heads % self.groups, "attn.groups", allowed
+        reason = "must divide model.num_attention_heads={0.model.num_attention_heads}"
+        yield model.num_attention_heads % self.groups, "attn.groups", reason
 
     def rotary_dim(self, model: ModelConfig) -> int:
         return self.rope_dim

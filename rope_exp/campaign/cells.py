@@ -19,7 +19,7 @@ from rope_exp.comparable import ORDER, SEEDS
 from rope_exp.compose import CAMPAIGNS, Jobs, compose_jobs, explain
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, show
-from rope_exp.identity import Rule, Seed, convert, refuse
+from rope_exp.identity import Natural, Rule, convert, refuse
 from rope_exp.records import cell_name
 from rope_exp.runs import Test
 from rope_exp.sections import is_commit
@@ -103,7 +103,7 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
                 place = seeds.setdefault(tuple(map(cell.factors.get, SEEDS)), len(seeds))
                 found[cell.name] = (place, -operations(cell.config)), where, cell
 
-    # Seed by seed, and longest first within a seed, so that a partial campaign is balanced and
+    # Natural by seed, and longest first within a seed, so that a partial campaign is balanced and
     # the last run to end is a short one.
     cells = [cell for _, _, cell in sorted(found.values(), key=itemgetter(0))]
     if not all(ORDER in cell.factors for cell in cells):
@@ -154,7 +154,7 @@ def _cell(
         if key in factors:
             raise ConfigError(key, ..., f"is what row {row} says itself")
 
-    seed = convert(Seed, factors.get("seed", ...), "seed")
+    seed = convert(Natural, factors.get("seed", ...), "seed")
     name = cell_name(row, factors)
     if len(name.encode()) > MAX_NAME:
         raise ConfigError(name, ..., f"is the name of a file, of at most {MAX_NAME} bytes")

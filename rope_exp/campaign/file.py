@@ -25,11 +25,11 @@ from typing import Annotated, Any
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field
 
 from rope_exp.compose import CAMPAIGNS, CONFIGS, split
 from rope_exp.errors import ConfigError, first_line
-from rope_exp.identity import Name, in_words
+from rope_exp.identity import Name, convert
 from rope_exp.runs import Test
 
 
@@ -116,14 +116,12 @@ def read_campaign(name: str, config_dir: Path | None) -> CampaignFile:
         raise ConfigError("campaign", name, f"there is no such campaign; there is {names}")
 
     try:
-        return CampaignFile.model_validate(yaml.safe_load(files[name].read_text(encoding="utf-8")))
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, (f"{CAMPAIGNS}/{name}", *first["loc"])))
-        raise ConfigError(key, ..., in_words(first)) from None
+        content = yaml.safe_load(files[name].read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         # A ValueError comes from text that is not UTF-8, or from an invalid date or number.
         raise ConfigError(str(files[name]), ..., f"cannot be read: {first_line(error)}") from error
+    campaign: CampaignFile = convert(CampaignFile, content, f"{CAMPAIGNS}/{name}")
+    return campaign
 
 
 def campaign_files(config_dir: Path | None = None) -> dict[str, Path]:

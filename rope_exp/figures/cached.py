@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from rope_exp.comparable import Row
+from rope_exp.comparable import ROW, Row
 from rope_exp.figures.style import (
     COLOR,
     SIGNED,
@@ -33,7 +33,7 @@ def figure(report: Report) -> alt.HConcatChart | None:
 
     None if rows are told apart by more than a name, or all cache equally much.
     """
-    if not report.of_rows:
+    if ROW not in report.keys:
         return None
     drawn = [
         report.rows[label]

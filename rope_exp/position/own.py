@@ -1,13 +1,21 @@
 """A position encoding of a user's own file: how it is loaded, and placed in a model."""
 
+import ast
 import functools
 import linecache
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 
+from rope_exp.config import RunConfig
 from rope_exp.encoding import Position, Sizes
-from rope_exp.errors import ConfigError, explained_by
-from rope_exp.sections import PeConfig, source_sha256
+from rope_exp.errors import ConfigError, explained_by, first_line
+from rope_exp.files import text_sha256
+from rope_exp.sections import PeConfig
+
+# Packages that a user's file may import.
+MAY_IMPORT = {*sys.stdlib_module_names, "torch", "numpy", "rope_exp"}
 
 
 def make(pe: PeConfig, sizes: Sizes) -> Position | None:
@@ -29,7 +37,7 @@ def _executed(code: str, source: str) -> type[Position]:
     """Execute a text once, and return its class."""
     file, _, name = code.partition(".")
     # Two texts of one name may be in one process.
-    module = ModuleType(f"own_{file}_{source_sha256(source)[:12]}")
+    module = ModuleType(f"own_{file}_{text_sha256(source)[:12]}")
     path = f"{file}.py"
     # Tracebacks and torch's compiler then find the text.
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
@@ -41,3 +49,43 @@ def _executed(code: str, source: str) -> type[Position]:
     if found.relative not in (True, False, None):
         raise ConfigError("pe.code", code, "states `relative`, which must be True, False or None")
     return found
+
+
+# -- the file --------------------------------------------------------------------------------------
+
+
+def with_source(config: RunConfig, folders: Sequence[Path]) -> RunConfig:
+    """Return the config with the text of the file that pe.code names.
+
+    A run's config.yaml and a record then hold all that they were made by, and the text's SHA-256
+    is part of their identity.
+
+    Args:
+        folders: in which the file may lie; the first that has it.
+    Raises:
+        ConfigError: there is no such file, it is not Python, it lacks the class, or it imports
+            another package, which a run's folder does not hold.
+    """
+    code = str(config.pe.code)
+    file, name = code.split(".")
+    paths = [path for folder in folders if (path := folder / f"{file}.py").is_file()]
+    if not paths:
+        reason = f"there is no {file}.py in configs/ or a folder of --config-dir"
+        raise ConfigError("pe.code", code, reason)
+    try:
+        source = paths[0].read_text(encoding="utf-8-sig")
+        nodes = list(ast.walk(ast.parse(source)))
+    except (OSError, ValueError, SyntaxError, MemoryError) as error:
+        raise ConfigError("pe.code", code, f"{paths[0]}: {first_line(error)}") from None
+
+    if name not in [node.name for node in nodes if isinstance(node, ast.ClassDef)]:
+        raise ConfigError("pe.code", code, f"{paths[0]} has no class {name}")
+    for node in [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]:
+        modules = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            modules = ["." if node.level else str(node.module)]
+        for module in modules:
+            if module.split(".")[0] not in MAY_IMPORT:
+                reason = f"may import Python's library, torch, numpy and rope_exp, not {module}"
+                raise ConfigError("pe.code", code, f"{paths[0]}, line {node.lineno}: {reason}")
+    return config.replace("pe", source=source, code_sha256=text_sha256(source))

@@ -230,13 +230,14 @@ def _relations(report: Report, of_splits: Mapping[str, Sequence[Pair]]) -> Table
         for relation in relations:
             a = report.rows[relation["a"]].name
             b = report.rows[relation["b"]].name
+            low, high = (100 * relation[f"delta_ci_{end}"] for end in ("low", "high"))
             lines.append(
                 {
                     "split": split,
                     "published": f"{a} {relation['published']} {b}",
                     "ours": f"{a} {relation['sign']} {b}",
                     "delta": 100 * relation["delta"],
-                    "interval": interval(100 * relation["low"], 100 * relation["high"], "+.1f"),
+                    "interval": interval(low, high, "+.1f"),
                     "p": spell_p(relation["p_adjusted"]),
                     "num_seeds": relation["num_seeds"],
                     "outcome": relation["outcome"],

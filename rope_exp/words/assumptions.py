@@ -5,12 +5,11 @@ Those that no key changes are in docs/comparing.md.
 
 from rope_exp.config import RunConfig
 from rope_exp.errors import show
-from rope_exp.identity import numeric_values
+from rope_exp.identity import facts_of, numeric_values
 from rope_exp.report import Report
 from rope_exp.sections import SoftmaxConfig
 
-# The sections of a config that are listed, and their titles. Keys that rows or other sentences
-# report are left out.
+# The sections of a config that are listed, and their titles.
 _SECTIONS = {
     "data": "Corpus",
     "tokenizer": "Tokenizer",
@@ -20,25 +19,6 @@ _SECTIONS = {
     "schedule": "Schedule",
     "train": "Training",
 }
-# Keys that rows or other sentences report.
-_TOLD = (
-    "pe.name",
-    "pe.rotate",
-    "data.reset_positions",
-    "data.document_mask",
-    "data.random_start",
-)
-# Keys that are left out for runs that do not use them.
-_ADDED = (
-    "pe.trainable_lr",
-    "pe.trainable_scope",
-    "pe.input",
-    "pe.bias",
-    "model.qk_norm",
-    "model.token_shift",
-    "data.order",
-    "train.objective",
-)
 _EVALUATION = (
     "Evaluation: mean nats per token on fixed held-out windows of seq_len tokens: eval_sequences "
     "windows, or all if there are fewer."
@@ -124,11 +104,11 @@ def _choices(config: RunConfig, section: str) -> str:
         # The other keys only concern text.
         own = {"name", "kind", "seed", config.data.task.key}
         values = {key: value for key, value in values.items() if key in own}
+    places = facts_of(chosen, "assumption")
+    hidden = {key for key, place in places.items() if place == "elsewhere" or key not in departing}
     listed = [
         f"{key} {show(value)}"
         for key, value in values.items()
-        if value is not None
-        and f"{section}.{key}" not in _TOLD
-        and (key in departing or f"{section}.{key}" not in _ADDED)
+        if value is not None and key not in hidden
     ]
     return f"{_SECTIONS[section]}: {', '.join(listed)}."

@@ -10,9 +10,8 @@ import pytest
 from support.campaigns import FIXED, ROWS, load, names, write_campaign
 from support.refused import refused
 
-from rope_exp.campaign import cells as campaign
 from rope_exp.campaign.cells import load_campaign
-from rope_exp.campaign.file import Entry, campaign_files, read_campaign
+from rope_exp.campaign.file import campaign_files
 from rope_exp.compose import run_config
 from rope_exp.errors import ConfigError
 from rope_exp.records import cell_name
@@ -153,21 +152,6 @@ def test_rows_that_are_more_than_variants_are_named(tmp_path: Path) -> None:
 
 
 # Campaigns of the third protocol, and some of each kind of row and factor.
-TRIED = ("nine_10m", "open_26m", "place_26m", "heads", "cores", "roper", "documents")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in TRIED else pytest.mark.torture)
-        for name in campaign_files()
-    ],
-)
-def test_the_projects_campaigns_load(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every entry of our campaigns composes with no key left open; one cell of each is tried."""
-    whole = Entry.cells
-    monkeypatch.setattr(Entry, "cells", lambda *words: whole(*words)[:1])
-    assert len(load_campaign(name, None, RUNS).cells) == len(read_campaign(name, None).cells)
 
 
 # -- refusals ------------------------------------------------------------------------------------
@@ -191,7 +175,7 @@ def test_no_such_campaign_files_those_that_there_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[1, 2]", ["campaign/mine: ", "a valid dictionary"]),
+        ("[1, 2]", ["campaign/mine=", "a group of keys"]),
         ("1: 2", ["campaign/mine.rows: "]),
         ("rows: [", ["mine.yaml", "cannot be read"]),
         ("about: \udcff", ["mine.yaml", "cannot be read"]),
@@ -208,17 +192,20 @@ def test_a_file_that_is_no_campaign(tmp_path: Path, text: str, words: list[str])
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"about": 3}, ["campaign/mine.about: must be text"]),
-        ({"test": "welch"}, ["campaign/mine.test: ", "'paired'"]),
-        ({"fixed": "pe=nope"}, ["campaign/mine.fixed: ", "a valid list"]),
-        ({"rows": None}, ["campaign/mine.rows: ", "a valid dictionary"]),
-        ({"rows": {}}, ["campaign/mine.rows: ", "at least 1 item"]),
+        ({"about": 3}, ["campaign/mine.about=3: must be text"]),
+        ({"test": "welch"}, ["campaign/mine.test=welch: ", "'paired'"]),
+        ({"fixed": "pe=nope"}, ["campaign/mine.fixed", "a list"]),
+        ({"rows": None}, ["campaign/mine.rows=null: ", "a group of keys"]),
+        ({"rows": {}}, ["campaign/mine.rows={}: ", "at least 1 item"]),
         ({"rows": {"../x": []}}, ["campaign/mine.rows", "must be 1 to 64"]),
-        ({"rows": {"x": {"pe": "nope"}}}, ["campaign/mine.rows.x: ", "a valid list"]),
-        ({"cells": []}, ["campaign/mine.cells: ", "at least 1 item"]),
-        ({"cells": [3]}, ["campaign/mine.cells.0: must be a sweep, such as 'row="]),
-        ({"cells": [{"sweep": "seed=0", "row": 1}]}, ["campaign/mine.cells.0.row: ", "not perm"]),
-        ({"seeds": [0]}, ["campaign/mine.seeds: ", "not permitted"]),
+        ({"rows": {"x": {"pe": "nope"}}}, ["campaign/mine.rows.x", "a list"]),
+        ({"cells": []}, ["campaign/mine.cells=[]: ", "at least 1 item"]),
+        ({"cells": [3]}, ["must be a sweep, such as 'row="]),
+        (
+            {"cells": [{"sweep": "seed=0", "row": 1}]},
+            ["campaign/mine.cells", "there is no such key"],
+        ),
+        ({"seeds": [0]}, ["campaign/mine.seeds: ", "there is no such key"]),
     ],
 )
 def test_a_key_of_another_type(tmp_path: Path, values: dict[str, Any], words: list[str]) -> None:
@@ -226,68 +213,68 @@ def test_a_key_of_another_type(tmp_path: Path, values: dict[str, Any], words: li
         load(tmp_path, **values)
 
 
-@pytest.mark.parametrize(
-    ("sweep", "words"),
-    [
-        ("train.num_steps=2", "seed: must be a whole number"),
-        ("", "seed: must be a whole number"),
-        ("seed=[0]", "seed=[0]: must be a whole number"),
-        ("seed=-1", "seed=-1: must be"),
-        ("seed=range(0,0)", "seed: the sweep is empty"),
-        ("seed=interval(0,1)", "Cannot convert sweep"),
-        ("seed", "override=seed: is not of the form key=value"),
-        ("seed=0 'optim.lr=0.1", "No closing quotation"),
-        ("seed=0 optim.lr=nan", "qk-optim.lr=NaN-s0: optim.lr=NaN: must be"),
-        (f"seed=0 data.path={'x' * 300}", "is the name of a file, of at most 240 bytes"),
-        ("seed=0 row=your", "row=your: must be one of qk, vo"),
-        ("seed=0 pe=nope", "pe: is what row qk says itself"),
-        ("seed=0,0", "qk-s0: is listed twice"),
-        ("seed=0 launch.num_threads=1", "launch.num_threads: changes no num"),
-        ("seed=0 train.probes=[shift]", "train.probes: changes no number"),
-        ("seed=0 launch=local", "launch: changes no number"),
-    ],
-)
-def test_a_cell_that_is_none(tmp_path: Path, sweep: str, words: str) -> None:
-    with refused("campaign/mine.cells.0: ", words, by=ConfigError):
-        load(tmp_path, cells=[sweep])
+# Each line is the sweep of a cell, and words of the sentence.
+SWEEPS = """
+train.num_steps=2 | seed: must be a whole number
+| seed: must be a whole number
+seed=[0] | seed=[0]: must be a whole number
+seed=-1 | seed=-1: must be
+seed=range(0,0) | seed: the sweep is empty
+seed=interval(0,1) | Cannot convert sweep
+seed | override=seed: is not of the form key=value
+seed=0 'optim.lr=0.1 | No closing quotation
+seed=0 optim.lr=nan | qk-optim.lr=NaN-s0: optim.lr=NaN: must be
+seed=0 data.path=LONG | is the name of a file, of at most 240 bytes
+seed=0 row=your | row=your: must be one of qk, vo
+seed=0 pe=nope | pe: is what row qk says itself
+seed=0,0 | qk-s0: is listed twice
+seed=0 launch.num_threads=1 | launch.num_threads: changes no num
+seed=0 train.probes=[shift] | train.probes: changes no number
+seed=0 launch=local | launch: changes no number
+seed=range(0,101) data.seed=range(0,100) | sweep: makes more than 10,000 cells
+"""
 
 
-@pytest.mark.parametrize(
-    ("word", "words"),
-    [
-        ("train.precision=auto", "train.precision=auto: must be fixed"),
-        ("launch.device=auto", "launch.device=auto: must be fixed"),
-        ("launch.max_parallel=auto", "launch.max_parallel=auto: must be fixed"),
-        ("launch.num_processes=all", "launch.num_processes=all: must be fixed"),
-        ("launch=slurm", "launch: is given to `rope-exp campaign NAME launch=...`"),
-        ("+experiment=subsets", "is a sweep of several runs, and a cell is one"),
-        ("optim.lr=1e-3,2e-3", "optim.lr: several values make a sweep"),
-        ("run.group=x", "run.group=x: is not for a cell"),
-        ("optim.rate=1", "optim.rate: there is no such key; did you mean"),
-        ("data=fineweb_edu data.revision=main", "data.revision=main: must be a commit"),
-        (
-            "tokenizer=pretrained tokenizer.path=owner/name",
-            "tokenizer.revision=null: must be a commit",
-        ),
-        ("data.path=/a/corpus", "data.path=/a/corpus: must be relative: records are committed"),
-        ("\"data.path='~/corpus'\"", "data.path=~/corpus: must be relative"),
-        (
-            f"tokenizer=pretrained tokenizer.path=/a/tokenizer tokenizer.revision={'a' * 40}",
-            "tokenizer.path=/a/tokenizer: must be relative",
-        ),
-        ("data=stdlib data.path=null", "campaign/mine.python: is missing"),
-        ("run.init_from=results/runs/a/b", "init_weights=null: must be the hash of what run.init"),
-        (
-            f"run.init_from=/a/run init_weights={'a' * 64}",
-            "run.init_from=/a/run: must be relative: records are committed",
-        ),
-    ],
-)
-def test_a_cell_that_leaves_something_open(tmp_path: Path, word: str, words: str) -> None:
+@pytest.mark.parametrize("line", SWEEPS.strip().splitlines())
+def test_a_cell_that_is_none(tmp_path: Path, line: str) -> None:
+    sweep, sentence = line.split("| ")
+    with refused("campaign/mine.cells.0: ", sentence, by=ConfigError):
+        load(tmp_path, cells=[sweep.strip().replace("LONG", "x" * 300)])
+
+
+# Each line is a word of a row, and the sentence.
+OPEN = f"""
+train.precision=auto | train.precision=auto: must be fixed
+launch.device=auto | launch.device=auto: must be fixed
+launch.max_parallel=auto | launch.max_parallel=auto: must be fixed
+launch.num_processes=all | launch.num_processes=all: must be fixed
+launch=slurm | launch: is given to `rope-exp campaign NAME launch=...`
++experiment=subsets | is a sweep of several runs, and a cell is one
+optim.lr=1e-3,2e-3 | optim.lr: several values make a sweep
+run.group=x | run.group=x: is not for a cell
+optim.rate=1 | optim.rate: there is no such key; did you mean
+data=fineweb_edu data.revision=main | data.revision=main: must be a commit
+tokenizer=pretrained tokenizer.path=owner/name | tokenizer.revision=null: must be a commit
+data.path=/a/corpus | data.path=/a/corpus: must be relative: records are committed
+"data.path='~/corpus'" | data.path=~/corpus: must be relative
+tokenizer=pretrained tokenizer.path=/a/b tokenizer.revision={"a" * 40} | path=/a/b: must be relative
+run.init_from=results/runs/a/b | init_weights=null: must be the hash of what run.init
+run.init_from=/a/run init_weights={"a" * 64} | run.init_from=/a/run: must be relative: records
+"""
+
+
+@pytest.mark.parametrize("line", OPEN.strip().splitlines())
+def test_a_cell_that_leaves_something_open(tmp_path: Path, line: str) -> None:
     """The error names the entry, the cell and the fault."""
-    where = "" if "python" in words else "campaign/mine.cells.0: qk-s0: "
-    rows = {"qk": [*ROWS["qk"], *shlex.split(word)]}
-    with refused(where, words, by=ConfigError):
+    words, sentence = line.split(" | ")
+    rows = {"qk": [*ROWS["qk"], *shlex.split(words)]}
+    with refused("campaign/mine.cells.0: qk-s0: ", sentence, by=ConfigError):
+        load(tmp_path, rows=rows)
+
+
+def test_the_corpus_of_the_library_needs_its_python(tmp_path: Path) -> None:
+    rows = {"qk": [*ROWS["qk"], "data=stdlib", "data.path=null"]}
+    with refused("campaign/mine.python: is missing", by=ConfigError):
         load(tmp_path, rows=rows)
 
 
@@ -333,15 +320,6 @@ def test_some_blocks_of_two_orders_are_refused(tmp_path: Path) -> None:
 def test_two_entries_may_not_list_one_cell(tmp_path: Path) -> None:
     with refused("cells.1: vo-s0: is listed twice", by=ConfigError):
         load(tmp_path, cells=["seed=0", "row=vo seed=0"])
-
-
-def test_too_many_cells_are_refused_before_any_is_composed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Composing takes a tenth of a second per cell."""
-    monkeypatch.setattr(campaign, "compose_jobs", lambda *_: pytest.fail("composed"))
-    with refused("campaign/mine.cells.0: sweep: makes more than 10,000 cells", by=ConfigError):
-        load(tmp_path, cells=["seed=range(0,101) data.seed=range(0,100)"])
 
 
 def test_a_variant_in_two_rows_gives_names(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.costs import memory_bytes
 from rope_exp.errors import ConfigError, DataError
+from rope_exp.identity import classes_of
 from rope_exp.parallel import Parallel
 from rope_exp.prepare import prepare
 from rope_exp.settle import resolve
@@ -30,14 +31,12 @@ def hints(section: Any, prefix: str = "") -> dict[str, Any]:
     If a section may be one of several dataclasses, the keys of all are returned.
     """
     found: dict[str, Any] = {}
-    for name, hint in typing.get_type_hints(section, include_extras=True).items():
-        plain = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
-        options = typing.get_args(plain) or (plain,)
-        if not all(map(dataclasses.is_dataclass, options)):
-            found[prefix + name] = hint
-            continue
+    for field in dataclasses.fields(section):
+        options = classes_of(field).values()
+        if not options:
+            found[prefix + field.name] = field.type
         for option in options:
-            found |= hints(option, f"{prefix}{name}.")
+            found |= hints(option, f"{prefix}{field.name}.")
     return found
 
 

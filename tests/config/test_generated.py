@@ -1,64 +1,9 @@
 """Tests of which settings go with generated data, and of the errors for those that do not."""
 
-import pytest
-from support.refused import refused
-
 from rope_exp.compose import run_config
-from rope_exp.config import RunConfig
 from rope_exp.costs import attention_flops_per_token
-from rope_exp.decoder import Decoder
-from rope_exp.errors import ConfigError
-from rope_exp.sections import TASKS
 
 SPIKES = ["data=spikes"]
-
-
-@pytest.mark.parametrize("kind", TASKS)
-@pytest.mark.parametrize("model", ["nano", "10m"])
-def test_the_choice_of_data_is_enough(kind: str, model: str) -> None:
-    """The data set chooses its tokenizer, whatever the size prefers, and its objective."""
-    config = run_config([f"data={kind}", f"model={model}"])
-    assert (config.tokenizer.name, config.tokenizer.kind) == ("task", "task")
-    assert config.known_vocab_size == TASKS[kind].vocab_size
-    assert config.train.objective == TASKS[kind].objective
-    assert config.causal == (kind != "spikes")
-    assert config.train.name == model
-    assert RunConfig.from_dict(config.to_dict()) == config
-
-
-MISTAKES = [
-    (["data=addition", "tokenizer=bytes"], "tokenizer.kind=bytes", "leave out tokenizer=..."),
-    (["tokenizer=task"], "tokenizer.kind=task", "such as data=addition"),
-    (["data=addition", "train.seq_len=32"], "train.seq_len=32", "at least 33"),
-    (["data=addition", "data.path=x"], "data.path=x", "no other has a path"),
-    (["data=copy", "data.order=reversed"], "data.order=reversed", "data=addition alone"),
-    (["data=addition", "data.period=0.1"], "data.period=0.1", "data=spikes alone"),
-    (
-        ["data=retrieval", "data.max_tokens=9"],
-        "data.max_tokens=9",
-        "stdlib or files or hub alone",
-    ),
-    (["data=copy", "train.probes=[windows]"], 'train.probes=["windows"]', "answers alone"),
-    (["train.probes=[answers]"], 'train.probes=["answers"]', "asked of generated data"),
-    ([*SPIKES, "train.objective=causal"], "train.objective=causal", "must be regression"),
-    (["data=copy", "train.objective=regression"], "train.objective=regression", "must be causal"),
-    (["train.objective=regression"], "train.objective=regression", "data=spikes alone"),
-    ([*SPIKES, "attn=linear"], "train.objective=regression", "goes one way alone"),
-    ([*SPIKES, "model.window=8"], "model.window=8", "looks both ways"),
-    ([*SPIKES, "model.tie_word_embeddings=true"], "model.tie_word_embeddings=true", "no tokens"),
-    ([*SPIKES, "pe=alibi"], "pe.bias=alibi", "positions of data=spikes are times"),
-    ([*SPIKES, "pe=learned"], "pe.input=learned", "between whole ones"),
-    ([*SPIKES, "data.period=0"], "data.period=0", "greater than 0"),
-]
-
-
-@pytest.mark.parametrize(("words", "shown", "allowed"), MISTAKES, ids=str)
-def test_what_does_not_go_together_is_one_sentence(
-    words: list[str], shown: str, allowed: str
-) -> None:
-    with refused(allowed, by=ConfigError) as sentence:
-        run_config(words)
-    assert sentence[0].startswith(shown)
 
 
 def test_one_data_set_has_one_spelling() -> None:
@@ -72,15 +17,6 @@ def test_one_data_set_has_one_spelling() -> None:
     back = run_config(["data=addition", "data.order=reversed"])
     assert (plain.data.name, back.data.name) == ("addition", "addition-reversed")
     assert plain.group_sha256 != back.group_sha256
-
-
-@pytest.mark.parametrize("kind", TASKS)
-def test_its_head(kind: str) -> None:
-    """The head has one row per token, or one per predicted number."""
-    config = run_config([f"data={kind}"])
-    decoder = Decoder(config.architecture(TASKS[kind].vocab_size))
-    rows = 2 if kind == "spikes" else TASKS[kind].vocab_size
-    assert decoder.lm_head.weight.shape == (rows, 128)
 
 
 def test_looking_both_ways_costs_a_whole_row_of_keys() -> None:

@@ -7,7 +7,6 @@ import torch
 from support.configs import REPOSITORY
 from support.kinds import KINDS
 from support.models import SIZES, make_pe
-from support.refused import refused
 
 from rope_exp.compose import compose_jobs, run_config
 from rope_exp.config import RunConfig
@@ -111,45 +110,6 @@ def test_a_kind_keeps_the_weights_that_softmax_has(attn: Kind) -> None:
             assert torch.equal(parameter, shared), name
         elif parameter.ndim == 2:
             assert 0 < float(parameter.detach().std()) < 0.03, name
-
-
-# -- refusals ----------------------------------------------------------------------------------
-
-REFUSED = [
-    (["attn=mla", "pe=vo_rope"], "pe.rotate", "attn=mla_vo (attn.value_rope=true) has"),
-    (["attn=mla", "pe=v_rope"], "pe.rotate", "v must not stand there"),
-    (["attn=shared_s3", "pe=qkvo_rope"], "pe.rotate", "v and o must not stand there"),
-    (["attn=decay"], "pe.rotate", "neither queries nor keys"),
-    (["attn=linear", "model.window=8"], "model.window=8", "a state, which cannot forget"),
-    (["attn=retention", "model.window=8"], "model.window=8", "keeps a state"),
-    (["attn=linear", "data.document_mask=true"], "data.document_mask=true", "goes on from one"),
-    (["attn=decay", "pe=vo_rope", "data.document_mask=true"], "data.document_mask=true", "state"),
-    (["attn=mla", "model.head_dim=32"], "model.head_dim=32", "its own sizes"),
-    (["attn=shared_s2", "model.num_key_value_heads=1"], "num_key_value_heads=1", "no such heads"),
-    (["attn=shared_s2", "attn.groups=3"], "attn.groups=3", "must divide"),
-    (["attn=mla", "attn.rope_dim=7"], "attn.rope_dim=7", "a multiple of 2"),
-    (["attn=linear", "model.token_shift=true"], "model.token_shift=true",
-     "attn.kind=linear has none; attn=softmax has"),
-    (["attn=retention", "model.token_shift=true"], "model.token_shift=true", "retention has none"),
-    (["attn=decay", "pe=vo_rope", "model.token_shift=true"], "model.token_shift=true", "has none"),
-    (["attn=mla", "model.token_shift=true"], "model.token_shift=true", "latent has none"),
-    (["attn=shared_s2", "model.token_shift=true"], "model.token_shift=true", "shared has none"),
-    (["model.head_dim=7"], "model.head_dim=7", "must be even"),
-    (["attn=mla", "attn.groups=2"], "attn.groups", "there is no such key"),
-    (["attn=decay", "pe=vo_rope", "attn.gamma=1.5"], "attn.gamma=1.5", "less than 1"),
-    (["attn=decay", "pe=vo_rope", "attn.gamma=learned", "model.num_attention_heads=64",
-      "model.hidden_size=256"], "attn.gamma=learned", "too near 1 to be learned in more than 59"),
-    (["train.probes=[floors]"], "train.probes=", "attn.kind=softmax cannot be asked for floors"),
-    (["model.match_params=1000"], "model.match_params=1000", "cannot be met within 0.1 %"),
-    (["model.match_params=2000000", "tokenizer=pretrained", "tokenizer.path=x"],
-     "model.match_params=2000000", "vocabulary whose size is known"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("words", "key", "allowed"), REFUSED, ids=lambda each: str(each))
-def test_what_a_kind_cannot_be_is_one_sentence(words: list[str], key: str, allowed: str) -> None:
-    with refused(key, allowed):
-        run_config(words)
 
 
 # -- identity ----------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def test_micro_batches_have_as_many_tokens(share: int, micro: int, length: int) 
     assert TrainConfig(**SIZES).rows_at_once(share, length) == share
 
 
-# -- spelling and refusals -----------------------------------------------------------------------
+# -- spelling ------------------------------------------------------------------------------------
 
 
 def test_the_command_line_and_files_spell_them() -> None:
@@ -107,30 +107,6 @@ def test_the_command_line_and_files_spell_them() -> None:
     assert RunConfig.from_dict(config.to_dict()) == config
     assert config.train.tokens_until(201) == 200 * 4096 + 3 * 1024
     assert config.group_sha256 != run_config(["train.num_steps=250"]).group_sha256
-
-
-@pytest.mark.parametrize(
-    ("stages", "words"),
-    [
-        ("[[512,200]]", ["train.num_steps=500: must be the 200 steps of train.stages"]),
-        ("[[1000,500]]", ["sequences of 1000 do not divide the 4096 tokens", "[1000,500,4]"]),
-        ("[[9999,500]]", ["do not divide", "[9999,500,1]"]),
-        ("[[512]]", ["train.stages=[[512]]: must be a list of stages, each [length, steps] or"]),
-        ("[[512,500,1,1]]", ["must be a list of stages"]),
-        ("[512,500]", ["must be a list of stages"]),
-        ("[]", ["must be a list of stages"]),
-        ("[[512,0]]", ["must be a list of stages"]),
-        ("tokens", ["must be a list of stages"]),
-    ],
-)
-def test_what_are_no_stages_is_one_sentence(stages: str, words: list[str]) -> None:
-    with refused(*words):
-        run_config([f"train.stages={stages}"])
-
-
-def test_generated_rows_have_one_length() -> None:
-    with refused("train.stages=", "data=copy has rows of one length; leave null"):
-        run_config(["data=copy", "train.seq_len=256", "train.stages=[[256,400],[512,100]]"])
 
 
 def test_every_stage_divides_among_the_processes() -> None:
@@ -143,8 +119,6 @@ def test_every_stage_divides_among_the_processes() -> None:
 def test_positions_reach_as_far_as_the_longest_stage() -> None:
     config = run_config(["train.stages=[[256,490],[1024,10]]", "pe.input=learned"])
     assert config.architecture(2048).num_positions == 1024
-    with refused("pe.start=16777000"):
-        run_config(["train.stages=[[256,490],[1024,10]]", "pe.start=16777000"])
 
 
 # -- costs ---------------------------------------------------------------------------------------

@@ -1,12 +1,9 @@
-"""Fixtures of the data tests: corpora, an empty cache and a fake hub."""
+"""Fixtures of the data tests: a corpus and an empty cache."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.corpora import PLAIN_TEXTS
-from support.hub import Hub
-from support.hub_commands import CARD, CORPUS, WORDS, Local, Run, prepared_from_files, runner
 
 
 @pytest.fixture(autouse=True)
@@ -25,23 +22,3 @@ def folder(tmp_path: Path) -> Path:
     for number, text in enumerate(PLAIN_TEXTS):
         (folder / f"{number}.txt").write_text(text)
     return folder
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    """Yield a hub with one corpus and one tokenizer."""
-    corpus = {"README.md": CARD, **CORPUS}
-    with Hub({"datasets/owner/corpus": corpus, "models/owner/words": WORDS}) as hub:
-        yield hub
-
-
-@pytest.fixture
-def run(hub: Hub, tmp_path: Path) -> Run:
-    """Return a function that runs a command against that hub."""
-    return runner(hub, tmp_path)
-
-
-@pytest.fixture(scope="session")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Local:
-    """Return the override and the digest of the hub's corpus, prepared from local files."""
-    return prepared_from_files(CORPUS, tmp_path_factory.mktemp("local"))

@@ -1,178 +1,227 @@
-"""Tests of the hub: real processes against a fake one on loopback."""
+"""Tests of the hub: commands in processes of their own, against a stand-in on loopback."""
 
+import io
 import json
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
-from support.configs import TINY, left_in
+from support.command import Done, assert_refused, command
+from support.configs import REPOSITORY, TINY, left_in
+from support.corpora import BYTES, data_config
 from support.hub import Fault, Hub
-from support.hub_commands import (
-    CARD,
-    CORPUS,
-    FIRST,
-    HELD_OUT,
-    HUB_DATA,
-    HUB_WORDS,
-    IMPATIENT,
-    NO_NETWORK,
-    SECOND,
-    TOKEN,
-    UNPINNED,
-    Local,
-    Run,
-)
 
 from rope_exp.files import read_json
+from rope_exp.prepare import prepare
+from rope_exp.tokenizer import END_OF_TEXT, byte_tokenizer
 
-# -- tokens ----------------------------------------------------------------------------------------
+TOKEN = "hf_thisMustNeverBeSeen"
+# Every process of a command imports it. The libraries would wait for minutes.
+IMPATIENT = """
+import time
+sleep = time.sleep
+time.sleep = lambda seconds: sleep(min(seconds, 0.01))
+"""
+CARD = b"""---
+configs:
+- config_name: plain
+  data_files:
+  - {split: train, path: "data/train-*"}
+  - {split: validation, path: "data/validation-*"}
+---
+"""
 
 
-def test_the_hub_gives_the_tokens_of_local_files_and_once(hub: Hub, run: Run, local: Local) -> None:
-    first = run(*HUB_DATA, "tokenizer=bytes")
-    assert first.sha256 == local[1], first
+def parquet(start: int, stop: int) -> bytes:
+    texts = [f"{n}. " + " ".join(str(n * k * 7919 % 10007) for k in range(40)) for n in range(300)]
+    file = io.BytesIO()
+    pq.write_table(pa.table({"text": texts[start:stop]}), file, row_group_size=30)
+    return file.getvalue()
+
+
+CORPUS = {
+    **{f"data/train-{n:05d}-of-00003.parquet": parquet(100 * n, 100 * n + 100) for n in range(3)},
+    "data/validation-00000-of-00001.parquet": parquet(0, 50),
+}
+SETTINGS = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT}
+WORDS = {
+    "config.json": b'{"model_type": "gpt2"}',
+    "tokenizer.json": byte_tokenizer().to_str().encode(),
+    "tokenizer_config.json": json.dumps(SETTINGS).encode(),
+}
+UNPINNED = ("data=hub", "data.path=owner/corpus", "data.subset=plain")
+PINNED = (*UNPINNED, f"data.revision={Hub.revision}")
+UNPINNED_WORDS = ("tokenizer=pretrained", "tokenizer.path=owner/words")
+PINNED_WORDS = (*UNPINNED_WORDS, f"tokenizer.revision={Hub.revision}")
+QUICK = (*(word for word in TINY if not word.startswith(("data=", "tokenizer="))), "run.dir=run")
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    """Yield a hub with one corpus and one tokenizer."""
+    corpus = {"README.md": CARD, **CORPUS}
+    with Hub({"datasets/owner/corpus": corpus, "models/owner/words": WORDS}) as hub:
+        yield hub
+
+
+@pytest.fixture
+def run(hub: Hub, tmp_path: Path) -> Run:
+    """Return a function that runs a command against the hub, and finds a leaked token."""
+    (tmp_path / "sitecustomize.py").write_text(IMPATIENT)
+    environment = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_DOWNLOAD_TIMEOUT": "1",
+        "HF_HUB_ETAG_TIMEOUT": "1",
+        "HF_TOKEN": TOKEN,
+        "NO_PROXY": "*",
+        "PYTHONPATH": f"{tmp_path}:{REPOSITORY}",
+    }
+
+    def run(*words: str, script: str = "prepare") -> Done:
+        done = command(*words, cwd=tmp_path, script=script, **environment)
+        assert TOKEN not in done.stdout + done.stderr
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert not [path for path in files if TOKEN.encode() in path.read_bytes()]
+        return done
+
+    return run
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> str:
+    """Return the digest of the corpus of the hub, prepared from files here."""
+    for name, content in CORPUS.items():
+        (tmp_path / "local" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "local" / name).write_bytes(content)
+    data = data_config(path=tmp_path / "local", cache_dir=str(tmp_path / "other"))
+    return prepare(data, BYTES).data_sha256
+
+
+def digest(done: Done) -> str:
+    """Return the digest that a command has printed."""
+    found = re.search(r"sha256: +(\w{64})", done.stdout)
+    assert found is not None, done
+    return found[1]
+
+
+def assert_fails(done: Done, *words: str) -> None:
+    """Assert that a command failed with one line of error, which has these words."""
+    assert done.returncode == 1, done
+    assert "Traceback" not in done.stderr
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert all(word in line for word in words), line
+
+
+def test_the_hub_gives_the_tokens_of_local_files_and_once(
+    hub: Hub, run: Run, tmp_path: Path, local: str
+) -> None:
+    assert digest(run(*PINNED, *PINNED_WORDS)) == local
     # The token was sent; otherwise the checks that it never leaks could not fail.
     assert f"Bearer {TOKEN}" in hub.authorizations
-    assert any("cursor=" in request for request in hub.requests)
-    before = len(hub.requests)
-    assert run(*HUB_DATA, "tokenizer=bytes").sha256 == local[1]
-    assert hub.requests[before:] == []
+    hub.requests.clear()
+    done = run(*PINNED, *PINNED_WORDS, *QUICK, script="train.py")
+    assert done.returncode == 0, done
+    assert read_json(tmp_path / "run" / "result.json")["data_sha256"] == local
+    assert hub.requests == []
 
 
-def test_prepared_data_needs_no_network_at_all(hub: Hub, run: Run, tmp_path: Path) -> None:
-    assert run(*HUB_DATA, *HUB_WORDS).code == 0
-    hub.stop()
-    tiny = [override for override in TINY if not override.startswith(("data=", "tokenizer="))]
-    command = (*HUB_DATA, *HUB_WORDS, *tiny, "train.num_steps=3", f"run.dir={tmp_path / 'run'}")
-    done = run(*command, script="train.py", site=NO_NETWORK)
-    assert done.code == 0, done
-    assert not (tmp_path / "sockets").exists(), (tmp_path / "sockets").read_text()
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 3
-    # Check the guard itself: a corpus that is not prepared tries the network in vain.
-    done = run(*HUB_DATA, "tokenizer=bytes", site=IMPATIENT + NO_NETWORK)
-    done.fails(1, r"data\.path=owner/corpus: ")
-    assert "127.0.0.1" in (tmp_path / "sockets").read_text()
-
-
-# -- the commit ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("revision", ["null", pytest.param("main", marks=pytest.mark.torture)])
 def test_a_revision_that_is_no_commit_becomes_one(
-    revision: str, hub: Hub, run: Run, tmp_path: Path, local: Local
+    hub: Hub, run: Run, tmp_path: Path, local: str
 ) -> None:
-    """The folder is that of the pinned corpus, and its record names the commit."""
-    done = run(*UNPINNED, f"data.revision={revision}", "tokenizer=bytes")
-    assert done.sha256 == local[1], done
+    """The folder is that of the pinned corpus, and a branch that has moved is another corpus."""
+    assert digest(run(*UNPINNED, "tokenizer=bytes")) == local
     [folder] = left_in(tmp_path / "cache")
     facts = read_json(tmp_path / "cache" / folder / "meta.json")["corpus"]
     assert facts["revision"] == Hub.revision
-
-    assert run(*HUB_DATA, "tokenizer=bytes").sha256 == local[1]
+    assert digest(run(*PINNED, "tokenizer=bytes")) == local
     assert left_in(tmp_path / "cache") == [folder]
 
-
-def test_a_branch_that_has_moved_is_a_new_corpus(hub: Hub, run: Run, tmp_path: Path) -> None:
-    first = run(*UNPINNED, "tokenizer=bytes")
     hub.revision = "f" * 40
-    shards = dict.fromkeys(CORPUS, HELD_OUT)
-    hub.repositories = {"datasets/owner/corpus": {"README.md": CARD, **shards}}
-    second = run(*UNPINNED, "tokenizer=bytes")
-    assert second.code == 0, second
-    assert second.sha256 != first.sha256
+    hub.repositories = {
+        "datasets/owner/corpus": {"README.md": CARD, **dict.fromkeys(CORPUS, parquet(0, 50))}
+    }
+    assert digest(run(*UNPINNED, "data.revision=main", "tokenizer=bytes")) != local
     assert len(left_in(tmp_path / "cache")) == 2
 
-
-@pytest.mark.torture
-def test_a_commit_that_cannot_be_asked_for_is_one_sentence(hub: Hub, run: Run) -> None:
-    """This holds even for a prepared corpus: only the hub knows which commit a branch names."""
-    assert run(*UNPINNED, "tokenizer=bytes").code == 0
+    # Only the hub knows which commit a branch names.
     hub.stop()
-    run(*UNPINNED, "tokenizer=bytes").fails(1, r"data\.path=owner/corpus: the hub did not")
-    assert run(*HUB_DATA, "tokenizer=bytes").code == 0
+    assert_fails(run(*UNPINNED, "tokenizer=bytes"), "data.path=owner/corpus: the hub did not")
+    assert digest(run(*PINNED, "tokenizer=bytes")) == local
 
 
 @pytest.mark.torture
-def test_a_tokenizers_revision_becomes_a_commit(
-    hub: Hub, run: Run, tmp_path: Path, local: Local
-) -> None:
+def test_a_tokenizers_revision_becomes_a_commit(hub: Hub, run: Run, tmp_path: Path) -> None:
     """A branch that moves is another tokenizer, and so another folder, as with a corpus."""
-    words = ("data=files", local[0], "tokenizer=pretrained", "tokenizer.path=owner/words")
-    first = run(*words, "tokenizer.revision=main")
-    assert run("data=files", local[0], *HUB_WORDS).sha256 == first.sha256
-    assert len(left_in(tmp_path / "cache")) == 1
-
-    tiny = [override for override in TINY if not override.startswith(("data=", "tokenizer="))]
-    done = run(*words, *tiny, "train.num_steps=3", f"run.dir={tmp_path / 'run'}", script="train.py")
-    assert done.code == 0, done
+    done = run(*PINNED, *UNPINNED_WORDS, "tokenizer.revision=main", *QUICK, script="train.py")
+    assert done.returncode == 0, done
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert config["tokenizer"]["revision"] == Hub.revision
+    assert run(*PINNED, *PINNED_WORDS).returncode == 0
+    assert len(left_in(tmp_path / "cache")) == 1
 
     hub.revision = "f" * 40
-    assert run(*words).code == 0
+    words = (*UNPINNED, *UNPINNED_WORDS)
+    assert run(*words).returncode == 0
     assert len(left_in(tmp_path / "cache")) == 2
     hub.stop()
-    run(*words).fails(1, r"tokenizer\.path=owner/words: the tokenizer could not be fetched: ")
-
-
-# -- faults ----------------------------------------------------------------------------------------
+    assert_fails(run(*PINNED, *UNPINNED_WORDS), "tokenizer.path=owner/words: the tokenizer could")
 
 
 @pytest.mark.parametrize(
     "kind", ["half", *(pytest.param(each, marks=pytest.mark.torture) for each in (429, 503))]
 )
-def test_a_fault_that_passes_changes_no_token(kind: int, hub: Hub, run: Run, local: Local) -> None:
-    hub.faults = [Fault(kind, place, times=1) for place in (FIRST, SECOND)]
-    done = run(*HUB_DATA, "tokenizer=bytes")
-    assert done.sha256 == local[1], done
+def test_a_fault_that_passes_changes_no_token(kind: int, hub: Hub, run: Run, local: str) -> None:
+    hub.faults = [Fault(kind, f"GET .*train-0000{number}", times=1) for number in range(2)]
+    assert digest(run(*PINNED, "tokenizer=bytes")) == local
     assert not any(fault.times for fault in hub.faults)
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize(
-    ("words", "place", "sentence"),
+    ("place", "words"),
     [
-        (
-            ["tokenizer=bytes"],
-            SECOND,
-            r"data\.path=owner/corpus: the hub did not give it: .*tries again$",
-        ),
+        ("GET .*train-00001", ("data.path=owner/corpus: the hub did not give it: ", "tries again")),
         # transformers itself would skip the missing file, and build another tokenizer.
-        (
-            HUB_WORDS,
-            "words.*tokenizer_config",
-            r"tokenizer\.path=owner/words: the tokenizer could not be fetched: ",
-        ),
+        ("words.*tokenizer_config", ("tokenizer.path=owner/words: the tokenizer could not be",)),
     ],
-    ids=["corpus", "tokenizer"],
 )
 def test_a_fault_that_stays_is_one_sentence(
-    hub: Hub, run: Run, tmp_path: Path, local: Local, words: list[str], place: str, sentence: str
+    hub: Hub, run: Run, tmp_path: Path, local: str, place: str, words: tuple[str, ...]
 ) -> None:
     """Nothing is left behind, and the same command succeeds once the fault is gone."""
     hub.faults = [Fault(503, place)]
-    run(*HUB_DATA, *words).fails(1, sentence)
+    assert_fails(run(*PINNED, *PINNED_WORDS), *words)
     assert left_in(tmp_path / "cache") == []
     hub.faults = []
-    assert run(*HUB_DATA, *words).sha256 == local[1]
+    assert digest(run(*PINNED, *PINNED_WORDS)) == local
 
 
 @pytest.mark.parametrize(
-    ("override", "fault", "sentence"),
+    ("overrides", "code", "words"),
     [
-        ("data.path=owner/none", None, r"data\.path=owner/none: .*doesn't exist"),
-        ("data.subset=none", None, r"data\.path=owner/corpus: .*'none' not found.*plain"),
-        ("data.revision=" + "f" * 40, None, r"data\.path=owner/corpus: .*f{40}"),
-        ("data.text_column=body", None, r"data\.text_column=body: is no column; there are text"),
-        ("seed=0", Fault(403, headers={"X-Error-Code": "GatedRepo"}), r"data\.path=.*gated"),
+        (["data.path=owner/none"], "", ["data.path=owner/none: ", "doesn't exist"]),
+        (["data.subset=none"], "", ["data.path=owner/corpus: ", "'none' not found", "plain"]),
+        (["data.revision=" + "f" * 40], "", ["data.path=owner/corpus: ", "f" * 40]),
+        ([], "GatedRepo", ["data.path=", "gated"]),
+        (
+            [*PINNED_WORDS, "tokenizer.path=owner/none"],
+            "",
+            ["tokenizer.path=owner/none: is no folder here, and no tokenizer of the hub"],
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(
-    override: str, fault: Fault | None, sentence: str, hub: Hub, run: Run, tmp_path: Path
+    overrides: list[str], code: str, words: list[str], hub: Hub, run: Run, tmp_path: Path
 ) -> None:
-    hub.faults = [fault] if fault else []
-    done = run(*HUB_DATA, "tokenizer=bytes", override)
-    done.fails(2, sentence)
+    hub.faults = [Fault(403, code=code)] if code else []
+    assert_refused(run(*PINNED, "tokenizer=bytes", *overrides), *words)
     assert left_in(tmp_path / "cache") == []
 
 
@@ -181,14 +230,6 @@ def test_the_library_s_cache_is_not_read_where_the_hub_refuses(
 ) -> None:
     code = "import datasets\ndatasets.load_dataset('owner/corpus', 'plain')\n"
     (tmp_path / "load.py").write_text(code)
-    assert run(script=str(tmp_path / "load.py")).code == 0
-    hub.faults = [Fault(401, headers={"X-Error-Code": "RepoNotFound"})]
-    run(*HUB_DATA, "tokenizer=bytes").fails(2, r"data\.path=owner/corpus: ")
-
-
-# -- tokenizers ------------------------------------------------------------------------------------
-
-
-def test_a_tokenizer_that_is_not_there_is_one_sentence(run: Run, local: Local) -> None:
-    done = run("data=files", local[0], *HUB_WORDS, "tokenizer.path=owner/none")
-    done.fails(2, r"tokenizer\.path=owner/none: is no folder here, and no tokenizer of the hub")
+    assert run(script=str(tmp_path / "load.py")).returncode == 0
+    hub.faults = [Fault(401, code="RepoNotFound")]
+    assert_refused(run(*PINNED, "tokenizer=bytes"), "data.path=owner/corpus: ")

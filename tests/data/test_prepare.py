@@ -40,18 +40,21 @@ def refuse(*_: object, **__: object) -> None:
 
 
 def test_what_was_prepared_is_found_without_reading_or_network(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does the name matter, or what becomes of documents in rows."""
+    """Nor does the name matter, or the place, or what becomes of documents in rows."""
     first = prepare(data_config(path=path), BYTES)
+    copied = tmp_path / "copied" / path.name
+    copied.parent.mkdir()
+    shutil.copy2(path, copied)
     monkeypatch.setattr(socket, "socket", refuse)
     monkeypatch.setattr(prepare_module, "open_corpus", refuse)
     changes = {"reset_positions": True, "document_mask": True, "random_start": 256}
-    data = data_config(path=path, name="other", seed=5, **changes)
+    data = data_config(path=copied, name="other", seed=5, **changes)
     again = prepare(data, dataclasses.replace(BYTES, name="x"), seq_len=16)
     assert again.folder == first.folder
     assert again.data_sha256 == first.data_sha256
-    assert again.corpus["name"] == "other"
+    assert (again.corpus["name"], again.corpus["path"]) == ("other", str(copied))
 
 
 def test_a_share_that_holds_nothing_out_is_refused_at_once(
@@ -62,16 +65,6 @@ def test_a_share_that_holds_nothing_out_is_refused_at_once(
     with refused("data.holdout_fraction=1e-09: leaves no document for validation of the corpus's"):
         prepare(data_config(path=path, holdout_fraction=1e-9), BPE)
     assert left_in(tmp_path / "cache") == []
-
-
-def test_a_copy_of_a_prepared_corpus_says_where_it_lies(path: Path, tmp_path: Path) -> None:
-    first = prepare(data_config(path=path), BYTES)
-    copied = tmp_path / "copied" / path.name
-    copied.parent.mkdir()
-    shutil.copy2(path, copied)
-    again = prepare(data_config(path=copied), BYTES)
-    assert again.folder == first.folder
-    assert again.corpus["path"] == str(copied)
 
 
 def test_every_key_that_changes_tokens_changes_the_folder(path: Path) -> None:

@@ -11,19 +11,164 @@ from support.reports import all_runs, begun_from, compared, make_run, sha256_of
 from rope_exp.comparable import check_seeds
 from rope_exp.stats import contrasts, table_of
 
+Runs = list[dict[str, Any]]
+
 OTHER = sha256_of("other")
+PE = ("pe",)
 LR = ("optim.lr",)
+MODEL = ("model", "pe")
+OBJECTIVE = ("train.objective",)
+
+
+def run(pe: str = "qk_rope", seed: int = 0, *words: str, **result: Any) -> dict[str, Any]:
+    """Return arguments of `make_run`; runs of different overrides lie in different groups."""
+    group = f"g{sha256_of(repr(words)):.8}"
+    return {"pe": pe, "seed": seed, "group": group, "overrides": words, "result": result or None}
+
+
+def rate(lr: float, pe: str = "qk_rope", seed: int = 0, **result: Any) -> dict[str, Any]:
+    return run(pe, seed, f"optim.lr={lr}", **result)
+
+
+def size(width: int, pe: str = "qk_rope", **result: Any) -> dict[str, Any]:
+    return run(pe, 0, f"model.name=wide{width}", f"model.hidden_size={width}", **result)
+
+
+FIRST, SECOND = (begun_from(sha256_of(name)) for name in ("first", "second"))
+LARGE = {"params": 7, "init_sha256": OTHER}
+MLM = "train.objective=mlm"
+STAGES = "train.stages=[[256,400],[512,100]]"
+# A variant with learned frequencies has more parameters; the shared weights must be equal. An older
+# run has no `shared_init_sha256`, so its weights cannot be checked.
+LEARNED = {"params": 1328288, "init_sha256": OTHER}
+SHARED = {"shared_init_sha256": sha256_of("init 0")}
+
+# The runs, the factors, and the labels of the rows.
+COMPARED: dict[str, tuple[Runs, tuple[str, ...], list[str]]] = {
+    "variants and seeds": (
+        [run("vo_rope", 1), run("pe.base=500000", 1), run("vo_rope"), run("pe.base=500000")],
+        PE, ["qk_rope-base500000", "vo_rope"],
+    ),
+    "weights of other seeds": ([run(seed=0), run(seed=1)], PE, ["qk_rope"]),
+    "a diverged run has seen fewer tokens": (
+        [run(), {**run("vo_rope", order_sha256=OTHER), "loss": None, "steps": 100}],
+        PE, ["qk_rope", "vo_rope"],
+    ),
+    "learned frequencies": (
+        [run(), run("pe.trainable=true", **LEARNED), run("t5", **LEARNED, **SHARED)],
+        PE, ["qk_rope", "qk_rope-trainable", "t5"],
+    ),
+    "learned parameters may follow from the sites": (
+        [
+            run("qk_rope", 0, "pe.trainable=log"),
+            run("qkvo_rope", 0, "pe.trainable=log", params=1328320, init_sha256=OTHER),
+        ],
+        PE, ["qk_rope-trainablelog", "qkvo_rope-trainablelog"],
+    ),
+    "seeds share the weights that all began with": (
+        [{"seed": 0, **FIRST}, {"seed": 1, **FIRST}, {"pe": "nope", **FIRST}],
+        PE, ["nope", "qk_rope"],
+    ),
+    "keys that change no number": (
+        [run(), run("vo_rope", 0, "train.eval_every=25", "tracker.mode=offline")],
+        PE, ["qk_rope", "vo_rope"],
+    ),
+    "sizes have weights of their own": (
+        [size(128), size(256, **LARGE)], MODEL, ["model=wide128 qk_rope", "model=wide256 qk_rope"],
+    ),
+    "objectives have weights and tokens of their own": (
+        [run(), run("qk_rope", 0, MLM, **LARGE, order_sha256=OTHER)],
+        OBJECTIVE, ["train.objective=causal", "train.objective=mlm"],
+    ),
+    "stages have an order of their own": (
+        [run(), run("qk_rope", 0, STAGES, order_sha256=OTHER)],
+        ("train.stages",), ["train.stages=[[256, 400], [512, 100]]", "train.stages=null"],
+    ),
+}  # fmt: skip
+
+# The runs, the factors, and what is said.
+REFUSED: dict[str, tuple[Runs, tuple[str, ...], str]] = {
+    "other weights": ([run(), run("vo_rope", init_sha256=OTHER)], PE, "from different weights"),
+    "another corpus": ([run(), run("vo_rope", data_sha256=OTHER)], PE, "read different corpora"),
+    "other tokens": ([run(), run("vo_rope", order_sha256=OTHER)], PE, "saw different tokens"),
+    "other sizes": ([run(), run("vo_rope", params=7)], PE, "differ in parameters"),
+    "another corpus of a seed": (
+        [run(seed=0), run(seed=2, data_sha256=OTHER)], PE, "read different corpora",
+    ),
+    "other shared weights": (
+        [run(), run("learned", **LEARNED, shared_init_sha256=OTHER)], PE, "shared_init_sha256",
+    ),
+    "a copy under another seed": (
+        [run(), run(seed=1, init_sha256=sha256_of("init 0"))],
+        PE, "have seeds 0 and 1, but the same init_sha256",
+    ),
+    "an order of another seed": (
+        [
+            {"seed": 1, **FIRST},
+            {"seed": 2, **FIRST, "result": {"order_sha256": sha256_of("order 1 500")}},
+        ],
+        PE, "have seeds 1 and 2, but the same order_sha256",
+    ),
+    "weights of another run": (
+        [FIRST, {"seed": 1, **SECOND}], PE, "not comparable (init_weights: ",
+    ),
+    "another rate": (
+        [rate(0.002), run("vo_rope")], PE, "not comparable (optim.lr: 0.002 -> 0.003)",
+    ),
+    "another variant": (
+        [rate(0.001), rate(0.01, "vo_rope")], LR, "pe.name: QK-RoPE -> VO-RoPE",
+    ),
+    "other weights of a rate": (
+        [rate(0.001), rate(0.01, init_sha256=OTHER)], LR, "from different weights",
+    ),
+    "one name of two variants": (
+        [run("pe.name=mine"), run("pe.name=mine", 1, "pe.base=500000")],
+        PE, "two variants under one name (pe.base: 10000.0 -> 500000.0)",
+    ),
+    "one label of two rates": (
+        [rate(0.001), rate(0.01, seed=1)],
+        ("optim",), "two variants under one name (optim.lr: 0.001 -> 0.01)",
+    ),
+    "other weights of a size": (
+        [size(128), size(256, **LARGE), size(256, "vo_rope")], MODEL, "from different weights",
+    ),
+    "other tokens of a size": (
+        [size(128), size(256, **LARGE, order_sha256=OTHER)], MODEL, "saw different tokens",
+    ),
+    "two objectives": ([run(), run("qk_rope", 0, MLM)], PE, "are both qk_rope-s0"),
+    "other weights of an objective": (
+        [run("qk_rope", 0, MLM, **LARGE), run("vo_rope", 0, MLM)],
+        ("pe", *OBJECTIVE), "from different weights",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", COMPARED)
+def test_runs_that_were_made_alike_are_compared(tmp_path: Path, case: str) -> None:
+    runs, keys, labels = COMPARED[case]
+    for arguments in runs:
+        make_run(tmp_path, **arguments)
+    assert list(compared(tmp_path, keys=keys)) == labels
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_runs_that_differ_in_more_are_refused(tmp_path: Path, case: str) -> None:
+    """The sentence names two folders, one of which is the last that was made."""
+    runs, keys, words = REFUSED[case]
+    folders = [str(make_run(tmp_path, **arguments)) for arguments in runs]
+    with refused(words, folders[-1], " and ") as said:
+        compared(tmp_path, keys=keys)
+    assert any(folder in said[0] for folder in folders[:-1])
 
 
 def test_rows_are_variants_and_blocks_seeds(tmp_path: Path) -> None:
     for seed in (1, 0):
         make_run(tmp_path, pe="vo_rope", seed=seed, loss=3.5 + seed)
-        make_run(tmp_path, pe="pe.base=500000", seed=seed)
+    make_run(tmp_path, pe="pe.base=500000")
     rows = compared(tmp_path)
-    assert list(rows) == ["qk_rope-base500000", "vo_rope"]
     assert rows["vo_rope"].losses == {0: 3.5, 1: 4.5}
-    assert rows["vo_rope"].name == "VO-RoPE"
-    assert rows["qk_rope-base500000"].name == "QK-RoPE base500000"
+    names = {label: row.name for label, row in rows.items()}
+    assert names == {"qk_rope-base500000": "QK-RoPE base500000", "vo_rope": "VO-RoPE"}
 
 
 def test_a_row_is_as_finished_as_its_best_run(tmp_path: Path) -> None:
@@ -36,120 +181,11 @@ def test_a_row_is_as_finished_as_its_best_run(tmp_path: Path) -> None:
     assert (row.verdict, row.losses) == ("", {2: 3.5})
 
 
-# -- facts that must be equal ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("key", "what"),
-    [
-        ("init_sha256", "started from different weights"),
-        ("data_sha256", "read different corpora"),
-        ("order_sha256", "saw different tokens"),
-        ("params", "differ in parameters"),
-    ],
-)
-def test_runs_that_were_not_made_alike_are_refused(tmp_path: Path, key: str, what: str) -> None:
-    qk = make_run(tmp_path)
-    vo = make_run(tmp_path, pe="vo_rope", result={key: 7 if key == "params" else OTHER})
-    with refused(what, str(qk), str(vo), key):
-        compared(tmp_path)
-
-
-def test_corpora_must_agree_over_seeds_and_weights_need_not(tmp_path: Path) -> None:
-    make_run(tmp_path, seed=0)
-    make_run(tmp_path, seed=1)
-    assert len(compared(tmp_path)["qk_rope"].runs) == 2
-    make_run(tmp_path, seed=2, result={"data_sha256": OTHER})
-    with refused("read different corpora"):
-        compared(tmp_path)
-
-
-def test_a_diverged_run_has_seen_fewer_tokens(tmp_path: Path) -> None:
-    make_run(tmp_path)
-    make_run(tmp_path, pe="vo_rope", loss=None, steps=100, result={"order_sha256": OTHER})
-    assert len(compared(tmp_path)) == 2
-
-
-def test_learned_frequencies_are_parameters(tmp_path: Path) -> None:
-    """A variant with learned frequencies has more parameters; the shared weights must be equal.
-
-    An older run has no `shared_init_sha256`, so its weights cannot be checked.
-    """
-    make_run(tmp_path)
-    result = {"params": 1328288, "init_sha256": OTHER}
-    make_run(tmp_path, pe="pe.trainable=true", result=result)
-    assert list(compared(tmp_path)) == ["qk_rope", "qk_rope-trainable"]
-
-    shared = {"shared_init_sha256": sha256_of("init 0")}
-    make_run(tmp_path, pe="t5", result=result | shared)
-    assert len(compared(tmp_path)) == 3
-    make_run(tmp_path, pe="learned", result=result | {"shared_init_sha256": OTHER})
-    with refused("started from different weights", "shared_init_sha256"):
-        compared(tmp_path)
-
-
-def test_one_seed_under_several_numbers_is_refused(tmp_path: Path) -> None:
-    """Copies of one run would look like several seeds that agree to the last digit."""
-    copied = {"init_sha256": sha256_of("init 0"), "order_sha256": sha256_of("order 0 500")}
-    first = make_run(tmp_path)
-    make_run(tmp_path, pe="vo_rope")
-    second = make_run(tmp_path, seed=1, result=copied)
-    with refused(str(first), str(second), "have seeds 0 and 1, but the same init_sha256"):
-        compared(tmp_path)
-
-
-def test_what_all_began_with_is_no_copy_and_an_order_is(tmp_path: Path) -> None:
-    """Runs from one finished run share weights at all seeds, but each seed has its own order."""
-    began = begun_from(sha256_of("weights"))
-    for seed in (0, 1):
-        make_run(tmp_path, seed=seed, **began)
-    assert len(compared(tmp_path)["qk_rope"].runs) == 2
-
-    began["result"]["order_sha256"] = sha256_of("order 1 500")
-    make_run(tmp_path, seed=2, **began)
-    with refused("have seeds 1 and 2, but the same order_sha256"):
-        compared(tmp_path)
-
-
 def test_one_seed_of_weights_may_have_several_orders(tmp_path: Path) -> None:
     """With data.seed, as in the pilot, runs of one seed share weights without being copies."""
     for group, order in (("a", 7), ("b", 8)):
         make_run(tmp_path, group=group, overrides=[f"data.seed={order}"])
     check_seeds(all_runs(tmp_path))
-
-
-def test_weights_that_runs_began_with_are_no_seed(tmp_path: Path) -> None:
-    """Runs from one finished run share a table; runs from two need `init_weights` as a factor."""
-    began = [begun_from(sha256_of(name)) for name in ("first", "second")]
-    make_run(tmp_path, **began[0])
-    make_run(tmp_path, pe="nope", **began[0])
-    assert list(compared(tmp_path)) == ["nope", "qk_rope"]
-
-    second = make_run(tmp_path, seed=1, **began[1])
-    with refused(str(second), "not comparable (init_weights: "):
-        compared(tmp_path)
-    rows = compared(tmp_path, keys=("pe", "init_weights"))
-    assert sorted(row.losses.popitem()[0] for row in rows.values()) == [0, 0, 1]
-
-
-def test_other_keys_that_change_a_number_are_refused(tmp_path: Path) -> None:
-    qk = make_run(tmp_path, overrides=["optim.lr=0.002"])
-    vo = make_run(tmp_path, pe="vo_rope")
-    with refused(str(qk), str(vo), "not comparable (optim.lr: 0.002 -> 0.003)"):
-        compared(tmp_path)
-
-
-def test_keys_that_change_no_number_may_differ(tmp_path: Path) -> None:
-    make_run(tmp_path)
-    make_run(tmp_path, pe="vo_rope", overrides=["train.eval_every=25", "tracker.mode=offline"])
-    assert len(compared(tmp_path)) == 2
-
-
-def test_two_variants_under_one_name_are_refused(tmp_path: Path) -> None:
-    make_run(tmp_path, pe="pe.name=mine", seed=0)
-    make_run(tmp_path, pe="pe.name=mine", seed=1, overrides=["pe.base=500000"])
-    with refused("two variants under one name (pe.base: 10000.0 -> 500000.0)"):
-        compared(tmp_path)
 
 
 def test_a_copied_folder_is_refused_as_a_duplicate(tmp_path: Path) -> None:
@@ -172,64 +208,10 @@ def test_a_run_in_a_folder_named_after_another_is_refused(tmp_path: Path) -> Non
         compared(tmp_path)
 
 
-# -- other factors ---------------------------------------------------------------------------------
-
-
-def make_rate(runs: Path, *, lr: str, **others: Any) -> Path:
-    return make_run(runs, group=f"lr-{lr}", overrides=[f"optim.lr={lr}"], **others)
-
-
-def make_size(runs: Path, *, width: int, **others: Any) -> Path:
-    name = f"wide{width}"
-    overrides = [f"model.name={name}", f"model.hidden_size={width}"]
-    return make_run(runs, group=name, overrides=overrides, **others)
-
-
-def test_what_a_learning_rate_leaves_equal_is_asked_for(tmp_path: Path) -> None:
-    """Weights and order do not depend on the learning rate, so they must be equal within a seed."""
-    make_rate(tmp_path, lr="0.001")
-    make_rate(tmp_path, lr="0.01", result={"init_sha256": OTHER})
-    with refused("started from different weights"):
-        compared(tmp_path, keys=LR)
-
-
-def test_what_a_comparison_does_not_name_must_be_equal(tmp_path: Path) -> None:
-    make_rate(tmp_path, lr="0.001")
-    make_rate(tmp_path, lr="0.01", pe="vo_rope")
-    with refused("not comparable", "pe.name: QK-RoPE -> VO-RoPE"):
-        compared(tmp_path, keys=LR)
-    rows = compared(tmp_path, keys=("pe", *LR))
-    assert {row.name for row in rows.values()} == {
-        "QK-RoPE optim.lr=0.001",
-        "VO-RoPE optim.lr=0.01",
-    }
-    with refused("optim.lr: 0.001 -> 0.01"):
-        compared(tmp_path)
-
-
-def test_models_have_weights_of_their_own(tmp_path: Path) -> None:
-    """At one seed, weights must agree within a size, and the order of tokens across sizes."""
-    keys = ("model", "pe")
-    weights = {"params": 7, "init_sha256": OTHER}
-    make_size(tmp_path, width=128)
-    make_size(tmp_path, width=256, result=weights)
-    rows = compared(tmp_path, keys=keys)
-    assert list(rows) == ["model=wide128 qk_rope", "model=wide256 qk_rope"]
-
-    make_size(tmp_path, width=256, pe="vo_rope")
-    with refused("started from different weights", "wide256/qk_rope", "wide256/vo_rope"):
-        compared(tmp_path, keys=keys)
-
-    shutil.rmtree(tmp_path / "wide256")
-    make_size(tmp_path, width=256, result=weights | {"order_sha256": OTHER})
-    with refused("saw different tokens"):
-        compared(tmp_path, keys=keys)
-
-
 def test_numbers_stand_in_the_order_of_numbers(tmp_path: Path) -> None:
     """As text, 1e-05 would sort after 0.01; rows without a loss keep the numeric order."""
-    for lr in ("0.01", "0.0001", "0.00001"):
-        make_rate(tmp_path, lr=lr, loss=None, steps=20)
+    for lr in (0.01, 0.0001, 0.00001):
+        make_run(tmp_path, **rate(lr), loss=None, steps=20)
     labels = ["optim.lr=1e-05", "optim.lr=0.0001", "optim.lr=0.01"]
     assert list(compared(tmp_path, keys=LR)) == labels
     losses = table_of({label: {} for label in labels})
@@ -243,49 +225,3 @@ def test_a_factor_is_a_key_that_can_change_a_number(tmp_path: Path, factor: str)
     make_run(tmp_path)
     with refused(f"--factors {factor}", "no such config key"):
         compared(tmp_path, keys=(factor,))
-
-
-def test_a_section_as_a_factor_must_name_its_rows(tmp_path: Path) -> None:
-    """Two learning rates under `optim` would share the label optim=adamw."""
-    make_rate(tmp_path, lr="0.001")
-    make_rate(tmp_path, lr="0.01", seed=1)
-    with refused("two variants under one name (optim.lr: 0.001 -> 0.01)"):
-        compared(tmp_path, keys=("optim",))
-
-
-# -- other objectives and stages -------------------------------------------------------------------
-
-
-def test_another_objective_has_weights_and_tokens_of_its_own(tmp_path: Path) -> None:
-    """Masking adds an id and enters the order's hash, so neither is compared between objectives."""
-    key = "train.objective"
-    other = {"init_sha256": OTHER, "order_sha256": OTHER, "params": 1328512}
-    make_run(tmp_path, group="causal")
-    make_run(tmp_path, group="mlm", overrides=[f"{key}=mlm"], result=other)
-    assert list(compared(tmp_path, keys=(key,))) == [
-        "train.objective=causal",
-        "train.objective=mlm",
-    ]
-    with refused("are both qk_rope-s0"):
-        compared(tmp_path)
-
-    make_run(tmp_path, group="mlm", pe="vo_rope", overrides=[f"{key}=mlm"])
-    with refused("started from different weights"):
-        compared(tmp_path, keys=("pe", key))
-
-
-def test_stages_have_an_order_of_their_own(tmp_path: Path) -> None:
-    key = "train.stages"
-    make_run(tmp_path, group="one")
-    overrides = [f"{key}=[[256,400],[512,100]]"]
-    make_run(tmp_path, group="staged", overrides=overrides, result={"order_sha256": OTHER})
-    assert len(compared(tmp_path, keys=(key,))) == 2
-
-
-def test_learned_parameters_may_follow_from_the_sites(tmp_path: Path) -> None:
-    """QKVO learns the frequencies of two pairs of sites where QK learns those of one."""
-    learned = ["pe.trainable=log"]
-    make_run(tmp_path, overrides=learned)
-    two = {"params": 1328320, "init_sha256": OTHER}
-    make_run(tmp_path, pe="qkvo_rope", overrides=learned, result=two)
-    assert len(compared(tmp_path)) == 2

@@ -1,12 +1,12 @@
 """Tests of reading run folders one by one: damaged, edited or copied ones are refused by name."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.refused import refused
 from support.reports import ask, begun_from, make_run, sha256_of
 
-from rope_exp.folder import METRICS
 from rope_exp.runs import Run, find_groups, read_runs
 
 
@@ -17,31 +17,22 @@ def read(runs: Path) -> list[Run]:
 # -- selection of folders --------------------------------------------------------------------------
 
 
-def test_several_groups_are_not_mixed_but_asked_about(tmp_path: Path) -> None:
-    make_run(tmp_path, group="small")
-    make_run(tmp_path, group="large")
-    (tmp_path / "empty").mkdir()
-    with refused("holds 2 groups", "large, small"):
+def test_groups_are_named_and_not_mixed_unless_asked_for(tmp_path: Path) -> None:
+    with refused("holds no runs", "rope-exp train +experiment=nine"):
         find_groups(tmp_path, None)
-    assert find_groups(tmp_path, "small") == [tmp_path / "small"]
-
-
-def test_several_groups_may_be_asked_for_by_pattern(tmp_path: Path) -> None:
     for group in ("lr-low", "lr-high", "other"):
         make_run(tmp_path, group=group)
+    (tmp_path / "empty").mkdir()
+    with refused("a run with a custom run.dir must be moved to such a folder"):
+        find_groups(tmp_path / "other" / "qk_rope", None)
+    with refused("holds 3 groups", "lr-high, lr-low, other"):
+        find_groups(tmp_path, None)
+    with refused("holds no groups mine", "Available for --group: lr-high"):
+        find_groups(tmp_path, "mine")
+    assert find_groups(tmp_path, "other") == [tmp_path / "other"]
     found = find_groups(tmp_path, "lr-*", several=True)
     assert [folder.name for folder in found] == ["lr-high", "lr-low"]
     assert len(find_groups(tmp_path, None, several=True)) == 3
-
-
-def test_no_runs_are_refused_with_the_way_to_make_them(tmp_path: Path) -> None:
-    with refused("holds no runs", "rope-exp train +experiment=nine"):
-        find_groups(tmp_path, None)
-    make_run(tmp_path)
-    with refused("a run with a custom run.dir must be moved to such a folder"):
-        find_groups(tmp_path / "g" / "qk_rope", None)
-    with refused("holds no groups other", "Available for --group: g"):
-        find_groups(tmp_path, "other")
 
 
 def test_what_is_no_run_is_left_out_by_name(tmp_path: Path) -> None:
@@ -96,14 +87,6 @@ def test_an_edited_or_foreign_result_is_refused(tmp_path: Path, key: str, value:
         read(tmp_path)
 
 
-def test_a_config_edited_after_the_run_is_refused(tmp_path: Path) -> None:
-    folder = make_run(tmp_path)
-    config = folder / "config.yaml"
-    config.write_text(config.read_text().replace("lr: 0.003", "lr: 0.004"))
-    with refused(str(folder), "group_sha256"):
-        read(tmp_path)
-
-
 def test_weights_that_the_config_does_not_say_are_refused(tmp_path: Path) -> None:
     """The initial weights in env.json must be those that the config names."""
     one, other = (begun_from(sha256_of(name)) for name in ("one", "other"))
@@ -117,87 +100,68 @@ def test_weights_that_the_config_does_not_say_are_refused(tmp_path: Path) -> Non
     assert len(read(tmp_path / "whole")) == 1
 
 
-def test_not_a_number_is_no_loss(tmp_path: Path) -> None:
-    path = make_run(tmp_path) / "result.json"
-    path.write_text(path.read_text().replace('"val/loss": 3.5', '"val/loss": NaN'))
-    with refused("result.json", "NaN is no JSON"):
-        read(tmp_path)
+Harm = Callable[[str], str]
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("config.yaml", "{"), ("config.yaml", "seed: late\n"), ("result.json", "{"),
-        ("result.json", "[]"), ("metrics.jsonl", "x\n"),
-        ("metrics.jsonl", '{"step": 1, "train/loss": "low"}\n'), ("env.json", "null"),
-        ("env.json", '{"marks": "late"}'),
-        ("env.json", '{"marks": [], "started": [], "corpus": 7}'),
-        ("env.json", '{"marks": [], "started": [], "corpus": {"tokens": {"train": 0}}}'),
-        ("env.json", '{"marks": [], "started": [], "init_from": 7}'),
-        ("env.json", '{"marks": [], "started": [], "init_from": {"weights_sha256": "x"}}'),
-    ],
-)  # fmt: skip
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: str) -> None:
-    folder = make_run(tmp_path)
-    (folder / name).write_text(text)
-    with refused(str(folder / name)):
-        read(tmp_path)
+def whole(text: str) -> Harm:
+    return lambda _: text
 
 
-def test_a_folder_that_lost_its_config_is_named(tmp_path: Path) -> None:
-    folder = make_run(tmp_path)
-    (folder / "config.yaml").unlink()
-    with refused(str(folder / "config.yaml")):
-        read(tmp_path)
+def edited(old: str, new: str) -> Harm:
+    return lambda text: text.replace(old, new)
 
 
-@pytest.mark.parametrize("harm", ["edited", "infinite", "removed", "cut"])
-def test_answers_are_those_that_the_result_vouches_for(tmp_path: Path, harm: str) -> None:
-    folder = make_run(tmp_path)
-    ask(folder, {"windows": {"loss": [3.25, 3.75]}})
-    assert read(tmp_path)[0].probes == {"windows": {"loss": [3.25, 3.75]}}
+ENV = '{"marks": [], "started": [], '
+LONGER = '{"step": 510, "tokens": 2088960, "train/loss": 3.0, "val/loss": 3.5}\n'
+# The file, what is done to it, and what is said of it; None removes it.
+HARMS: list[tuple[str, Harm | None, str]] = [
+    ("config.yaml", None, "config.yaml"),
+    ("config.yaml", whole("{"), "config.yaml"),
+    ("config.yaml", whole("seed: late\n"), "config.yaml"),
+    ("config.yaml", edited("lr: 0.003", "lr: 0.004"), "group_sha256"),
+    ("result.json", whole("{"), "result.json"),
+    ("result.json", whole("[]"), "result.json"),
+    ("result.json", edited('"val/loss": 3.5', '"val/loss": NaN'), "NaN is no JSON"),
+    ("env.json", whole("null"), "env.json"),
+    ("env.json", whole('{"marks": "late"}'), "env.json"),
+    ("env.json", whole(ENV + '"corpus": 7}'), "env.json"),
+    ("env.json", whole(ENV + '"corpus": {"tokens": {"train": 0}}}'), "env.json"),
+    ("env.json", whole(ENV + '"init_from": 7}'), "env.json"),
+    ("env.json", whole(ENV + '"init_from": {"weights_sha256": "x"}}'), "env.json"),
+    ("probes.json", None, "probes.json"),
+    ("probes.json", edited("3.75", "3.5"), "probes.json"),
+    ("probes.json", edited("3.75", "1e999"), "probes.json"),
+    ("probes.json", lambda text: text[:-9], "probes.json"),
+    ("metrics.jsonl", None, "ends with train/loss=None"),
+    ("metrics.jsonl", whole(""), "ends with train/loss=None"),
+    ("metrics.jsonl", whole("x\n"), "metrics.jsonl"),
+    ("metrics.jsonl", whole('{"step": 1, "train/loss": "low"}\n'), "metrics.jsonl"),
+    ("metrics.jsonl", edited('"val/loss": 3.5}', '"val/loss": 3.25}'), "ends with val/loss=3.25"),
+    ("metrics.jsonl", lambda text: text[: text.rindex("{")], "metrics.jsonl ends with"),
+    ("metrics.jsonl", lambda text: text + LONGER, "metrics.jsonl ends with"),
+]
 
-    path = folder / "probes.json"
-    text = path.read_text()
-    harmed = {
-        "edited": text.replace("3.75", "3.5"),
-        "infinite": text.replace("3.75", "1e999"),
-        "removed": "",
-        "cut": text[:-9],
-    }
-    path.write_text(harmed[harm])
-    if harm == "removed":
-        path.unlink()
-    with refused(str(path)):
-        read(tmp_path)
 
-
-# -- the curve -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("harm", ["edited", "cut", "emptied", "removed", "longer"])
-def test_a_curve_must_end_where_the_result_says(tmp_path: Path, harm: str) -> None:
-    path = make_run(tmp_path) / METRICS
-    text = path.read_text()
-    row = '{"step": 510, "tokens": 2088960, "train/loss": 3.0, "val/loss": 3.5}\n'
-    harmed = {
-        "edited": text.replace('"val/loss": 3.5}', '"val/loss": 3.25}'),
-        "cut": "".join(text.splitlines(keepends=True)[:-1]),
-        "emptied": "",
-        "removed": "",
-        "longer": text + row,
-    }
-    assert harmed[harm] != text
-    path.write_text(harmed[harm])
-    if harm == "removed":
-        path.unlink()
-    with refused(str(path)):
+@pytest.mark.parametrize(("name", "harm", "words"), HARMS)
+def test_a_harmed_file_is_refused_by_name(
+    tmp_path: Path, name: str, harm: Harm | None, words: str
+) -> None:
+    """A curve must end where the result says, and answers are those whose digest it has."""
+    folder = make_run(tmp_path, env={})
+    ask(folder, answers := {"windows": {"loss": [3.25, 3.75]}})
+    assert read(tmp_path)[0].probes == answers
+    path = folder / name
+    before = path.read_text()
+    path.unlink()
+    if harm is not None:
+        path.write_text(harm(before))
+        assert path.read_text() != before
+    with refused(str(folder), words):
         read(tmp_path)
 
 
 def test_a_diverged_curve_may_not_go_past_its_end(tmp_path: Path) -> None:
     """The curve of a diverged run may end before the last step in its result, but not after."""
-    result = {"steps": 90}
-    folder = make_run(tmp_path, loss=None, steps=100, result=result)
-    with refused(str(folder / METRICS), "step 100, past the 90"):
+    folder = make_run(tmp_path, loss=None, steps=100, result={"steps": 90})
+    with refused(str(folder / "metrics.jsonl"), "step 100, past the 90"):
         read(tmp_path)

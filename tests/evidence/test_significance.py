@@ -76,7 +76,9 @@ def test_paired_is_the_paired_t_of_scipy() -> None:
         theirs = stats.ttest_rel(column(losses[pair["b"]]), column(losses[pair["a"]]))
         interval = theirs.confidence_interval(1 - ALPHA)
         assert pair["p"] == pytest.approx(theirs.pvalue)
-        assert (pair["low"], pair["high"]) == pytest.approx((interval.low, interval.high))
+        assert (pair["delta_ci_low"], pair["delta_ci_high"]) == pytest.approx(
+            (interval.low, interval.high)
+        )
 
 
 def test_equivalence_is_two_one_sided_tests() -> None:
@@ -89,18 +91,11 @@ def test_equivalence_is_two_one_sided_tests() -> None:
     assert pair["p_equivalent"] == pytest.approx(max(above, below))
 
 
-def test_residual_of_a_whole_table_is_the_closed_form() -> None:
-    table = np.random.default_rng(1).normal(size=(5, 9))
-    by_hand = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
-    noise = noise_in(table)
-    assert noise.df == 4 * 8
-    assert noise.deviation**2 == pytest.approx(np.sum(by_hand**2) / 32)
-
-
-def test_residual_of_a_table_with_holes_is_least_squares() -> None:
+@pytest.mark.parametrize("holes", [0, 5])
+def test_residual_of_a_table_is_least_squares(holes: int) -> None:
     """Subtracting row and column means alternately until convergence gives the same residuals."""
     table = np.random.default_rng(2).normal(size=(8, 9))
-    table[5:, :5] = np.nan
+    table[5:, :holes] = np.nan
     fitted = np.zeros_like(table)
     for _ in range(2000):
         fitted += np.nanmean(table - fitted, axis=0, keepdims=True)
@@ -110,18 +105,13 @@ def test_residual_of_a_table_with_holes_is_least_squares() -> None:
     assert noise.deviation**2 * noise.df == pytest.approx(np.nansum((table - fitted) ** 2))
 
 
-def test_holm_by_hand() -> None:
-    """Holm gives 0.01 x 4, 0.02 x 3 and 0.03 x 2; 0.04 x 1 is raised to its predecessor, 0.06."""
-    adjusted = holm(np.array([0.04, 0.01, 0.03, 0.02]))
-    np.testing.assert_allclose(adjusted, [0.06, 0.04, 0.06, 0.06])
-
-
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
-def test_holm_lies_between_p_and_bonferroni(p: list[float]) -> None:
-    adjusted = holm(np.array(p))
-    assert np.all(adjusted >= np.array(p) - 1e-15)
-    assert np.all(adjusted <= np.minimum(np.array(p) * len(p), 1) + 1e-15)
-    assert adjusted.min() == pytest.approx(min(1, min(p) * len(p)))
+def test_holm_is_the_step_down_of_its_definition(p: list[float]) -> None:
+    """The k-th smallest p is multiplied by n - k + 1, and raised to its predecessor's value."""
+    order = np.argsort(p, kind="stable")
+    factors = np.arange(len(p), 0, -1)
+    expected = np.minimum(np.maximum.accumulate(np.array(p)[order] * factors), 1)
+    np.testing.assert_allclose(holm(np.array(p))[order], expected)
 
 
 def test_pooled_knows_more_than_one_pair_does() -> None:
@@ -134,12 +124,15 @@ def test_pooled_knows_more_than_one_pair_does() -> None:
     assert pooled["error"] == pytest.approx(noise_in(losses).deviation * math.sqrt(2 / 5))
 
 
-@pytest.mark.parametrize("rows", ["abc", ROWS])
-def test_noise_that_differs_between_rows_is_not_pooled(rows: str) -> None:
-    """One row jumps by 0.3; among three rows it also moves the seeds' means, so all residuals."""
+@pytest.mark.parametrize(("rows", "late"), [("abc", (1, 3)), (ROWS, (1, 3)), (ROWS, (1,))])
+def test_noise_that_differs_between_rows_is_not_pooled(rows: str, late: tuple[int, ...]) -> None:
+    """One row jumps by 30 SD at some seeds, or at one, as one run of the pilot did.
+
+    Among three rows it also moves the seeds' means, so all residuals.
+    """
     losses = drawn(dict.fromkeys(rows, 3.0), seeds=5, deviation=0.01)
     assert not noise_in(losses).is_paired
-    losses["a"] = {seed: loss + 0.3 * (seed % 2) for seed, loss in losses["a"].items()}
+    losses["a"] = {seed: loss + 0.3 * (seed in late) for seed, loss in losses["a"].items()}
     assert noise_in(losses).is_paired
 
 
@@ -162,23 +155,25 @@ def test_seeds_that_one_row_lacks_are_left_out_of_its_pairs() -> None:
 
 @pytest.mark.parametrize(
     ("gap", "verdict", "sign"),
-    [(0.2, "better", ">"), (-0.2, "worse", "<"), (0.0, "equivalent", "≈"), (0.012, "open", "?")],
-)
+    [
+        (0.2, "better", ">"), (-0.2, "worse", "<"), (0.0, "equivalent", "≈"),
+        (0.006, "equivalent", "≈"), (0.012, "open", "?"),
+    ],
+)  # fmt: skip
 def test_verdicts(gap: float, verdict: str, sign: str) -> None:
-    """The gaps are clear in either direction, zero, or near the margin with few, noisy seeds."""
-    losses = drawn(dict.fromkeys(ROWS, 3.0) | {"b": 3.0 + gap}, seeds=8, deviation=0.002)
+    """The gaps are clear in either direction, zero, or near the margin with few, noisy seeds.
+
+    One is real but below the margin, like half of a published gap: it confirms only so much.
+    """
+    losses = drawn(dict.fromkeys(ROWS, 3.0) | {"b": 3.0 + gap}, seeds=8, deviation=0.001)
     if verdict == "open":
         losses = drawn({"a": 3.0, "b": 3.0 + gap}, seeds=3, deviation=0.02)
     [pair] = judge(losses, [("a", "b")])
     assert (pair["verdict"], pair["sign"]) == (verdict, sign)
     assert (pair["seeds_needed_low"] is None) == (verdict != "open")
-
-
-def test_a_real_difference_below_the_margin_is_none_that_matters() -> None:
-    losses = drawn(dict.fromkeys(ROWS, 3.0) | {"b": 3.004}, seeds=12, deviation=0.001)
-    [pair] = judge(losses, [("a", "b")])
-    assert pair["p"] < 1e-6
-    assert pair["verdict"] == "equivalent"
+    if gap == 0.006:
+        assert pair["p"] < 1e-6
+        assert outcome(pair, ">") == "confirmed, by less than the margin"
 
 
 def test_a_pair_is_held_against_the_rest_by_an_exact_f() -> None:
@@ -190,29 +185,6 @@ def test_a_pair_is_held_against_the_rest_by_an_exact_f() -> None:
         own = float((table[:, 1] - table[:, 0]).var(ddof=1))
         p.append(deviating(own, 4, noise.deviation**2, noise.df))
     assert stats.kstest(p, "uniform").pvalue > 0.001
-
-
-def test_a_late_run_is_seen_where_nothing_else_differs() -> None:
-    """One run of 45 is worse by 30 SD, as one run of the pilot was."""
-    losses = drawn(dict.fromkeys(ROWS, 3.0), seeds=5, deviation=0.02, seed=3)
-    losses["a"] = {**losses["a"], 1: losses["a"][1] + 0.6}
-    assert noise_in(losses).is_paired
-
-
-def test_a_published_gap_below_the_margin_is_confirmed_as_such() -> None:
-    """The published gap of VO > QKV is 0.013; measuring half of that does not contradict it."""
-    losses = drawn(dict.fromkeys(ROWS, 3.0) | {"b": 3.006}, seeds=12, deviation=0.001)
-    [pair] = judge(losses, [("a", "b")])
-    assert (pair["verdict"], outcome(pair, ">")) == (
-        "equivalent",
-        "confirmed, by less than the margin",
-    )
-
-
-def judged(**values: float | str) -> Pair:
-    losses = drawn(dict.fromkeys(ROWS, 3.0), seeds=5, deviation=0.01)
-    [pair] = judge(losses, [("a", "b")])
-    return {**pair, **values}
 
 
 @pytest.mark.parametrize(
@@ -228,7 +200,9 @@ def judged(**values: float | str) -> Pair:
 def test_outcomes_of_published_relations(
     verdict: str, interval: tuple[float, float], of_better: str, of_equal: str
 ) -> None:
-    pair = judged(verdict=verdict, sign=SIGNS[verdict], wide_low=interval[0], wide_high=interval[1])
+    [pair] = judge(drawn(dict.fromkeys(ROWS, 3.0), seeds=5, deviation=0.01), [("a", "b")])
+    ends = {"delta_wide_low": interval[0], "delta_wide_high": interval[1]}
+    pair = {**pair, "verdict": verdict, "sign": SIGNS[verdict], **ends}
     assert (outcome(pair, ">"), outcome(pair, "≈")) == (of_better, of_equal)
 
 
@@ -249,7 +223,7 @@ def test_seeds_needed_are_what_settles_the_pair() -> None:
     losses = drawn({"a": 3.0, "b": 3.0}, seeds=5, deviation=0.012, seed=3)
     [pair] = judge(losses, [("a", "b")], is_paired=True)
     assert pair["verdict"] == "open"
-    assert pair["low"] < 0 < pair["high"]
+    assert pair["delta_ci_low"] < 0 < pair["delta_ci_high"]
     assert pair["seeds_needed_low"] is not None
     assert pair["seeds_needed_high"] is not None
     assert pair["num_seeds"] < pair["seeds_needed_low"] < pair["seeds_needed_high"]
@@ -264,7 +238,7 @@ def test_seeds_needed_are_what_settles_the_pair() -> None:
         above = stats.ttest_1samp(drawn_SN, -MARGIN, axis=1, alternative="greater").pvalue
         return float((detected | (below & (above < 0.05))).mean())
 
-    largest = max(pair["low"], pair["high"], key=abs)
+    largest = max(pair["delta_ci_low"], pair["delta_ci_high"], key=abs)
     assert 0.7 < share_settled(largest, pair["seeds_needed_low"]) < 0.92
     assert 0.7 < share_settled(MARGIN / 2, pair["seeds_needed_high"]) < 0.92
     assert share_settled(0.0, pair["seeds_needed_high"]) > 0.75

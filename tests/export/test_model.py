@@ -15,24 +15,38 @@ from rope_exp.decoder import Decoder
 from rope_exp.export import modeling_rope_exp
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM
 from rope_exp.export.write import exported
-from rope_exp.sections import Architecture, Kind
+from rope_exp.sections import Architecture
 
 LENGTH = 24
+# Those that are used in each way that transformers uses a model.
+USED: list[dict[str, Any]] = [
+    {"rotate": ("q", "k")},
+    {"rotate": ("k",)},
+    {"rotate": ("o",)},
+    {"rotate": ("q", "k", "v"), "start": 3},
+    {"rotate": ("q", "k", "v", "o"), "base_vo": 7.0},
+    {"rotate": ("v", "o"), "trainable": "log", "trainable_scope": "head"},
+    {"rotate": ("q", "k"), "bias": "alibi"},
+    {"rotate": (), "bias": "t5"},
+    {"rotate": (), "input": "learned"},
+    {"rotate": ("v", "o"), "own": "Forget"},
+    {"rotate": (), "own": "Polar"},
+    {"rotate": (), "own": "Pull"},
+    {"rotate": ("q", "k"), "own": "Wider"},
+    {"rotate": ("v", "o"), "own": "Number"},
+]
 PE: list[dict[str, Any]] = [
+    *USED[3:],
     {"rotate": ("v", "o"), "fraction": 0.5, "base": 50.0},
     {"rotate": ("q", "k", "v", "o"), "base_vo": 7.0, "fraction_vo": 0.5, "start": 3},
     {"rotate": ("q", "k", "v", "o"), "layers": (1, 0), "layers_vo": (0, 1)},
     {"rotate": ("q", "k"), "start": 70_000},
     {"rotate": ("v", "o"), "trainable": "raw"},
     {"rotate": ("q", "k", "v", "o"), "trainable": "log", "trainable_scope": "layer"},
-    {"rotate": ("q", "k", "v", "o"), "trainable": "log", "trainable_scope": "head"},
-    {"rotate": (), "bias": "alibi"},
-    {"rotate": ("v", "o"), "bias": "t5"},
     {"rotate": (), "input": "sinusoidal"},
-    {"rotate": ("q",), "input": "learned"},
-    *({"rotate": (), "own": name, "start": 2} for name in ("Forget", "Polar", "Tide", "Wave")),
-    {"rotate": ("v", "o"), "own": "Pull"},
-    *({"rotate": sites, "own": "Wider"} for sites in ((), ("q", "k"), ("q", "k", "v", "o"))),
+    {"rotate": (), "own": "Tide", "start": 2},
+    {"rotate": (), "own": "Wave", "start": 2},
+    {"rotate": ("q", "k", "v", "o"), "own": "Wider"},
 ]
 SIZES: list[dict[str, Any]] = [
     {"tie_word_embeddings": True},
@@ -62,13 +76,18 @@ def decoder_of(sizes: dict[str, Any], pe: dict[str, Any], *, causal: bool = True
     return decoder.eval()
 
 
+def assert_close(found_BTV: torch.Tensor, expected_BTV: torch.Tensor) -> None:
+    scale = float(expected_BTV.abs().max())
+    assert float((found_BTV - expected_BTV).abs().max()) < 1e-5 * scale
+
+
 @torch.no_grad()
 def assert_same(decoder: Decoder, made: Any) -> None:
     ids_BT = tokens(2, LENGTH)
     ours = decoder(ids_BT)
     theirs = made(ids_BT).logits
     assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
-    assert float((ours - theirs).abs().max()) < 1e-5 * float(ours.abs().max())
+    assert_close(theirs, ours)
 
 
 @pytest.mark.parametrize("code", ["auto", "always"])
@@ -106,22 +125,6 @@ def test_mla_is_deepseek_v3(q_rank: int | None) -> None:
 
 # -- as transformers uses a model ------------------------------------------------------------------
 
-USED: list[dict[str, Any]] = [
-    {"rotate": ("q", "k")},
-    {"rotate": ("k",)},
-    {"rotate": ("o",)},
-    {"rotate": ("q", "k", "v"), "start": 3},
-    {"rotate": ("q", "k", "v", "o"), "base_vo": 7.0},
-    {"rotate": ("v", "o"), "trainable": "log", "trainable_scope": "head"},
-    {"rotate": ("q", "k"), "bias": "alibi"},
-    {"rotate": (), "bias": "t5"},
-    {"rotate": (), "input": "learned"},
-    {"rotate": ("v", "o"), "own": "Forget"},
-    {"rotate": (), "own": "Polar"},
-    {"rotate": (), "own": "Pull"},
-    {"rotate": ("q", "k"), "own": "Wider"},
-    {"rotate": ("v", "o"), "own": "Number"},
-]
 used = pytest.mark.parametrize(
     ("pe", "sizes"), [*((pe, {}) for pe in USED), ({}, {"window": 5})], ids=str
 )
@@ -129,29 +132,27 @@ used = pytest.mark.parametrize(
 
 @used
 @torch.no_grad()
-def test_from_a_cache_in_parts_it_is_the_whole(pe: dict[str, Any], sizes: dict[str, Any]) -> None:
+def test_every_way_gives_the_logits_of_the_whole(pe: dict[str, Any], sizes: dict[str, Any]) -> None:
+    """In parts from a cache; each row of a padded batch alone; with attention in plain products."""
     made = exported(decoder_of(sizes, pe), "always")
     ids_BT = tokens(2, LENGTH)
-    whole = made(ids_BT).logits
+    whole_BTV = made(ids_BT).logits
+
     cache = None
     parts = []
     for part in ids_BT.split([7, 1, 5, 1, 10], dim=1):
         output = made(part, past_key_values=cache, use_cache=True)
         cache = output.past_key_values
         parts.append(output.logits)
-    assert float((torch.cat(parts, dim=1) - whole).abs().max()) < 1e-5 * float(whole.abs().max())
+    assert_close(torch.cat(parts, dim=1), whole_BTV)
 
-
-@used
-@torch.no_grad()
-def test_a_padded_batch_is_each_row_alone(pe: dict[str, Any], sizes: dict[str, Any]) -> None:
-    made = exported(decoder_of(sizes, pe), "always")
-    ids_BT = tokens(2, LENGTH)
     mask_BT = torch.ones_like(ids_BT)
     mask_BT[1, :9] = 0
-    both = made(ids_BT, attention_mask=mask_BT).logits
-    alone = made(ids_BT[1:, 9:]).logits
-    assert float((both[1:, 9:] - alone).abs().max()) < 1e-5 * float(alone.abs().max())
+    both_BTV = made(ids_BT, attention_mask=mask_BT).logits
+    assert_close(both_BTV[1:, 9:], made(ids_BT[1:, 9:]).logits)
+
+    made.set_attn_implementation("eager")
+    assert_close(made(ids_BT).logits, whole_BTV)
 
 
 @used
@@ -178,16 +179,6 @@ def test_generate_takes_the_likeliest_by_every_way(
     batch = torch.cat([padded, tokens(1, 14)], dim=0)
     said = made.generate(batch, attention_mask=mask_BT, **greedy)
     assert said[0, 4:].tolist() == expected[0].tolist()
-
-
-@used
-@torch.no_grad()
-def test_eager_attention_is_sdpa(pe: dict[str, Any], sizes: dict[str, Any]) -> None:
-    made = exported(decoder_of(sizes, pe), "always")
-    ids_BT = tokens(2, LENGTH)
-    fused = made(ids_BT).logits
-    made.set_attn_implementation("eager")
-    assert float((made(ids_BT).logits - fused).abs().max()) < 1e-5 * float(fused.abs().max())
 
 
 @torch.no_grad()
@@ -269,19 +260,27 @@ def loaded(made: Any, decoder: Decoder, folder: Path) -> Any:
 # -- refused ---------------------------------------------------------------------------------------
 
 
+THREE_HEADS = make_sizes(num_attention_heads=3, num_key_value_heads=3, head_dim=10)
+LATENT = LatentConfig(kv_rank=10, nope_dim=6, rope_dim=4, value_dim=5)
+
+
 @pytest.mark.parametrize(
-    ("sizes", "pe", "key"),
+    ("key", "sites", "changes"),
     [
-        ({"token_shift": True}, {}, "model.token_shift=true"),
-        ({}, {"precision": "bf16"}, "pe.precision=bf16"),
-        ({"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 10}, {}, "=3"),
+        ("model.token_shift=true", "qkvo", {"sizes": make_sizes(token_shift=True)}),
+        (
+            "=3",
+            "qkvo",
+            {"sizes": make_sizes(num_attention_heads=3, num_key_value_heads=3, head_dim=10)},
+        ),
+        ("pe.precision=bf16", "qkvo", {"precision": "bf16"}),
+        ("attn.kind=linear", "qk", {"attn": LinearConfig()}),
+        ("attn.kind=latent", "q", {"attn": LATENT, "sizes": make_sizes(num_key_value_heads=4)}),
     ],
 )
-def test_a_model_without_a_class_is_refused(
-    sizes: dict[str, Any], pe: dict[str, Any], key: str
-) -> None:
+def test_a_model_without_a_class_is_refused(key: str, sites: str, changes: dict[str, Any]) -> None:
     with refused(key, "cannot be exported to transformers"):
-        exported(decoder_of(sizes, pe))
+        exported(opinionated(*sites, **changes))
 
 
 def test_a_class_of_ones_own_is_in_its_own_model_alone() -> None:
@@ -329,16 +328,3 @@ def test_a_file_that_needs_more_of_the_package_is_refused(line: str) -> None:
     made = with_text(make_pe(), "pull.Pull", f"{line}\n{PULL}")
     with refused("pe.code=pull.Pull", "cannot be exported to transformers"):
         exported(Decoder(Architecture(make_sizes(), made, VOCAB)))
-
-
-@pytest.mark.parametrize(
-    ("attn", "sites"),
-    [
-        (LinearConfig(), ("q", "k")),
-        (LatentConfig(kv_rank=10, nope_dim=6, rope_dim=4, value_dim=5), ("q",)),
-    ],
-)
-def test_a_kind_without_a_class_is_refused(attn: Kind, sites: tuple[str, ...]) -> None:
-    sizes = make_sizes(num_key_value_heads=4)
-    with refused(f"attn.kind={attn.kind}", "cannot be exported to transformers"):
-        exported(opinionated(*sites, attn=attn, sizes=sizes))

@@ -16,12 +16,12 @@ from support.own import example, with_text
 from support.refused import refused
 from torch import Tensor
 
-from rope_exp.compose import with_source
 from rope_exp.config import RunConfig
 from rope_exp.costs import kept, with_matched
 from rope_exp.decoder import Decoder
 from rope_exp.errors import ConfigError, explained_by
 from rope_exp.laws.certificate import certificate
+from rope_exp.position.own import with_source
 from rope_exp.rope import angles, frequencies
 from rope_exp.sections import SOFTMAX, Architecture, PeConfig
 

@@ -26,7 +26,7 @@ def command(*words: str, cwd: Path, script: str = "train.py", **environment: str
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)} | own | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
 
 

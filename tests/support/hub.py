@@ -1,8 +1,7 @@
-"""A fake Hugging Face hub on localhost, with faults on demand.
+"""A stand-in for the Hugging Face hub on localhost, with faults on demand.
 
 It answers the requests that `datasets`, `huggingface_hub` and `transformers` make: information on
-a repository and revision, its tree in pages, paths-info, files by HEAD and by range, and large
-files through a redirect to another host.
+a repository and revision, its tree, and files by HEAD and by range.
 """
 
 import hashlib
@@ -13,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, Self
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
-PAGE = 2  # entries per page of a tree; the real hub sends 1,000
-LARGE = 4096  # bytes from which a file is redirected to another host
+INFO = re.compile(r"/api/((?:datasets|models)/[^/]+/[^/]+)(?:/revision/(\w+))?")
+TREE = re.compile(r"/api/((?:datasets|models)/[^/]+/[^/]+)/tree/(\w+)/?(.*)")
+FILE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/(\w+)/(.*)")
 
 
 @dataclass
@@ -29,42 +29,32 @@ class Fault:
     kind: int | Literal["half"]
     matches: str = ""
     times: float = float("inf")
-    headers: Mapping[str, str] = field(default_factory=dict)
+    code: str = ""
 
 
+@dataclass
 class Hub:
     """`with Hub({"datasets/owner/corpus": {"train.parquet": b"..."}}) as hub:` serves at `hub.url`.
 
     Attributes:
-        requests: "METHOD path range" of each request so far, in order.
+        requests: "METHOD path" of each request so far, in order.
         authorizations: the Authorization headers of the requests.
         faults: tried in order at each request, until one occurs.
     """
 
-    revision = "0123456789abcdef0123456789abcdef01234567"
-
-    def __init__(self, repositories: Mapping[str, Mapping[str, bytes]]) -> None:
-        self.repositories = repositories
-        self.requests: list[str] = []
-        self.authorizations: set[str | None] = set()
-        self.faults: list[Fault] = []
-        self._lock = threading.Lock()
-        hub = self
-
-        class Handler(_Handler):
-            def setup(self) -> None:
-                self.hub = hub
-                super().setup()
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.port = self._server.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+    repositories: Mapping[str, Mapping[str, bytes]]
+    revision: str = "0123456789abcdef0123456789abcdef01234567"
+    requests: list[str] = field(default_factory=list)
+    authorizations: set[str | None] = field(default_factory=set)
+    faults: list[Fault] = field(default_factory=list)
 
     def __enter__(self) -> Self:
-        threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
-        ).start()
+        self.server = ThreadingHTTPServer(
+            ("127.0.0.1", 0),
+            lambda *words: Handler(*words, hub=self),  # type: ignore[misc]
+        )
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -72,164 +62,114 @@ class Hub:
 
     def stop(self) -> None:
         """Stop answering."""
-        self._server.shutdown()
-        self._server.server_close()
-
-    def fault(self, request: str) -> Fault | None:
-        """Record a request, and return its fault, if any."""
-        with self._lock:
-            self.requests.append(request)
-            for fault in self.faults:
-                if fault.times and re.search(fault.matches, request):
-                    fault.times -= 1
-                    return fault
-        return None
+        self.server.shutdown()
+        self.server.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    hub: Hub
+class Handler(BaseHTTPRequestHandler):
+    """Answers one connection."""
+
     protocol_version = "HTTP/1.1"
+
+    def __init__(self, *words: Any, hub: Hub) -> None:
+        self.hub = hub
+        super().__init__(*words)
 
     def log_message(self, *_: object) -> None:
         pass
 
     def do_GET(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        self.body = self.rfile.read(length)
-        self.fault = self.hub.fault(
-            f"{self.command} {self.path} {self.headers.get('Range', '')}".rstrip()
+        request = f"{self.command} {self.path}"
+        self.hub.requests.append(request)
+        self.hub.authorizations.add(self.headers["Authorization"])
+        faults = (
+            each for each in self.hub.faults if each.times and re.search(each.matches, request)
         )
-        self.hub.authorizations.add(self.headers.get("Authorization"))
+        self.fault = next(faults, None)
+        if self.fault is not None:
+            self.fault.times -= 1
         if self.fault is None or self.fault.kind == "half":
-            self.route()
+            self.route(unquote(urlsplit(self.path).path))
         else:
-            self.error(self.fault.kind, None, "a fault", **self.fault.headers)
+            self.error(self.fault.kind, self.fault.code)
 
-    do_HEAD = do_POST = do_GET
+    do_HEAD = do_GET
 
-    def route(self) -> None:
-        path = unquote(urlsplit(self.path).path)
-        if found := re.fullmatch(r"/files/(\w+)", path):
-            served = self.hub.repositories.values()
-            files = (content for files in served for content in files.values())
-            self.file(next(content for content in files if sha1(content) == found[1]))
-        elif found := re.fullmatch(
-            r"/api/((?:datasets|models)/[^/]+/[^/]+)(?:/([\w-]+)/(\w+)(?:/(.*))?)?", path
-        ):
-            files_ = self.repository(found[1], found[3])
-            if files_ is not None:
-                self.api(found[1], files_, found[2] or "revision", found[4] or "")
-        elif found := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/(\w+)/(.*)", path):
-            files_ = self.repository(f"{found[1] or 'models/'}{found[2]}", found[3])
-            if files_ is None:
-                return
-            if found[4] not in files_:
-                self.error(404, "EntryNotFound", "Entry not found")
-            elif len(files_[found[4]]) < LARGE:
-                self.file(files_[found[4]])
-            else:
-                content = files_[found[4]]
-                location = f"http://localhost:{self.hub.port}/files/{sha1(content)}"
-                linked = {"X-Linked-Size": str(len(content)), "X-Linked-Etag": f'"{sha1(content)}"'}
-                self.answer(302, b"", Location=location, **linked)
+    def route(self, path: str) -> None:
+        if found := FILE.fullmatch(path):
+            files = self.files(f"{found[1] or 'models/'}{found[2]}", found[3])
+            if files is not None and found[4] in files:
+                self.file(files[found[4]])
+            elif files is not None:
+                self.error(404, "EntryNotFound")
+        elif found := TREE.fullmatch(path):
+            files = self.files(found[1], found[2])
+            if files is not None:
+                self.json(entries(files, found[3], is_deep="recursive=true" in self.path))
+        elif found := INFO.fullmatch(path):
+            files = self.files(found[1], found[2])
+            if files is not None:
+                names = [{"rfilename": name} for name in files]
+                facts = {"id": found[1].partition("/")[2], "sha": self.hub.revision}
+                self.json({**facts, "siblings": names, "private": False, "tags": []})
         else:
-            self.error(404, None, "Not found")
+            self.error(404)
 
-    def repository(self, name: str, revision: str | None) -> Mapping[str, bytes] | None:
-        files = self.hub.repositories.get(name)
-        if files is None:
+    def files(self, name: str, revision: str | None) -> Mapping[str, bytes] | None:
+        """Return the files of a repository, or answer that it or its revision is not there."""
+        if name not in self.hub.repositories:
             # Without credentials, the real hub answers 401 for an unknown repository.
-            self.error(401, "RepoNotFound", "Repository not found")
+            self.error(401, "RepoNotFound")
         elif revision not in (None, "main", self.hub.revision):
             self.error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-            return None
-        return files
-
-    def api(self, name: str, files: Mapping[str, bytes], what: str, folder: str) -> None:
-        entries = [
-            {"type": "file", "path": path, "size": len(content), "oid": sha1(content)}
-            for path, content in sorted(files.items())
-        ]
-        if what == "tree":
-            asked = urlsplit(self.path)
-            query = parse_qs(asked.query)
-            inside = [
-                entry for entry in entries if str(entry["path"]).startswith(folder and f"{folder}/")
-            ]
-            if folder and not inside:
-                self.error(404, "EntryNotFound", f"{folder} does not exist")
-                return
-            if query.get("recursive") != ["true"]:
-                inside = children(inside, folder)
-            start = int(query.get("cursor", ["0"])[0])
-            recursive = query.get("recursive", ["false"])[0]
-            page = f"{asked.path}?recursive={recursive}&cursor={start + PAGE}"
-            more = {}
-            if start + PAGE < len(inside):
-                more = {"Link": f'<{self.hub.url}{page}>; rel="next"'}
-            self.json(inside[start : start + PAGE], **more)
-        elif what == "paths-info":
-            wanted = re.findall(r"[\w./-]+\.\w+", unquote(self.body.decode()))
-            self.json([entry for entry in entries if entry["path"] in wanted])
         else:
-            kind, _, id_ = name.partition("/")
-            siblings = [{"rfilename": entry["path"]} for entry in entries]
-            info = {
-                "id": id_,
-                "sha": self.hub.revision,
-                "private": False,
-                "tags": [],
-                "downloads": 0,
-                "likes": 0,
-            }
-            self.json(
-                {**info, "siblings": siblings, **({"modelId": id_} if kind == "models" else {})}
-            )
+            return self.hub.repositories[name]
+        return None
 
     def file(self, content: bytes) -> None:
         facts = {"ETag": f'"{sha1(content)}"', "Accept-Ranges": "bytes"}
-        if part := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
+        if part := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"] or ""):
             first, last = int(part[1]), min(int(part[2] or len(content)), len(content) - 1)
             facts["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
-            self.answer(206, content[first : last + 1], **facts)
+            self.answer(206, content[first : last + 1], facts)
         else:
-            self.answer(200, content, **facts)
+            self.answer(200, content, facts)
 
-    def json(self, value: Any, **headers: str) -> None:
-        self.answer(
-            200, json.dumps(value).encode(), **{"Content-Type": "application/json"}, **headers
-        )
+    def json(self, value: Any) -> None:
+        self.answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
-    def error(self, status: int, code: str | None, message: str, **headers: str) -> None:
+    def error(self, status: int, code: str = "", message: str = "no") -> None:
         named = {"X-Error-Code": code, "X-Error-Message": message} if code else {}
-        self.answer(status, json.dumps({"error": message}).encode(), **named, **headers)
+        self.answer(status, json.dumps({"error": message}).encode(), named)
 
-    def answer(self, status: int, body: bytes, **headers: str) -> None:
-        is_half = self.fault is not None and self.fault.kind == "half"
+    def answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         self.send_response(status)
-        for name, value in {"X-Repo-Commit": self.hub.revision, **headers}.items():
+        facts = {"X-Repo-Commit": self.hub.revision, "Content-Length": str(len(body))}
+        for name, value in {**facts, **headers}.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        if self.fault is not None and self.fault.kind == "half":
+            body = body[: len(body) // 2]
+            self.close_connection = True
         if self.command != "HEAD":
-            self.wfile.write(body[: len(body) // 2] if is_half else body)
-        self.close_connection = is_half
+            self.wfile.write(body)
 
 
-def children(entries: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
-    """Return a folder's direct children: its files, and a directory entry for each subfolder."""
+def entries(files: Mapping[str, bytes], folder: str, *, is_deep: bool) -> list[dict[str, Any]]:
+    """Return the files below a folder, or, if not `is_deep`, its files and folders."""
     found = {}
-    for entry in entries:
-        below = entry["path"][len(folder) :].lstrip("/")
-        name = below.split("/")[0]
-        path = f"{folder}/{name}".lstrip("/")
-        found[path] = (
-            entry
-            if below == name
-            else {"type": "directory", "path": path, "size": 0, "oid": sha1(path.encode())}
-        )
+    prefix = folder and f"{folder}/"
+    for path, content in files.items():
+        if not path.startswith(prefix):
+            continue
+        name, _, below = path.removeprefix(prefix).partition("/")
+        if below and not is_deep:
+            found[name] = {"type": "directory", "path": prefix + name, "size": 0, "oid": "0" * 40}
+        else:
+            found[path] = {"type": "file", "path": path, "size": len(content), "oid": sha1(content)}
     return list(found.values())
 
 
 def sha1(content: bytes) -> str:
+    """Return the digest by which the hub tells versions of a file."""
     return hashlib.sha1(content).hexdigest()

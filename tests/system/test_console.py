@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rope_exp import errors as console
-from rope_exp.errors import Progress, time_left
+from rope_exp.errors import Progress
 
 Capture = pytest.CaptureFixture[str]
 ROW = {"step": 10, "train/loss": 3.25, "tokens_per_s": 1234.0}
@@ -35,11 +35,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     moments = [100.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: moments[-1])
     return moments
-
-
-def test_time_left_is_in_proportion_to_what_is_done() -> None:
-    assert time_left(30, 10, 50) == "0:02:00 left"
-    assert time_left(30, 0, 50) == "no estimate yet"
 
 
 def test_an_estimate_is_by_the_last_minute(clock: list[float], capsys: Capture) -> None:
@@ -101,12 +96,6 @@ def test_a_runs_lines_are_kept_in_its_log(tmp_path: Path, capsys: Capture) -> No
     assert (tmp_path / "log.txt").read_text() == "a line\na traceback\n"
 
 
-def test_a_rank_that_is_not_shown_says_nothing(capsys: Capture) -> None:
-    with closing(Progress("vo_rope-s0", 60, 0, shown=False)) as progress:
-        progress.row(ROW | {"val/loss": 3.5})
-    assert capsys.readouterr().err == ""
-
-
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setenv("TERM", "xterm")
@@ -127,15 +116,17 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn.index("\x1b[?25h") < drawn.index("step 10/60")
 
 
-def test_what_has_no_known_end_has_no_estimate(clock: list[float], capsys: Capture) -> None:
-    known = Progress("data", 40)
-    unknown = Progress("data", None)
+def test_without_steps_a_line_needs_an_end_for_its_estimate(
+    clock: list[float], capsys: Capture
+) -> None:
+    """Nothing is shown by a rank that shares its terminal with the first."""
+    progresses = [Progress("a", 40), Progress("b", None), Progress("c", 40, shown=False)]
     clock.append(120.0)
-    for progress in (known, unknown):
+    for progress in progresses:
         progress.show(10, "10 documents")
         progress.close()
-    said = ["data: 10 documents, 0:01:00 left", "data: 10 documents"]
-    assert capsys.readouterr().err.splitlines() == said
+    expected = ["a: 10 documents, 0:01:00 left", "b: 10 documents"]
+    assert capsys.readouterr().err.splitlines() == expected
 
 
 def test_words_that_nobody_can_hear_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,82 @@
+"""Tests that every choice, experiment and campaign makes the runs that it always made.
+
+tests/stored/compositions.json holds a hash for each group of choices and each campaign. A hash that
+differs means that a committed file or a default changed what it says. A new choice changes the hash
+of its group; `python tests/config/test_compositions.py` then writes the file anew.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rope_exp.campaign.cells import load_campaign
+from rope_exp.campaign.file import campaign_files
+from rope_exp.compose import CONFIGS, compose_jobs
+from rope_exp.config import RunConfig
+from rope_exp.files import json_sha256
+
+PINS = Path(__file__).parents[1] / "stored" / "compositions.json"
+# What a choice needs beside itself.
+NEEDS = {
+    "data=files": ["data.path=somewhere"],
+    "data=hub": ["data.path=some/where"],
+    "tokenizer=pretrained": ["tokenizer.path=somewhere"],
+    "tokenizer=task": ["data=addition"],
+    "attn=decay": ["pe=vo_rope"],
+}
+GROUPS = sorted(path.parent.relative_to(CONFIGS).as_posix() for path in CONFIGS.glob("*/*.yaml"))
+GROUPS = sorted({*GROUPS, *(f"row/{path.name}" for path in (CONFIGS / "row").iterdir())})
+GROUPS.remove("campaign")
+# Campaigns of the third protocol, and some of each kind of row and factor; others take minutes.
+TRIED = ("nine_10m", "open_26m", "place_26m", "heads", "cores", "roper", "documents")
+
+
+def described(configs: Iterable[RunConfig]) -> Iterator[Any]:
+    for config in configs:
+        names = (config.name, config.group, str(config.folder), config.attn.label)
+        yield [config.to_dict(), config.config_sha256, config.group_sha256, *names]
+
+
+def choices_sha256(group: str) -> str:
+    found = {}
+    for path in sorted((CONFIGS / group).glob("*.yaml")):
+        word = f"{group}={path.stem}"
+        added = "+" if group.startswith(("experiment", "row")) else ""
+        jobs = compose_jobs([f"{added}{word}", *NEEDS.get(word, [])])
+        found[path.stem] = list(described(jobs.configs))
+        for config in jobs.configs:
+            assert RunConfig.from_dict(config.to_dict()) == config
+    return json_sha256(found)
+
+
+def cells_sha256(campaign: str) -> str:
+    cells = load_campaign(campaign, None, Path("results/runs")).cells
+    about = [[cell.name, cell.row, cell.factors, cell.test] for cell in cells]
+    return json_sha256([about, list(described(cell.config for cell in cells))])
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_choice_is_what_it_was(group: str) -> None:
+    assert choices_sha256(group) == json.loads(PINS.read_text())["choices"][group]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in TRIED else pytest.mark.torture)
+        for name in campaign_files()
+    ],
+)
+def test_every_cell_is_what_it_was(name: str) -> None:
+    assert cells_sha256(name) == json.loads(PINS.read_text())["campaigns"][name]
+
+
+if __name__ == "__main__":
+    pins = {
+        "choices": {group: choices_sha256(group) for group in GROUPS},
+        "campaigns": {name: cells_sha256(name) for name in campaign_files()},
+    }
+    PINS.write_text(json.dumps(pins, indent=1) + "\n")

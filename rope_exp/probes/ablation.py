@@ -10,6 +10,9 @@ from rope_exp.evaluate import Finished, rounded
 from rope_exp.probes._types import ONE_LENGTH, Numbers
 from rope_exp.probes._windows import attentions, instead, loss
 
+ORDER = 3
+PLACES = {"ablation": ("without", "loss")}
+
 
 class _Losses(TypedDict):
     without: list[Literal["", "q", "k", "v", "o"]]

@@ -26,6 +26,8 @@ from rope_exp.probes._windows import attentions, bin_edges, instead, share, wind
 from rope_exp.rope import angles, rotate
 from rope_exp.sources import read
 
+ORDER = 6
+PLACES = {"distance": ("m", "attention"), "uniform": ("m", "uniform")}
 # Receives weights_BHTT, and q_BTHK and k_BTGK before rotation.
 See = Callable[[Tensor, Tensor, Tensor], None]
 

@@ -13,11 +13,13 @@ by c rotates the output by c (theta - theta'), as it does if only one of the two
 Shapes: F frequencies, of n = 2F rotating features; [..., F] if layers or heads have their own.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 from typing_extensions import TypedDict
@@ -29,9 +31,13 @@ from rope_exp.evaluate import Finished, rounded
 from rope_exp.identity import Count
 from rope_exp.probes._types import ONE_LENGTH, Numbers
 from rope_exp.probes._windows import attentions, factors, instead, long_windows, nats, share
+from rope_exp.report import NOTHING, Report, markdown_table
 from rope_exp.sections import PAIRS, PeConfig
 
-METHODS = ("interpolation", "ntk_aware", "yarn")
+# Below the answers on generated data.
+ORDER = 4
+METHODS = {"interpolation": "interpolation", "ntk_aware": "NTK-aware", "yarn": "YaRN"}
+SITES = {"": NOTHING, "qk": "q and k", "vo": "v and o", "qkvo": "q, k, v and o"}
 
 # Turns of a pair within the trained length: pairs with FAST_TURNS or more are left unchanged, and
 # pairs with SLOW_TURNS or fewer are interpolated (beta and alpha of Peng et al. 2023).
@@ -246,3 +252,56 @@ def _scaled(layer: Attention, factor: float) -> Callable[..., Tensor]:
         return attend(q_BTHK * factor, *others)
 
     return scaled
+
+
+# -- report ----------------------------------------------------------------------------------------
+
+
+def tables(report: Report) -> list[str]:
+    """Return a table of means by method and length."""
+    found = _losses(report)
+    if found.empty:
+        return []
+    told = found.assign(
+        row=found["row"].map({label: row.name for label, row in report.rows.items()}),
+        frequencies=found["method"].map({"as_trained": "as trained", **METHODS}),
+        sites=found["sites"].map(SITES),
+        times=found["factor"].map("{}×".format),
+    )
+    by = ["row", "frequencies", "sites", "seeds"]
+    table = told.pivot_table("loss", index=by, columns="times", sort=False).reset_index()
+    return [
+        "Loss by window length, in training lengths; the listed sites rotate at frequencies "
+        "adapted to that length (mean over seeds):",
+        markdown_table(table, ".4f"),
+    ]
+
+
+def files(report: Report) -> dict[str, str]:
+    """Return extension.csv, in nats with six decimals."""
+    found = _losses(report)
+    if found.empty:
+        return {}
+    groups = found.groupby(["row", "method", "sites", "length"], sort=False)["loss"]
+    over_runs = groups.agg(num_seeds="count", loss_mean="mean", loss_sd="std")
+    text = over_runs.reset_index().to_csv(index=False, float_format="%.6f")
+    return {"extension.csv": text}
+
+
+def _losses(report: Report) -> pd.DataFrame:
+    """Return a line for each run, method, sites ("" as trained) and length.
+
+    Columns are row, method, sites, seeds (of the row), length, factor (the length in training
+    lengths) and loss.
+    """
+    lines = []
+    for label, answers in report.answers("extension").items():
+        for method, sites in [("as_trained", ""), *itertools.product(METHODS, SITES)]:
+            for answer in answers:
+                losses = answer[method] if method == "as_trained" else answer[method].get(sites, ())
+                lengths = answer["lengths"]
+                for length, loss in zip(lengths, losses, strict=False):
+                    line = {"row": label, "method": method, "sites": sites, "seeds": len(answers)}
+                    factor = length // lengths[0]
+                    lines.append({**line, "length": length, "factor": factor, "loss": loss})
+    return pd.DataFrame(lines)

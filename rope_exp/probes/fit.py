@@ -6,16 +6,21 @@ rows: the mean over dimensions, and each dimension; and the mean squared error a
 Shapes: N rows, Q queries, D dimensions.
 """
 
+import statistics
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from typing_extensions import TypedDict
 
 from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, rounded
 from rope_exp.probes._types import Number, Numbers
+from rope_exp.report import Column, Report, Table
 from rope_exp.sources import held_out_rows
+
+ORDER = 3
 
 
 class Answer(TypedDict):
@@ -47,3 +52,22 @@ def ask(model: Finished) -> dict[str, Any]:
         "r2_of_dims": rounded(r2_D),
         "error_of_queries": rounded(error_NQD.mean(axis=(0, 2))),
     }
+
+
+def tables(report: Report) -> list[str]:
+    """Return R² of each row with any: the mean over seeds, and the extremes."""
+    lines = []
+    for label, answers in report.answers("fit").items():
+        found = [answer["r2"] for answer in answers]
+        line = {"name": report.rows[label].name, "num_seeds": len(found)}
+        extremes = {"lowest": min(found), "highest": max(found)}
+        lines.append({**line, "mean": statistics.mean(found), **extremes})
+    columns = [
+        Column("variant", "name"),
+        Column("seeds", "num_seeds", "d"),
+        Column("R²", "mean", ".4f"),
+        Column("lowest", "lowest", ".4f"),
+        Column("highest", "highest", ".4f"),
+    ]
+    about = "Explained variance (R²) on the held-out rows:"
+    return [about, Table(columns, pd.DataFrame(lines)).markdown()] if lines else []

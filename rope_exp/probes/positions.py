@@ -20,6 +20,9 @@ from rope_exp.probes._types import Numbers, check_one_length
 from rope_exp.probes._windows import bin_edges, factors, long_windows, nats
 from rope_exp.sources import read
 
+ORDER = 1
+PLACES = {"positions": ("lengths", "loss_at_length"), "bins": ("edges", "loss")}
+
 
 class _Losses(TypedDict):
     num_windows: Count

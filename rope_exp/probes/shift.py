@@ -14,6 +14,8 @@ from rope_exp.identity import Natural
 from rope_exp.probes._types import ONE_LENGTH, Numbers
 from rope_exp.probes._windows import instead, loss
 
+ORDER = 2
+PLACES = {"shift": ("start", "loss")}
 # In training lengths: from within the first window to far outside.
 SHIFTS = (0.25, 1, 4, 16)
 

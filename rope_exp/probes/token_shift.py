@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from typing_extensions import TypedDict
 
@@ -10,6 +11,10 @@ from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, significant
 from rope_exp.probes._types import Numbers
 from rope_exp.probes._windows import attentions
+from rope_exp.report import Report
+
+# Below learned frequencies.
+ORDER = 5
 
 
 class Answer(TypedDict):
@@ -38,3 +43,13 @@ def ask(model: Finished) -> dict[str, Any]:
         "min": significant(mu_LD.amin(dim=1)),
         "max": significant(mu_LD.amax(dim=1)),
     }
+
+
+def notes(report: Report) -> list[str]:
+    """Return a note for each row with token shift: the mean of mu by layer, over seeds."""
+    said = []
+    for label, answers in report.answers("token_shift").items():
+        mu_L = np.mean([answer["mean"] for answer in answers], axis=0)
+        told = ", ".join(f"{mu:.3f}" for mu in mu_L)
+        said.append(f"{report.rows[label].name}: mean μ of token shift by layer is {told}.")
+    return said

@@ -7,9 +7,9 @@ from support.records import diverged, ended_at, report_on, runs_of, unfinished
 from support.refused import refused
 
 from rope_exp.figures.curves import by_tokens
+from rope_exp.probes import drift, repeat
 from rope_exp.report import build, table_csv, table_md
 from rope_exp.runs import Run
-from rope_exp.words.probed import copies_part, drift_notes
 
 
 def seeds_of(*rows: str) -> list[Run]:
@@ -185,7 +185,7 @@ def test_runs_that_copy_are_counted_with_their_losses() -> None:
         for run in seeds_of("qk_rope")
     ]
     losses = {run.config.seed: run.loss or 0.0 for run in probed}
-    line = copies_part(build(probed, ["pe"]))[1].splitlines()[-1]
+    line = repeat.tables(build(probed, ["pe"]))[1].splitlines()[-1]
     copying = (losses[0] + losses[2]) / 2
     assert line == f"| QK-RoPE | 2 of 3 | 0.8667 | {copying:.4f} | {losses[1]:.4f} |"
 
@@ -202,7 +202,7 @@ def test_drift_is_judged_seed_by_seed(medians: list[float], said: str) -> None:
         replace(run, probes={"drift": {"sites": {"qk": {"median": median}}}})
         for run, median in zip(seeds_of("qk_rope"), medians, strict=False)
     ]
-    [sentence] = drift_notes(build(runs, ["pe"]))
+    [sentence] = drift.notes(build(runs, ["pe"]))
     assert sentence.endswith(said)
 
 

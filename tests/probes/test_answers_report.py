@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from support.records import runs_of
 
+from rope_exp.probes.answers import files, match_relations, tables
 from rope_exp.report import Report, build, table_md
-from rope_exp.words.answers import answers_csv, match_relations, task_tables
 
 SHARES = {"qk_rope": 0.7, "qkvo_rope": 0.9, "vo_rope": 0.8, "nope": 0.5}
 PAIR = ("qk_rope", "qkvo_rope")
@@ -50,7 +50,7 @@ def test_ropers_claim_is_judged_by_matches(levels: tuple[float, float], outcome:
         [relation] = relations
         assert (relation["a"], relation["b"]) == ("qkvo_rope", "qk_rope")
         assert relation["outcome"] == outcome
-    assert outcome in "\n".join(task_tables(report))
+    assert outcome in "\n".join(tables(report))
 
 
 def test_a_task_without_mistakes_opens_both_measures() -> None:
@@ -66,7 +66,7 @@ def test_one_seed_judges_nothing() -> None:
     report = with_shares(lambda row, _: SHARES[row])
     alone = build([run for run in report.runs if run.config.seed == 0], ["pe"])
     assert match_relations(alone) == {"test": [], "longer": []}
-    assert "±" not in "\n".join(task_tables(alone))
+    assert "±" not in "\n".join(tables(alone))
 
 
 def test_matches_are_judged_by_the_campaigns_test() -> None:
@@ -94,5 +94,5 @@ def test_several_kinds_of_data_have_no_common_answers() -> None:
     """Spans and bins are of one kind, so a table over kinds shows losses alone."""
     runs = [*runs_of("copy", "qk_rope", seeds=(0,)), *runs_of("retrieval", "qk_rope", seeds=(0,))]
     report = build(runs, ["data", "model", "train", "optim", "schedule"])
-    assert answers_csv(report) is None
-    assert task_tables(report) == []
+    assert files(report) == {}
+    assert tables(report) == []

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rope_exp.config import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_keys
+from rope_exp.config import DEFAULT_OUTPUT, FACTORS, RunConfig, TrainConfig, differing_keys
 from rope_exp.errors import EXIT_CODES, ConfigError, log
 from rope_exp.files import is_full, make_folders, try_lock
 from rope_exp.folder import (
@@ -28,7 +28,6 @@ from rope_exp.generated import open_data
 from rope_exp.jobs import Job
 from rope_exp.prepare import pin_revision
 from rope_exp.ranks import POLL_SECONDS
-from rope_exp.sections import Kind, ModelConfig, PeConfig, TrainConfig
 from rope_exp.settle import resolve
 from rope_exp.tokenizer import pin_tokenizer
 from rope_exp.tracker import check_trackers
@@ -59,7 +58,9 @@ def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
         config = config.replace("run", fresh=False)
     if config.pe.code is not None:
         # A mistake in a class of one's own ends here, before anything is written.
-        _measure(config.model, config.pe, config.attn, causal=config.causal)
+        from rope_exp.worker import certificate
+
+        certificate(config.model, config.pe, config.attn, causal=config.causal)
     return config
 
 
@@ -72,14 +73,6 @@ def pinned_config(config: RunConfig) -> RunConfig:
     from rope_exp.worker import with_origin
 
     return with_origin(pinned)
-
-
-@functools.cache
-def _measure(model: ModelConfig, pe: PeConfig, attn: Kind, *, causal: bool) -> None:
-    """Measure the laws of a variant, once for all seeds of a sweep."""
-    from rope_exp.laws.certificate import certificate
-
-    certificate(model, pe, attn, causal=causal)
 
 
 def _was_requeued(folder: Path) -> bool:

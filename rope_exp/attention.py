@@ -14,7 +14,7 @@ V of a value and of an output, E entries kept in the cache, F frequencies.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -257,39 +257,13 @@ class Attention(nn.Module):
         Args:
             values: [B, E, G, ...] each; the output concatenates their features.
         """
+        common: Any = {"window": self.window, "bias_HTE": at.bias_HTE, "sink_H": self.sink_H}
         if cache is not None and not cache.is_prefill(q_BTHK.shape[1]):
-            # As the other kernel: by the width that queries have, which a class of one's own sets.
-            return self.attend_after(q_BTHK, k_BEGK, values, at, cache, q_BTHK.shape[-1] ** -0.5)
+            return attention_after(q_BTHK, k_BEGK, values, num_pads_B=cache.num_pads, **common)
+        v_BTHV = values[0] if len(values) == 1 else torch.cat([*values], dim=-1)
+        causal = self.causal
         return attention(
-            q_BTHK,
-            k_BEGK,
-            values[0] if len(values) == 1 else torch.cat([*values], dim=-1),
-            self.window,
-            causal=self.causal,
-            bias_HTT=at.bias_HTE,
-            document_BT=at.document_BT,
-            sink_H=self.sink_H,
-        )
-
-    def attend_after(
-        self,
-        q_BTHK: Tensor,
-        k_BEGK: Tensor,
-        values: Sequence[Tensor],
-        at: Positions,
-        cache: LayerCache,
-        scale: float,
-    ) -> Tensor:
-        """Return the same by the decoding kernel, with a factor on the scores."""
-        return attention_after(
-            q_BTHK,
-            k_BEGK,
-            values,
-            scale=scale,
-            window=self.window,
-            num_pads_B=cache.num_pads,
-            bias_HTE=at.bias_HTE,
-            sink_H=self.sink_H,
+            q_BTHK, k_BEGK, v_BTHV, causal=causal, document_BT=at.document_BT, **common
         )
 
     def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
@@ -374,12 +348,6 @@ def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
 def split_heads(x: Tensor, features: int) -> Tensor:
     """Return [B, T, heads, features]."""
     return x.view(*x.shape[:2], -1, features)
-
-
-def for_queries(x_BTGK: Tensor, num_heads: int) -> Tensor:
-    """Repeat each of G heads for the query heads that it serves, in order."""
-    num_shared = num_heads // x_BTGK.shape[2]
-    return x_BTGK if num_shared == 1 else x_BTGK.repeat_interleave(num_shared, dim=2)
 
 
 # -- softmax --------------------------------------------------------------------------------------

@@ -42,10 +42,10 @@ def attention(
     q_BTHK: Tensor,
     k_BTGK: Tensor,
     v_BTGV: Tensor,
-    window: int | None = None,
     *,
+    window: int | None = None,
     causal: bool = True,
-    bias_HTT: Tensor | None = None,
+    bias_HTE: Tensor | None = None,
     document_BT: Tensor | None = None,
     sink_H: Tensor | None = None,
 ) -> Tensor:
@@ -57,7 +57,7 @@ def attention(
     Args:
         window: the number of keys that a query attends to, its own being the last; None: all.
         causal: the sum is over j <= i; otherwise over all j, without a window.
-        bias_HTT: added to the score of query i and key j; it may have a gradient, and a batch:
+        bias_HTE: added to the score of query i and key j; it may have a gradient, and a batch:
             [B, H, T, T].
         document_BT: a query attends only to keys of the same number; None: to all.
         sink_H: one more score in each softmax, whose value is 0; None: none.
@@ -69,7 +69,7 @@ def attention(
     window = None if window is None or window >= length else window
 
     if q_BTHK.device.type != "cpu" or length > MAX_WRITTEN_OUT:
-        mask = _mask(q_BTHK, window, causal, bias_HTT, document_BT, sink_H)
+        mask = _mask(q_BTHK, window, causal, bias_HTE, document_BT, sink_H)
         if sink_H is not None:
             # The key of the mask's last column: 0, like its value.
             k_BTGK, v_BTGV = (F.pad(x, (0, 0, 0, 0, 0, 1)) for x in (k_BTGK, v_BTGV))
@@ -82,7 +82,7 @@ def attention(
         _heads_first(q_BTHK),
         _heads_first(k_BTGK),
         _heads_first(v_BTGV),
-        bias_HTT,
+        bias_HTE,
         document_BT,
         window,
         causal,
@@ -184,7 +184,7 @@ def attention_after(
     k_BEGK: Tensor,
     values: Sequence[Tensor],
     *,
-    scale: float,
+    scale: float | None = None,
     window: int | None = None,
     num_pads_B: Tensor | None = None,
     bias_HTE: Tensor | None = None,
@@ -194,13 +194,14 @@ def attention_after(
 
     Args:
         values: [B, E, G, ...] each; the output concatenates their features.
-        scale: factor on the scores.
+        scale: factor on the scores; None: 1/sqrt(K).
         num_pads_B: the number of a row's first keys that are padding; None: none.
         bias_HTE: added to the scores, or [B, H, T, E]; it may cover more keys, of which these are
             the last.
         sink_H: one more score in each softmax, whose value is 0; None: none.
     """
     num_keys, num_groups = k_BEGK.shape[1:3]
+    scale = scale or q_BTHK.shape[-1] ** -0.5
     meets_1TE = meets(q_BTHK.shape[1], num_keys, window, q_BTHK.device)[None]
     if num_pads_B is not None:
         key_E = torch.arange(num_keys, device=q_BTHK.device)

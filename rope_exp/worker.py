@@ -6,15 +6,16 @@ usual initialisation. One that this run lacks is an error, unless it encodes pos
 """
 
 import ctypes
+import functools
 import gc
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
@@ -41,8 +42,10 @@ from rope_exp.errors import (
 )
 from rope_exp.files import read_json, write_atomically, write_json
 from rope_exp.folder import ENV, LOG, RESULT, describe, read_config, read_env
+from rope_exp.identity import choices, chosen
 from rope_exp.load import load_run
 from rope_exp.machine import DISPATCHER_ID
+from rope_exp.sections import Kind, ModelConfig, PeConfig
 from rope_exp.signals import StopSignal, end_with_parent
 
 
@@ -224,7 +227,6 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     set_up_process(config)
 
     from rope_exp.generated import open_data
-    from rope_exp.laws.certificate import certificate
     from rope_exp.parallel import Parallel
     from rope_exp.trainer import Trainer, environment
 
@@ -277,6 +279,19 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     if is_main:
         log(f"{config.name}: {_describe_end(status, folder)}")
     return EXIT_CODES[status]
+
+
+@functools.cache
+def certificate(model: ModelConfig, pe: PeConfig, attn: Kind, *, causal: bool) -> Mapping[str, Any]:
+    """Measure the laws of a variant, once for all seeds of a sweep.
+
+    Raises:
+        LawError: a law does not hold; the run must not start.
+    """
+    found: dict[str, Any] = {}
+    for name in choices("laws"):
+        found |= chosen("laws", name, "laws").certificate(model, pe, attn, causal=causal)
+    return found
 
 
 def set_up_process(config: RunConfig) -> None:

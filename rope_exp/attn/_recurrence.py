@@ -124,6 +124,12 @@ def _power(log_gamma_H: Tensor, steps_N: Tensor) -> Tensor:
     return (log_gamma_H[:, None] * steps_N).exp()
 
 
+def for_queries(x_BTGK: Tensor, num_heads: int) -> Tensor:
+    """Repeat each of G heads for the query heads that it serves, in order."""
+    num_shared = num_heads // x_BTGK.shape[2]
+    return x_BTGK if num_shared == 1 else x_BTGK.repeat_interleave(num_shared, dim=2)
+
+
 # Terms of the sums over the past, by the name of their state: queries and keys, and values.
 Sums = Mapping[str, tuple[Scores, Tensor]]
 

@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from rope_exp.attention import Positions, for_queries, from_heads, split_heads, to_heads
-from rope_exp.attn._recurrence import StateAttention, Sums
+from rope_exp.attention import Positions, from_heads, split_heads, to_heads
+from rope_exp.attn._recurrence import StateAttention, Sums, for_queries
 from rope_exp.attn.retention import STATE, retnet_log_gamma
 from rope_exp.identity import OpenShare, Rule, section
 from rope_exp.kernels import wide

@@ -28,6 +28,7 @@ from rope_exp.attention import (
     to_heads,
 )
 from rope_exp.identity import Even, Size, section
+from rope_exp.kernels import attention_after
 from rope_exp.sections import SITES, Kind, ModelConfig
 
 LATENT_EPS = 1e-6
@@ -145,7 +146,15 @@ class Layer(Attention):
         if self.attn.value_rope:
             values.append(rows["v"] if "v" in rows else rows["k"][..., num_latent:])
         q_BTHW = torch.cat([q_BTHL, q_BTHR], dim=-1)
-        o = self.attend_after(q_BTHW, rows["k"], values, at, cache, self.attn.key_dim**-0.5)
+        o = attention_after(
+            q_BTHW,
+            rows["k"],
+            values,
+            scale=self.attn.key_dim**-0.5,
+            window=self.window,
+            num_pads_B=cache.num_pads,
+            bias_HTE=at.bias_HTE,
+        )
 
         o_BTHL, o_BTHR = o.tensor_split([num_latent], dim=-1)
         o_BTHC = torch.einsum("bthl,hvl->bthv", o_BTHL, to_v_HVL)

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rope_exp.attention import Positions, for_queries, linears, split_heads
-from rope_exp.attn._recurrence import StateAttention, Sums
+from rope_exp.attention import Positions, linears, split_heads
+from rope_exp.attn._recurrence import StateAttention, Sums, for_queries
 from rope_exp.identity import Positive, section
 from rope_exp.kernels import wide
 from rope_exp.sections import Kind, ModelConfig

@@ -16,6 +16,7 @@ from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.latent import Layer as LatentAttention
 from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.errors import LawError
+from rope_exp.kernels import attention_after
 from rope_exp.laws.certificate import SHIFT, certificate, expected_class
 from rope_exp.rope import rotate
 from rope_exp.sections import Kind, PeConfig, SoftmaxConfig
@@ -106,14 +107,13 @@ def test_a_part_of_the_absorbed_scores_of_wrong_scale_is_refused(
     attn: LatentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mistake scales the unrotated part by 1/sqrt(nope_dim), as if it were alone."""
-    attend_after = LatentAttention.attend_after
     factor = (attn.key_dim / attn.nope_dim) ** 0.5
 
-    def wrong(self: LatentAttention, q_BTHK: Tensor, *others: Any) -> Tensor:
+    def wrong(q_BTHK: Tensor, *others: Any, **keys: Any) -> Tensor:
         q_BTHL, q_BTHR = q_BTHK.tensor_split([attn.kv_rank], dim=-1)
-        return attend_after(self, torch.cat([q_BTHL * factor, q_BTHR], dim=-1), *others)
+        return attention_after(torch.cat([q_BTHL * factor, q_BTHR], dim=-1), *others, **keys)
 
-    monkeypatch.setattr(LatentAttention, "attend_after", wrong)
+    monkeypatch.setattr("rope_exp.attn.latent.attention_after", wrong)
     with pytest.raises(LawError, match="computed as absorbed and cached"):
         certificate(SIZES, make_pe("q", "k"), attn)
 

@@ -74,7 +74,7 @@ def test_outputs_and_all_gradients(
     expected = direct(*leaves[:4], causal=causal, document_BT=document_BT, **sink)
     with mock.patch.object(kernel, "MAX_WRITTEN_OUT", longest):
         ours = attention(
-            *leaves[:3], causal=causal, bias_HTT=leaves[3], document_BT=document_BT, **sink
+            *leaves[:3], causal=causal, bias_HTE=leaves[3], document_BT=document_BT, **sink
         )
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-11)
 
@@ -88,7 +88,7 @@ def test_the_gradient_by_a_bias_is_the_slope() -> None:
     bias_HTT = drawn(2, 5, 5, seed=3).requires_grad_()
 
     def of(*leaves: Tensor) -> Tensor:
-        return attention(*leaves[:3], bias_HTT=leaves[3])
+        return attention(*leaves[:3], bias_HTE=leaves[3])
 
     assert torch.autograd.gradcheck(of, (q, k, v, bias_HTT))
 
@@ -109,6 +109,6 @@ def test_a_bias_in_bfloat16_errs_as_the_rest_does() -> None:
     """The bias is added in float32, so the error is that of the bfloat16 inputs alone."""
     q, k, v = (drawn(1, 200, 2, 16, seed=seed) for seed in range(3))
     bias_HTT = 100 * drawn(2, 200, 200, seed=3)
-    exact = attention(q, k, v, bias_HTT=bias_HTT)
-    narrow = attention(*(x.bfloat16() for x in (q, k, v)), bias_HTT=bias_HTT.float())
+    exact = attention(q, k, v, bias_HTE=bias_HTT)
+    narrow = attention(*(x.bfloat16() for x in (q, k, v)), bias_HTE=bias_HTT.float())
     assert float((narrow.double() - exact).norm() / exact.norm()) < 0.02

@@ -18,8 +18,8 @@ from support.refused import refused
 from torch import Tensor
 
 from rope_exp import identity
-from rope_exp.attention import Positions, for_queries, from_heads, split_heads, to_heads
-from rope_exp.attn._recurrence import StateAttention, Sums
+from rope_exp.attention import Positions, from_heads, split_heads, to_heads
+from rope_exp.attn._recurrence import StateAttention, Sums, for_queries
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder

@@ -6,27 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from support.kinds import KINDS
 from support.models import (
     VOCAB,
     bias_of,
     make_architecture,
-    make_pe,
-    make_sizes,
     normal,
-    opinionated,
     tokens,
 )
-from torch import Tensor
 from transformers import GPT2Config, GPT2Model, T5Config
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
-from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
-from rope_exp.errors import ConfigError
-from rope_exp.sections import Kind
 
 LENGTH = 40
 WIDTH = 32
@@ -58,15 +49,6 @@ def test_learned_positions_are_gpt_2s() -> None:
 
 
 @torch.no_grad()
-def test_sinusoids_are_marians() -> None:
-    added = decoder_of(input="sinusoidal", input_scale=1.0).model.added_positions
-    theirs = MarianSinusoidalPositionalEmbedding(LENGTH, WIDTH)
-    theirs.weight.copy_(theirs.create_weight())
-    ours = added.embed(torch.zeros(1, LENGTH, WIDTH), torch.arange(LENGTH))[0]
-    assert float((ours - theirs.weight).abs().max()) < 1e-6
-
-
-@torch.no_grad()
 def test_a_bias_weighs_as_blooms_does() -> None:
     """BLOOM adds m j to the scores of query i, which gives the same softmax as -m (i - j)."""
     bias_HTT = bias_of(decoder_of(bias="alibi"), LENGTH)
@@ -92,43 +74,3 @@ def test_a_learned_bias_is_t5s(causal: bool) -> None:
     visible = visible.tril() if causal else visible
     difference = (bias_HTT - theirs.compute_bias(300, 300)[0]).masked_fill(~visible, 0.0)
     assert float(difference.abs().max()) == 0
-
-
-@pytest.mark.parametrize("attn", [kind for kind in KINDS if kind.keeps_keys], ids=str)
-@pytest.mark.parametrize("bias", ["alibi", "t5"])
-@torch.no_grad()
-def test_kinds_with_keys_take_a_bias(attn: Kind, bias: str) -> None:
-    """Cached decoding equals the full forward pass, and the bias changes the logits."""
-    groups = 2 if attn.takes_heads else HEADS
-    sizes = make_sizes(num_key_value_heads=groups)
-
-    def logits(**changes: Any) -> tuple[Tensor, Tensor]:
-        decoder = opinionated("q", "k", attn=attn, sizes=sizes, **changes).double()
-        cache = decoder.new_cache()
-        parts = [decoder(part, cache=cache) for part in tokens(2, 12).split([5, 1, 6], dim=1)]
-        return decoder(tokens(2, 12)), torch.cat(parts, dim=1)
-
-    whole, cached = logits(bias=bias)
-    plain, _ = logits()
-    assert float((whole - cached).abs().max()) < 1e-10
-    assert float((whole - plain).abs().max()) > 1e-3
-
-
-@pytest.mark.parametrize("attn", [kind for kind in KINDS if not kind.keeps_keys], ids=str)
-def test_a_state_has_no_scores_to_add_to(attn: Kind) -> None:
-    with pytest.raises(ConfigError, match=r"pe.bias=alibi: .* has no scores of pairs"):
-        RunConfig(pe=make_pe(bias="alibi"), attn=attn)
-
-
-@torch.no_grad()
-def test_both_ways_without_positions_is_a_bag_of_words() -> None:
-    """NoPE is permutation-equivariant; a bias, an added position or a rotation is not."""
-    ids_BT = tokens(1, LENGTH)
-    order_T = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(1))
-    for changes in ({}, {"bias": "t5"}, {"input": "learned"}, {"rotate": ("v", "o")}):
-        rotate = changes.pop("rotate", ())  # type: ignore[call-overload]
-        decoder = opinionated(*rotate, causal=False, num_positions=LENGTH, **changes).double()
-        whole = decoder(ids_BT)[:, order_T]
-        difference = float((decoder(ids_BT[:, order_T]) - whole).abs().max())
-        is_bag = not rotate and not changes
-        assert (difference < 1e-10) == is_bag

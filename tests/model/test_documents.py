@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.corpora import data_config
-from support.kinds import KINDS, allowed
+from support.kinds import KINDS
 from support.models import SUBSETS, VOCAB, make_sizes, num_numbers, opinionated
 from torch import Tensor
 
@@ -27,7 +27,6 @@ SCHEMES: list[dict[str, Any]] = [
     {"trainable": "log", "trainable_scope": "head"},
     {"layers": (1, 0)},
 ]
-WITH_KEYS = [attn for attn in KINDS if attn.keeps_keys]
 
 
 def decoder_of(rotate: tuple[str, ...], attn: Kind, sizes: ModelConfig, **changes: Any) -> Decoder:
@@ -99,13 +98,3 @@ def test_so_it_is_in_every_scheme(changes: dict[str, Any]) -> None:
     """Biases and added positions depend only on places within the document."""
     decoder = decoder_of(("v", "o"), KINDS[0], make_sizes(), **changes)
     check(decoder, is_absolute="input" in changes)
-
-
-@pytest.mark.parametrize("attn", WITH_KEYS, ids=str)
-@pytest.mark.parametrize("window", [None, 6])
-def test_so_it_is_in_every_kind_with_keys(attn: Kind, window: int | None) -> None:
-    """Documents are also separate with a window, which hides earlier keys anyway."""
-    rotate = tuple(site for site in "qkvo" if allowed(attn, site))
-    groups = {} if attn.takes_heads else {"num_key_value_heads": 4}
-    decoder = decoder_of(rotate, attn, make_sizes(window=window, **groups))
-    check(decoder, is_absolute=False)

@@ -249,20 +249,21 @@ def _check_equal(first: Run, second: Run, factors: tuple[str, ...], complaint: s
 
 def _check_fact(runs: Iterable[Run], key: str, complaint: str, causes: Sequence[str]) -> None:
     """Refuse runs that agree in the keys that determine a fact, but differ in the fact."""
-    seen: dict[tuple[Any, ...], Run] = {}
+    seen: dict[tuple[Any, ...], tuple[Any, Run]] = {}
     for run in runs:
-        if _tells(run, key):
-            causing = list(causes)
-            if key == "params":
-                for name in numeric_values(run.config.pe, departing=True):
-                    causing += _OWN_PARAMETERS.get(f"pe.{name}", ())
-            block = tuple(str(value_of(run.config, cause)) for cause in causing)
-            first = seen.setdefault(block, run)
-            if _fact(run, key) != _fact(first, key):
-                raise ReportError(
-                    f"{first.folder} and {run.folder} {complaint}, so they cannot be compared "
-                    f"({key} {_fact(first, key)!s:.12} and {_fact(run, key)!s:.12})"
-                )
+        if (fact := _fact(run, key)) is None:
+            continue
+        causing = list(causes)
+        if key == "params":
+            for name in numeric_values(run.config.pe, departing=True):
+                causing += _OWN_PARAMETERS.get(f"pe.{name}", ())
+        block = tuple(str(value_of(run.config, cause)) for cause in causing)
+        other, first = seen.setdefault(block, (fact, run))
+        if fact != other:
+            raise ReportError(
+                f"{first.folder} and {run.folder} {complaint}, so they cannot be compared "
+                f"({key} {other!s:.12} and {fact!s:.12})"
+            )
 
 
 def check_seeds(runs: Iterable[Run]) -> None:
@@ -290,17 +291,11 @@ def check_seeds(runs: Iterable[Run]) -> None:
 
 
 def _fact(run: Run, key: str) -> Any:
-    """Return a fact of result.json; if it hashes all weights only, these are the shared ones."""
-    if key == "shared_init_sha256":
-        return run.result.get(key, run.result["init_sha256"])
-    return run.result[key]
-
-
-def _tells(run: Run, key: str) -> bool:
-    """Return whether a fact of a run can be compared with the others'."""
+    """Return a fact of result.json; None if it cannot be compared with the others'."""
     # A diverged run has read only some of the tokens.
-    if key == "order_sha256" or not run.result:
-        return run.status == "finished"
+    if key == "order_sha256" and run.status != "finished":
+        return None
     # In older runs, the only hash of weights includes learned frequencies.
-    is_old = key == "shared_init_sha256" and key not in run.result
-    return not (is_old and run.config.pe.trainable)
+    if key == "shared_init_sha256" and key not in run.result and not run.config.pe.trainable:
+        key = "init_sha256"
+    return run.result.get(key)

@@ -166,7 +166,7 @@ def flops_per_token(config: RunConfig, vocab_size: int, seq_len: int | None = No
 
     in_layers = 6 * model.num_hidden_layers * layer_weights(architecture)
     head = architecture.head_size * model.hidden_size
-    in_head = 6 * head * config.train.num_predicted(seq_len) // seq_len
+    in_head = 6 * head * config.num_predicted(seq_len) // seq_len
     return in_layers + in_head + attention_flops_per_token(config, seq_len)
 
 
@@ -181,7 +181,7 @@ def run_flops(config: RunConfig, vocab_size: int) -> int:
 def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
     """Return the size of weights and moments in float32, plus a margin for small files.
 
-    AdamW has two moments; Muon has one for each matrix that it updates. A tied head is saved under
+    Every parameter has two moments; the layers' matrices may have fewer. A tied head is saved under
     both its names.
 
     Args:
@@ -191,7 +191,7 @@ def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
     architecture = config.architecture(vocab_size)
     tied = architecture.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
     of_layers = model.num_hidden_layers * layer_weights(architecture)
-    spared = of_layers if config.optim.name == "muon" else 0
+    spared = of_layers * (2 - config.optim.moments_of_matrices)
     every = num_parameters(architecture)
     return 12 * every - 4 * spared + 4 * tied + 2**20
 

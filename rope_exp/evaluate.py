@@ -1,10 +1,12 @@
-"""A batch on the device: its micro-batches, and a model's loss on it.
+"""A model's loss on a batch, by micro-batches on the device, and its answers to probes.
 
-Shapes as in `data.batches`.
+Shapes as in `batches`.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
@@ -13,7 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rope_exp.batches import Batch
+from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
+from rope_exp.identity import chosen
 
 
 class Inputs(NamedTuple):
@@ -70,11 +74,9 @@ def on_device(batch: Batch, device: torch.device) -> Inputs:
     return Inputs(*(copied(getattr(batch, name)) for name in Inputs._fields))  # type: ignore[arg-type]
 
 
-Probes = dict[str, Any]
-Array = NDArray[np.float64]
-
-
-def rounded(losses: Sequence[SupportsFloat] | Array | Tensor) -> list[float | None]:
+def rounded(
+    losses: Sequence[SupportsFloat] | NDArray[np.float64] | Tensor,
+) -> list[float | None]:
     """Return losses rounded to six useful decimals; None for one that is not finite."""
     numbers = [float(loss) for loss in losses]
     return [round(number, 6) if math.isfinite(number) else None for number in numbers]
@@ -129,3 +131,43 @@ def held_out_loss(
                 nats += inputs.nats(model).double()
 
     return float(sum_over_ranks(nats)) / held_out.num_targets
+
+
+class _Stopped(Exception):  # noqa: N818
+    """The run was asked to stop; the same command starts the probes again."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished model, which the files of probes/ question.
+
+    Attributes:
+        decoder: trained, on its device.
+        data: the run's `Prepared` or `Generated` data set.
+        rows_at_once: the rows of the training length in a micro-batch.
+        should_stop: called before every micro-batch.
+        crossings: how often each learned frequency has crossed 0 in training, for each pair of
+            sites that is counted.
+    """
+
+    decoder: Decoder
+    config: RunConfig
+    data: Any
+    rows_at_once: int
+    should_stop: Callable[[], bool] = lambda: False
+    crossings: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def ask(self, probes: Sequence[str]) -> dict[str, Any] | None:
+        """Return each probe's answer, as plain values, by its name; None if asked to stop."""
+        # Eager: compiling another graph does not pay off for a few batches.
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), suppress(_Stopped):
+            return {name: chosen("probes", name, "train.probes").ask(self) for name in probes}
+        return None
+
+    def batches(self, rows: Batch, at_once: int) -> Iterator[Inputs]:
+        """Yield the rows on the device, `at_once` at a time."""
+        device = self.decoder.lm_head.weight.device
+        for start in range(0, len(rows.ids_BT), at_once):
+            if self.should_stop():
+                raise _Stopped
+            yield on_device(rows.rows(slice(start, start + at_once)), device)

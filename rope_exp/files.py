@@ -209,5 +209,9 @@ def json_sha256(values: Any) -> str:
 
     It identifies configs, corpora and prepared folders.
     """
-    text = json.dumps(values, sort_keys=True, allow_nan=False)
+    return text_sha256(json.dumps(values, sort_keys=True, allow_nan=False))
+
+
+def text_sha256(text: str) -> str:
+    """Return the SHA-256 of text in UTF-8."""
     return hashlib.sha256(text.encode()).hexdigest()

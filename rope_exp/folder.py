@@ -29,8 +29,16 @@ from rope_exp.files import (
     readable,
     write_atomically,
 )
-from rope_exp.identity import Count, Natural, NonNegative, OrderSha256, Sha256, convert
-from rope_exp.probes._answers import Answers
+from rope_exp.identity import (
+    Count,
+    Natural,
+    NonNegative,
+    OrderSha256,
+    Sha256,
+    choices,
+    chosen,
+    convert,
+)
 
 CONFIG = "config.yaml"
 ENV = "env.json"
@@ -225,7 +233,10 @@ def check_probes(path: Path, answers: Mapping[str, Any], result: Mapping[str, An
     Raises:
         RecordError: the content of `path` was changed since the run wrote it.
     """
-    checked(f"{path} probes", answers, Answers)
+    for name in choices("probes"):
+        if name in answers:
+            hint = chosen("probes", name, "train.probes").Answer
+            checked(f"{path} probes", answers[name], hint, name)
     # JSON may hold numbers past a float's range, which Python reads as infinity.
     with readable(path):
         found = json_sha256(answers)
@@ -253,14 +264,16 @@ def read_as(path: Path, hint: Any) -> dict[str, Any]:
     return checked(path, read_json(path), hint)
 
 
-def checked(path: object, values: Mapping[str, Any], hint: Any) -> dict[str, Any]:
+def checked(path: object, values: Mapping[str, Any], hint: Any, key: str = "") -> dict[str, Any]:
     """Return the content of `path` as a TypedDict; further keys are left as they are.
 
+    Args:
+        key: of the values in the file; empty: they are all of it.
     Raises:
         RecordError: it is invalid; the message names file, key, value and the allowed values.
     """
     try:
-        found: dict[str, Any] = convert(hint, values)
+        found: dict[str, Any] = convert(hint, values, key)
     except ConfigError as error:
         raise RecordError(f"{path} was damaged or edited: {error}") from error
     return {**values, **found}

@@ -12,17 +12,9 @@ import pandas as pd
 from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.costs import kept
 from rope_exp.folder import Result
+from rope_exp.identity import choices, chosen
 from rope_exp.records import PACKED, read_records
 from rope_exp.runs import ReportError, Run, is_run, read_run
-
-# The probes that are answered by place: the keys of an answer's places and numbers, by name.
-BY_PLACE = {
-    "positions": {"positions": ("lengths", "loss_at_length"), "bins": ("edges", "loss")},
-    "shift": {"shift": ("start", "loss")},
-    "ablation": {"ablation": ("without", "loss")},
-    "repeat": {"repeat": ("reading", "loss")},
-    "distance": {"distance": ("m", "attention"), "uniform": ("m", "uniform")},
-}
 
 # Columns from config.yaml, named as on the command line; other keys that differ are added.
 _OF_CONFIG = (
@@ -88,7 +80,7 @@ def load_probes(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     lines = []
     for run, keys in _read(Path(where)):
         names = _names(run) | keys
-        for probe in [probe for probe in BY_PLACE if probe in run.probes]:
+        for probe in [probe for probe in probes_by_place() if probe in run.probes]:
             for name, numbers in by_place(probe, run.probes[probe]).items():
                 for place, value in numbers.items():
                     lines.append({**names, "probe": name, "at": place, "value": value})
@@ -114,18 +106,26 @@ def load_table(path: str | PathLike[str]) -> pd.DataFrame:
         raise ReportError(f"{file} is not a table.csv: {error}") from error
 
 
-def by_place(probe: str, answer: Mapping[str, Any]) -> dict[str, dict[Any, float]]:
-    """Return a run's answer to one of BY_PLACE: numbers by name, and by place.
+def probes_by_place() -> list[str]:
+    """Return the names of the probes with PLACES, by their ORDER."""
+    probes = {name: chosen("probes", name, "train.probes") for name in choices("probes")}
+    found = [name for name, probe in probes.items() if hasattr(probe, "PLACES")]
+    return sorted(found, key=lambda name: probes[name].ORDER)
 
-    Losses by length of window (`positions`), by the first position of a bin (`bins`), by start of
-    positions (`shift`), without the rotation of a site (`ablation`), at the first and the second
-    reading (`repeat`); the mean weight on a key by its distance, over layers (`distance`), beside
-    uniform weights (`uniform`).
+
+def by_place(probe: str, answer: Mapping[str, Any]) -> dict[str, dict[Any, float]]:
+    """Return a run's answer to a probe with PLACES: numbers by name, and by place.
+
+    PLACES has the keys of an answer's places and numbers, by the name of the numbers: losses by
+    length of window (`positions`), by the first position of a bin (`bins`), by start of positions
+    (`shift`), without the rotation of a site (`ablation`), at the first and the second reading
+    (`repeat`); the mean weight on a key by its distance, over layers (`distance`), beside uniform
+    weights (`uniform`).
     """
     found = {}
-    for name, (places, numbers) in BY_PLACE[probe].items():
+    for name, (places, numbers) in chosen("probes", probe, "train.probes").PLACES.items():
         values = answer[numbers]
-        if name == "distance":
+        if isinstance(values, Mapping):
             values = np.mean(list(values.values()), axis=0).tolist()
         # The last edge begins no bin.
         found[name] = dict(zip(answer[places][: len(values)], values, strict=True))

@@ -199,6 +199,12 @@ def chosen(folder: str, name: str, key: str, *, core: str = "") -> ModuleType:
     return import_module(f"rope_exp.{folder}.{name}")
 
 
+def file_of(folder: str, *own: str) -> WrapValidator:
+    """Return a validator of a name: a file of rope_exp/FOLDER, or one of the core's `own`."""
+    names = [*own, *choices(folder)]
+    return rule(f"must be one of {', '.join(names)}", names.__contains__)
+
+
 def class_of(field: dataclasses.Field[Any], values: Any) -> Any:
     """Return the type of a key; of a section that is one of several, the one that `values` name."""
     if (key := field.metadata.get("one_of")) is None:

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import yaml
 
+from rope_exp.comparable import ROW
+from rope_exp.runs import Run
+from rope_exp.sections import SoftmaxConfig
+
 # The default references for differences: the standard variant; for a kind of attention without
 # queries, the variant that rotates nothing.
 REFERENCE = "qk_rope"
@@ -48,3 +52,20 @@ TABLE = TASKS.pop("table")
 SEQUEL = TASKS.pop("sequel")
 # Both versions of the sequel's model share its rows' labels.
 SEQUEL_MODELS = ("sequel", "sequel_mini")
+
+
+def about(runs: Sequence[Run], keys: Sequence[str]) -> Published | None:
+    """Return what was published about rows that these factors distinguish, or None."""
+    # The published runs started from random weights.
+    if any(run.config.init_weights for run in runs):
+        return None
+    kinds = {run.config.data.kind for run in runs}
+    if len(kinds) == 1 and list(keys) == ["pe"] and TASKS.keys() >= kinds:
+        return TASKS[kinds.pop()]
+    if any(run.config.data.task or run.config.train.objective != "causal" for run in runs):
+        return None
+    is_sequel = all(run.config.model.name in SEQUEL_MODELS for run in runs)
+    if list(keys) == ["pe"]:
+        is_softmax = all(isinstance(run.config.attn, SoftmaxConfig) for run in runs)
+        return TABLE if is_softmax and not is_sequel else None
+    return SEQUEL if list(keys) == [ROW] and is_sequel else None

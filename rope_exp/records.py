@@ -5,7 +5,6 @@ place is called <campaign>.jsonl.gz/<cell>.json. Errors name that place. No torc
 """
 
 import gzip
-import hashlib
 import json
 import re
 import zlib
@@ -24,6 +23,7 @@ from rope_exp.files import (
     parse_json,
     read_json,
     readable,
+    text_sha256,
     write_atomically,
 )
 from rope_exp.folder import PROBES, Env, check_probes, check_result, checked
@@ -74,14 +74,19 @@ def cell_name(row: str, factors: Mapping[str, Any]) -> str:
 def write_record(
     path: Path, folder: Path, row: str, factors: Mapping[str, Any], test: Test | None = None
 ) -> None:
-    """Write the record of a run's folder, unless it exists; `Run` explains row, factors and test.
+    """Write the record of a run's folder; a record that exists is kept.
 
+    Args:
+        path: <records>/<campaign>/<cell>.json.
+        row, factors, test: see `Run`.
     Raises:
         ReportError: the folder is no complete record of one run, the run is not done, or its code
             was changed since its commit. An installed package has no commit, and is accepted.
         RecordError: a file of the folder cannot be read.
         OSError: the record cannot be written.
     """
+    if path.exists():
+        return
     run = read_run(folder)
     if not run.result:
         raise ReportError(f"{folder} holds no result: the run is not done")
@@ -99,7 +104,7 @@ def write_record(
         "config": {key: config[key] for key in config if key not in _NOT_OF_CONFIG},
         "env": {key: run.env[key] for key in run.env if key not in _NOT_OF_ENV},
         "result": run.result,
-        "curve": {key: [row.get(key) for row in run.metrics] for key in _Curve.__annotations__},
+        "curve": {key: [line.get(key) for line in run.metrics] for key in _Curve.__annotations__},
         "probes": read_json(folder / PROBES) if (folder / PROBES).exists() else {},
     }
     if test is not None:
@@ -116,7 +121,7 @@ def _check_commit(run: Run) -> None:
     git = run.env.get("git") or {}
     states = [git, *run.env.get("earlier_git", ())]
     # Version 0.2.0 recorded the code of earlier starts only in the words of its marks.
-    marks = [mark for mark in run.env["marks"] if mark.startswith("went on with git ")]
+    marks = [mark for mark in run.env.get("marks", ()) if mark.startswith("went on with git ")]
     if any(state and state["dirty"] for state in states) or any("+" in mark for mark in marks):
         raise ReportError(
             f"{run.folder} was trained with code that was changed since {git.get('commit')!s:.10}: "
@@ -251,5 +256,4 @@ def canonical(values: Mapping[str, Any]) -> str:
 
 def digest(values: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a record without its own digest."""
-    content = canonical({key: values[key] for key in values if key != "sha256"})
-    return hashlib.sha256(content.encode()).hexdigest()
+    return text_sha256(canonical({key: values[key] for key in values if key != "sha256"}))

@@ -20,10 +20,10 @@ from rope_exp.comparable import OWN_RATE, ROW, Row, comparable, has_own_rates, s
 from rope_exp.config import RunConfig
 from rope_exp.costs import kept
 from rope_exp.identity import choices, chosen
-from rope_exp.published import Published
-from rope_exp.rows import TEST
+from rope_exp.published import REFERENCE, UNROTATED, Published
+from rope_exp.rows import TEST, Facts
 from rope_exp.runs import ReportError, Run, bits_per_byte, perplexity
-from rope_exp.sections import SUBSETS, SoftmaxConfig, TaskFacts
+from rope_exp.sections import SUBSETS, SoftmaxConfig
 from rope_exp.stats import (
     MOST_SEEDS,
     SIGNS,
@@ -42,33 +42,17 @@ ROOM = 0.01
 # Words for a row, by the verdict on the pair (reference, row).
 WORDS = {"better": "worse", "worse": "better", "equivalent": "equivalent", "open": "open"}
 # The sites of each subset, by the label of its row.
-SITES_OF = {f"{''.join(sites)}_rope" if sites else "nope": sites for sites in SUBSETS}
+SITES_OF = {f"{''.join(sites)}_rope" if sites else UNROTATED: sites for sites in SUBSETS}
 # The columns of a frame after table.csv's last one are for readers only.
 LAST_OF_CSV = "bits_per_byte"
 # Title of the interval of the paired t test, beside the pooled one.
 OWN = "95 % interval, paired"
-_NOT_ON_TERMINALS = (
-    "rotates",
-    "perplexity",
-    LAST_OF_CSV,
-    "p",
-    "published_loss",
-    "rank",
-    "published_rank",
-)
-_COUNTS = (
-    "num_seeds",
-    "seeds_needed_low",
-    "seeds_needed_high",
-    "params",
-    "cached",
-    "state",
-    "rank",
-    "published_rank",
-)
-
-
-# -- spelling --------------------------------------------------------------------------------------
+_SEEDS_NEEDED = ("seeds_needed_low", "seeds_needed_high")
+_COUNTS = ("num_seeds", *_SEEDS_NEEDED, "params", "cached", "state", "rank", "published_rank")
+_INTERVALS = ("delta_ci_low", "delta_ci_high", "delta_wide_low", "delta_wide_high")
+_P_VALUES = ("p", "p_adjusted", "p_equivalent")
+_OF_PAIRS = ("a", "sign", "b", "num_seeds", "delta", *_INTERVALS, *_P_VALUES, *_SEEDS_NEEDED)
+_OF_PAIRS_ALONE = ("sign", "delta_ci_low", "delta_ci_high", "p_adjusted")
 
 
 def number(value: Any, form: str = "") -> str:
@@ -95,11 +79,9 @@ def seeds(counts: Iterable[int]) -> str:
     return "one seed" if spelled == "1" else f"{spelled} seeds"
 
 
-def spell_p(p: float, *, sign: bool = False) -> str:
-    """Return a p-value as text; with `sign`, in the form that follows the letter p."""
-    if p < 0.0001:
-        return "< 0.0001"
-    return f"= {p:.4f}" if sign else f"{p:.4f}"
+def spell_p(p: float, equals: str = "") -> str:
+    """Return a p-value as text; `equals` comes before a number, where the letter p is."""
+    return "< 0.0001" if p < 0.0001 else f"{equals}{p:.4f}"
 
 
 def millions(count: float) -> str:
@@ -121,19 +103,12 @@ def setting_name(config: RunConfig) -> str:
 
 
 class Column(NamedTuple):
-    """A column of a frame, for readers.
-
-    Attributes:
-        heading: above it.
-        key: the column of the frame that it shows.
-        form: the format of its numbers; empty: text, which is aligned left.
-        text: returns a cell's text from its line of the frame, instead of `form`.
-    """
+    """A column of a frame, for readers."""
 
     heading: str
     key: str
-    form: str = ""
-    text: Callable[[Mapping[Any, Any]], str] | None = None
+    form: str = ""  # of its numbers; empty: text, which is aligned left
+    text: Callable[[Mapping[Any, Any]], str] | None = None  # of a line, instead of `form`
 
     def spell(self, line: Mapping[Any, Any]) -> str:
         """Return a cell's text; a dash for a missing value."""
@@ -165,17 +140,6 @@ class Table:
         rule = ["---:" if column.form else "---" for column in self.columns]
         return "\n".join(f"| {' | '.join(line)} |" for line in [headings, rule, *lines])
 
-    def plain(self) -> str:
-        """Return aligned columns for a terminal."""
-        lines = self.cells
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        lines.insert(1, ["-" * width for width in widths])
-        form = "  ".join(
-            f"{{:{'>' if column.form else '<'}{width}}}"
-            for column, width in zip(self.columns, widths, strict=True)
-        )
-        return "".join(form.format(*line) + "\n" for line in lines)
-
     def tex(self) -> str:
         """Return a tabular for booktabs."""
         headings, *lines = self.cells
@@ -192,12 +156,8 @@ class Table:
 
 def markdown_table(frame: pd.DataFrame, form: str = "") -> str:
     """Return a whole frame as a Markdown table of text: floats by `form`."""
-
-    def spell(key: str) -> Callable[[Mapping[Any, Any]], str]:
-        return lambda line: number(line[key], form if isinstance(line[key], float) else "")
-
-    columns = [Column(key, key, "", spell(key)) for key in map(str, frame)]
-    return Table(columns, frame).markdown()
+    told = frame.map(lambda value: number(value, form if isinstance(value, float) else ""))
+    return Table([Column(key, key) for key in map(str, told)], told).markdown()
 
 
 def csv_of(frame: pd.DataFrame, *, signed: bool = False) -> str:
@@ -214,9 +174,6 @@ def csv_of(frame: pd.DataFrame, *, signed: bool = False) -> str:
         is_p = name == "p" or name.startswith("p_")
         told[name] = [f"{x:.2e}" if is_p and 0 < x < 5e-7 else number(x, form) for x in told[name]]
     return told.to_csv(index=False)
-
-
-# -- a report --------------------------------------------------------------------------------------
 
 
 # Compared by identity, as it has a frame and charts of its own.
@@ -239,27 +196,22 @@ class Report:
 
     # -- judged pairs, by the names of `stats.judge` --
 
-    @property
-    def trained(self) -> list[str]:
-        """The labels of rows with a loss, best first."""
-        return [label for label, row in self.rows.items() if row.losses]
-
     @cached_property
     def losses(self) -> pd.DataFrame:
-        """The losses of rows with a loss."""
-        return table_of({label: self.rows[label].losses for label in self.trained})
+        """The losses of rows that have any."""
+        return table_of({label: row.losses for label, row in self.rows.items() if row.losses})
 
     @cached_property
     def against(self) -> dict[str, Pair]:
         """The pair (reference, row) by the other row; one family."""
         label = self.reference.label
-        family = [(label, each) for each in self.trained if each != label]
+        family = [(label, each) for each in self.losses if each != label]
         return {b: pair for (_, b), pair in judge(self.losses, family, self.noise).items()}
 
     @cached_property
     def pairs(self) -> dict[tuple[str, str], Pair]:
         """All pairs; one family."""
-        return judge(self.losses, list(itertools.combinations(self.trained, 2)), self.noise)
+        return judge(self.losses, list(itertools.combinations(self.losses, 2)), self.noise)
 
     @cached_property
     def relations(self) -> list[Pair]:
@@ -302,17 +254,10 @@ class Report:
         """
         return replace(self, noise=self.noise and replace(self.noise, is_paired=True))
 
-    # -- what the rows are --
-
     @property
     def of_variants(self) -> bool:
         """True if rows differ only in their variant."""
         return list(self.keys) == ["pe"]
-
-    @property
-    def of_rows(self) -> bool:
-        """True if rows are distinguished by name, and may differ in kind and size."""
-        return ROW in self.keys
 
     @property
     def published(self) -> Published | None:
@@ -320,7 +265,7 @@ class Report:
         return self.source if self.source and self.source.losses else None
 
     @property
-    def task(self) -> TaskFacts | None:
+    def task(self) -> Facts | None:
         """The facts of the generated data if all runs share its kind; None for text."""
         kinds = {run.config.data.kind: run.config.data.task for run in self.runs}
         return next(iter(kinds.values())) if len(kinds) == 1 else None
@@ -348,14 +293,12 @@ class Report:
         }
         return {label: answers for label, answers in found.items() if answers}
 
-    # -- what leaves tell --
-
     def told(self, part: str) -> list[str]:
         """Return the paragraphs, or the sentences, that words/ and probes/ tell.
 
         Args:
             part: the function of their files: caption, summary, tables, notes, assumptions, or
-                warnings (for the terminal).
+                terminal.
         """
         functions = parts(part, "words", "probes").values()
         return [text for function in functions for text in function(self)]
@@ -369,8 +312,6 @@ class Report:
         functions = parts("figure", "figures", "probes")
         drawn = {name: draw(figure, self) for name, figure in functions.items()}
         return {name: svg for name, svg in drawn.items() if svg is not None}
-
-    # -- the frame --
 
     @cached_property
     def lines(self) -> dict[str, dict[str, Any]]:
@@ -434,7 +375,7 @@ def build(
     """
     rows = comparable(runs, keys)
     label = _label(reference, rows) if reference else standard(rows, keys)
-    source = _published(runs, keys)
+    source = published.about(runs, keys)
     if source and source.losses and source.losses.keys().isdisjoint(rows):
         source = None
 
@@ -453,16 +394,14 @@ def is_always_paired(runs: Sequence[Run]) -> bool:
 
 def _label(reference: str, rows: Mapping[str, Row]) -> str:
     """Return the label of the row with this label or displayed name."""
-    if reference in rows:
-        return reference
-    named = [label for label, row in rows.items() if reference == row.name]
-    if len(named) != 1:
-        either = (dict.fromkeys([label, row.name]) for label, row in rows.items())
-        there = ", ".join(" or ".join(names) for names in either)
-        raise ReportError(
-            f"--reference {reference} matches {len(named) or 'no'} rows. Available: {there}"
-        )
-    return named[0]
+    named = [label for label, row in rows.items() if reference in (label, row.name)]
+    if len(named) == 1 or reference in rows:
+        return reference if reference in rows else named[0]
+    either = (dict.fromkeys([label, row.name]) for label, row in rows.items())
+    there = ", ".join(" or ".join(names) for names in either)
+    raise ReportError(
+        f"--reference {reference} matches {len(named) or 'no'} rows. Available: {there}"
+    )
 
 
 def standard(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
@@ -470,36 +409,17 @@ def standard(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
     configs = {label: row.runs[0].config for label, row in rows.items()}
     if list(keys) == ["pe"]:
         if "q" not in next(iter(configs.values())).attn.sites():
-            return published.UNROTATED
+            return UNROTATED
         # Without the standard variant, use a row that rotates at the same sites.
         alike = [label for label, config in configs.items() if config.pe.rotate == ("q", "k")]
-        return alike[0] if alike and published.REFERENCE not in rows else published.REFERENCE
+        return alike[0] if alike and REFERENCE not in rows else REFERENCE
 
-    plain = []
-    for label, config in configs.items():
-        model = config.model
-        is_grouped = model.num_key_value_heads != model.num_attention_heads
+    for label, config in configs.items() if ROW in keys else ():
+        heads, kv_heads = config.model.num_attention_heads, config.model.num_key_value_heads
         is_softmax = isinstance(config.attn, SoftmaxConfig)
-        if is_softmax and config.pe.label == published.REFERENCE and not is_grouped:
-            plain.append(label)
-    return [*(plain if ROW in keys else []), *rows][0]
-
-
-def _published(runs: Sequence[Run], keys: Sequence[str]) -> Published | None:
-    """Return what was published about such rows, or None."""
-    # The published runs started from random weights.
-    if any(run.config.init_weights for run in runs):
-        return None
-    kinds = {run.config.data.kind for run in runs}
-    if len(kinds) == 1 and list(keys) == ["pe"] and published.TASKS.keys() >= kinds:
-        return published.TASKS[kinds.pop()]
-    if any(run.config.data.task or run.config.train.objective != "causal" for run in runs):
-        return None
-    is_sequel = all(run.config.model.name in published.SEQUEL_MODELS for run in runs)
-    if list(keys) == ["pe"]:
-        is_softmax = all(isinstance(run.config.attn, SoftmaxConfig) for run in runs)
-        return published.TABLE if is_softmax and not is_sequel else None
-    return published.SEQUEL if list(keys) == [ROW] and is_sequel else None
+        if is_softmax and heads == kv_heads and config.pe.label == REFERENCE:
+            return label
+    return next(iter(rows))
 
 
 def is_too_easy(runs: Iterable[Run]) -> bool:
@@ -530,17 +450,14 @@ def _line(
     run = row.runs[0]
     config = run.config
     cached, state = kept(config.attn, config.model, config.pe)
-    judged = report.against.get(row.label, {})
-    decided = report.decided.get(row.label, {})
-    own = report.alone.against.get(row.label, {})
-    reference = report.reference.label
-    among_all = report.pairs.get((reference, row.label), {})
-    wide = [among_all.get("wide_low"), among_all.get("wide_high")]
-    if turned := report.pairs.get((row.label, reference)):
-        # The table's Δ is the row minus the reference.
-        among_all = turned
-        wide = [-turned["wide_high"], -turned["wide_low"]]
-
+    label, reference = row.label, report.reference.label
+    judged = report.against.get(label, {})
+    decided = report.decided.get(label, {})
+    own = report.alone.against.get(label, {})
+    among = report.pairs.get((reference, label)) or report.pairs.get((label, reference)) or {}
+    # Each pair occurs once, the better row first; the table's Δ is the row minus the reference.
+    sign = 1 if among.get("b") == label else -1
+    wide = sorted(sign * among[f"delta_wide_{end}"] for end in ("low", "high") if among)
     loss = ours["loss_mean"]
     bits = None if loss is None else bits_per_byte(loss, config, run.env)
     return {
@@ -548,26 +465,23 @@ def _line(
         "pe": config.pe.label,
         "rotate": "".join(config.pe.rotate),
         **{key: ours[key] for key in ("num_seeds", "loss_mean", "loss_sd", "delta")},
-        "delta_ci_low": judged.get("low"),
-        "delta_ci_high": judged.get("high"),
+        **{key: judged.get(key) for key in ("delta_ci_low", "delta_ci_high")},
         "p_holm": judged.get("p_adjusted"),
         "verdict": _verdict(decided, row),
         "published_loss": theirs["loss_mean"],
         "published_delta": theirs["delta"],
-        "p_adjusted": among_all.get("p_adjusted"),
-        "family": f"{among_all['family']} pairs" if among_all else None,
-        "delta_wide_low": wide[0],
-        "delta_wide_high": wide[1],
-        "p_equivalent": judged.get("p_equivalent"),
-        "seeds_needed_low": judged.get("seeds_needed_low"),
-        "seeds_needed_high": judged.get("seeds_needed_high"),
+        "p_adjusted": among.get("p_adjusted"),
+        "family": f"{among['family']} pairs" if among else None,
+        "delta_wide_low": wide[0] if among else None,
+        "delta_wide_high": wide[1] if among else None,
+        **{key: judged.get(key) for key in ("p_equivalent", *_SEEDS_NEEDED)},
         **{key: _value(config, key) for key in report.keys if key != "pe"},
         "kind": config.attn.label,
         "params": next((each.result["params"] for each in row.runs if each.result), None),
         "cached": cached,
         "state": state,
-        "delta_ci_low_alone": own.get("low"),
-        "delta_ci_high_alone": own.get("high"),
+        "delta_ci_low_alone": own.get("delta_ci_low"),
+        "delta_ci_high_alone": own.get("delta_ci_high"),
         "p_holm_alone": own.get("p_adjusted"),
         "verdict_alone": _verdict(report.alone.decided[row.label], row) if own else None,
         "perplexity": None if bits is None or loss is None else perplexity(loss),
@@ -577,8 +491,8 @@ def _line(
         "word": decided.get("verdict"),
         "p": p_of(decided) if decided else None,
         "mark": " ‡" if has_other_seeds(report, row) else "",
-        "wide_low": decided.get("wide_low"),
-        "wide_high": decided.get("wide_high"),
+        "wide_low": decided.get("delta_wide_low"),
+        "wide_high": decided.get("delta_wide_high"),
         "name": row.name,
         "rotates": " ".join(config.pe.rotate),
         "attention": config.attn.kind,
@@ -605,46 +519,37 @@ def p_of(judged: Pair) -> str:
 def main_table(report: Report) -> Table:
     """Return the table of rows; published columns only if there is a published table."""
     delta = f"Δ to {report.reference.name}"
-    lines = report.lines.values()
-    found = [
-        Column("variant" if report.of_variants else ", ".join(report.keys), "name"),
-        Column("rotates", "rotates"),
-    ]
-    if report.of_rows:
-        found += [
-            Column("kind", "attention"),
-            Column("parameters", "params", ",d"),
-            Column("cached per token and layer", "cached", text=_cached),
-        ]
-    if has_own_rates(report.rows, report.keys):
-        found.append(Column("learning rate", "learning_rate"))
-    found += [Column("seeds", "num_seeds", "d"), Column("loss (mean)", "loss_mean", ".4f", _loss)]
-    if any(line[LAST_OF_CSV] for line in lines):
-        found.append(Column("perplexity", "perplexity", ".2f"))
-        found.append(Column("bits per byte", LAST_OF_CSV, ".4f"))
-    found += [Column("sd over seeds", "loss_sd", ".4f"), Column(delta, "delta", "+.4f")]
-    if report.noise:
-        found.append(Column("95 % interval", "delta_ci_low", text=_interval))
-        if report.is_pooled:
-            found.append(Column(OWN, "delta_ci_low_alone", text=_interval_alone))
-        found.append(Column("p (Holm)", "p"))
-        found.append(Column("verdict", "verdict", text=_marked))
-    if report.published:
-        found.append(Column("published loss", "published_loss", ".3f"))
-        found.append(Column(f"published {delta}", "published_delta", "+.3f"))
-    found.append(Column("rank", "rank", "d"))
-    if report.published:
-        found.append(Column("published rank", "published_rank", "d"))
-    return Table(found, report.frame)
+    has_text = any(line[LAST_OF_CSV] for line in report.lines.values())
+    columns = {
+        Column("variant" if report.of_variants else ", ".join(report.keys), "name"): True,
+        Column("rotates", "rotates"): True,
+        Column("kind", "attention"): ROW in report.keys,
+        Column("parameters", "params", ",d"): ROW in report.keys,
+        Column("cached per token and layer", "cached", text=_cached): ROW in report.keys,
+        Column("learning rate", "learning_rate"): has_own_rates(report.rows, report.keys),
+        Column("seeds", "num_seeds", "d"): True,
+        Column("loss (mean)", "loss_mean", ".4f", _loss): True,
+        Column("perplexity", "perplexity", ".2f"): has_text,
+        Column("bits per byte", LAST_OF_CSV, ".4f"): has_text,
+        Column("sd over seeds", "loss_sd", ".4f"): True,
+        Column(delta, "delta", "+.4f"): True,
+        Column("95 % interval", "delta_ci_low", text=_interval): report.noise,
+        Column(OWN, "delta_ci_low_alone", text=_interval_alone): report.is_pooled,
+        Column("p (Holm)", "p"): report.noise,
+        Column("verdict", "verdict", text=_marked): report.noise,
+        Column("published loss", "published_loss", ".3f"): report.published,
+        Column(f"published {delta}", "published_delta", "+.3f"): report.published,
+        Column("rank", "rank", "d"): True,
+        Column("published rank", "published_rank", "d"): report.published,
+    }
+    return Table([column for column, is_shown in columns.items() if is_shown], report.frame)
 
 
 def _cached(line: Mapping[str, Any]) -> str:
-    cached, state = line["cached"], line["state"]
-    if pd.isna(cached):
+    if pd.isna(line["cached"]):
         return ""
-    if not state:
-        return f"{cached:,}"
-    return f"{cached:,}, plus {state:,} fixed" if cached else f"{state:,} fixed"
+    numbers = {"{:,}": line["cached"], "{:,} fixed": line["state"]}
+    return ", plus ".join(form.format(count) for form, count in numbers.items() if count) or "0"
 
 
 def _loss(line: Mapping[str, Any]) -> str:
@@ -691,9 +596,9 @@ def relations_table(report: Report) -> Table:
         told = {
             "relation": f"{a} {pair['published']} {b}",
             "ours": f"{a} {pair['sign']} {b}",
-            "interval": interval(pair["low"], pair["high"]),
-            "own": interval(own["low"], own["high"]),
-            "wide": interval(pair["wide_low"], pair["wide_high"]),
+            "interval": interval(pair["delta_ci_low"], pair["delta_ci_high"]),
+            "own": interval(own["delta_ci_low"], own["delta_ci_high"]),
+            "wide": interval(pair["delta_wide_low"], pair["delta_wide_high"]),
             "spelled_p": p_of(pair),
             "told": f"{pair['outcome']}{mark}{settling}",
         }
@@ -718,39 +623,14 @@ def _settling(pair: Pair) -> str:
     """Say how an open published relation could be settled."""
     if pair["verdict"] != "open":
         return "a difference is shown, but not whether it exceeds the margin"
-    low, high, num_seeds = (
-        pair[key] for key in ("seeds_needed_low", "seeds_needed_high", "num_seeds")
-    )
+    low, high = (pair[key] and pair[key] - pair["num_seeds"] for key in _SEEDS_NEEDED)
     if low is None:
         return f"settling it needs more than {MOST_SEEDS} seeds"
-    if high is None:
-        count = f"{low - num_seeds} to more than {MOST_SEEDS - num_seeds}"
-    else:
-        count = span((low - num_seeds, high - num_seeds))
-    more = "seed" if count == "1" else "seeds"
-    told = f"{count} more {more} would settle it in 4 of 5 cases"
+    count = span((low, high)) if high else f"{low} to more than {MOST_SEEDS - pair['num_seeds']}"
+    told = f"{count} more {'seed' if count == '1' else 'seeds'} would settle it in 4 of 5 cases"
     if pair["published"] == SIGNS["equivalent"]:
         return f"{told}; a difference may then still be below the margin"
     return told
-
-
-_OF_PAIRS = {
-    "a": "a",
-    "sign": "sign",
-    "b": "b",
-    "num_seeds": "num_seeds",
-    "delta": "delta",
-    "low": "delta_ci_low",
-    "high": "delta_ci_high",
-    "wide_low": "delta_wide_low",
-    "wide_high": "delta_wide_high",
-    "p": "p",
-    "p_adjusted": "p_adjusted",
-    "p_equivalent": "p_equivalent",
-    "seeds_needed_low": "seeds_needed_low",
-    "seeds_needed_high": "seeds_needed_high",
-}
-_OF_PAIRS_ALONE = ("sign", "low", "high", "p_adjusted")
 
 
 def pairs_csv(report: Report) -> str:
@@ -758,16 +638,11 @@ def pairs_csv(report: Report) -> str:
 
     The last columns are from the paired t test.
     """
-    lines = []
-    for place, pair in report.pairs.items():
-        own = report.alone.pairs[place]
-        alone = {f"{_OF_PAIRS[key]}_alone": own[key] for key in _OF_PAIRS_ALONE}
-        lines.append({name: pair[key] for key, name in _OF_PAIRS.items()} | alone)
-    counts = dict.fromkeys(["seeds_needed_low", "seeds_needed_high"], "Int64")
-    return csv_of(pd.DataFrame(lines).astype(counts))
-
-
-# -- formats ---------------------------------------------------------------------------------------
+    table = pd.DataFrame(report.pairs.values())
+    alone = pd.DataFrame(report.alone.pairs.values())[["a", "b", *_OF_PAIRS_ALONE]]
+    table = table.merge(alone, on=["a", "b"], suffixes=("", "_alone"))
+    columns = [*_OF_PAIRS, *(f"{key}_alone" for key in _OF_PAIRS_ALONE)]
+    return csv_of(table[columns].astype(dict.fromkeys(_SEEDS_NEEDED, "Int64")))
 
 
 def table_csv(report: Report) -> str:
@@ -777,52 +652,29 @@ def table_csv(report: Report) -> str:
 
 def table_md(report: Report, pictures: Iterable[str] = ()) -> str:
     """Return table.md: the table, the summary, notes, every assumption, and pictures by path."""
-    relations = []
-    if report.relations:
-        relations = [
-            "Published relations (Δ: the second variant's loss minus the first's):",
-            relations_table(report).markdown(),
-        ]
-    return _paragraphs(
+    relations = [
+        "Published relations (Δ: the second variant's loss minus the first's):",
+        relations_table(report).markdown(),
+    ]
+    title = "Assumptions that the source leaves open (docs/comparing.md lists those without a key):"
+    return paragraphs(
         *(f"**{caption}**" for caption in report.told("caption")),
         main_table(report).markdown(),
         *report.told("summary"),
-        *relations,
+        *(relations if report.relations else []),
         *report.told("tables"),
         *(f"![{PurePosixPath(picture).stem}]({picture})" for picture in pictures),
-        *_bullets("Notes:", report.told("notes")),
-        *_bullets(
-            "Assumptions that the source leaves open (docs/comparing.md lists those without a "
-            "key):",
-            report.told("assumptions"),
-        ),
+        *bullets("Notes:", report.told("notes")),
+        *bullets(title, report.told("assumptions")),
     )
 
 
-def all_seeds_md(report: Report) -> str:
-    """Return all_seeds.md of a table with further seeds: exploratory, so rows have no verdict."""
-    relations = []
-    if report.relations:
-        relations = [
-            "Published relations with further seeds (Δ: the second variant's loss minus the "
-            "first's; p by Holm over all published relations):",
-            relations_table(report).markdown(),
-        ]
-    return _paragraphs(
-        *(f"**{caption}**" for caption in report.told("caption")),
-        "Exploratory: no verdict rests on this table. It adds other campaigns' seeds of the same "
-        "configurations to those of [the campaign's own](table.md).",
-        main_table(report).without("p", "verdict").markdown(),
-        *relations,
-        *_bullets("Notes:", report.told("notes")),
-    )
-
-
-def _paragraphs(*parts: str) -> str:
+def paragraphs(*parts: str) -> str:
+    """Return paragraphs in Markdown."""
     return "\n\n".join(parts) + "\n"
 
 
-def _bullets(title: str, items: Sequence[str]) -> list[str]:
+def bullets(title: str, items: Sequence[str]) -> list[str]:
     """Return a title and a list, or nothing if the list is empty."""
     lines = [f"- {' '.join(item.split())}" for item in items]
     return [title, "\n".join(lines)] if lines else []
@@ -832,8 +684,3 @@ def table_tex(report: Report) -> str:
     """Return table.tex: a tabular for booktabs."""
     caption = " ".join([*report.told("caption"), "Needs \\usepackage{booktabs}."])
     return f"% {caption}\n{main_table(report).tex()}"
-
-
-def plain_table(report: Report) -> str:
-    """Return aligned columns for a terminal, without those that its width has no room for."""
-    return main_table(report).without(*_NOT_ON_TERMINALS).plain()

@@ -1,18 +1,64 @@
-"""Random numbers of generated data: a pure function of (seed, stream, index).
+"""The toolkit of generated tasks: random numbers, the facts about a task, and packed rows.
 
-They are computed from the raw words of a Philox counter generator (Salmon et al. 2011), which numpy
-keeps stable over its versions, unlike the distributions of `Generator`. The key is (seed, stream)
-and the counter's second word is the index, so each index has 2^66 words of its own. Whole numbers
-are the same on every machine; normals are too, up to the last bits of its logarithm and cosine.
+Random numbers are a pure function of (seed, stream, index). They are computed from the raw words of
+a Philox counter generator (Salmon et al. 2011), which numpy keeps stable over its versions, unlike
+the distributions of `Generator`. The key is (seed, stream) and the counter's second word is the
+index, so each index has 2^66 words of its own. Whole numbers are the same on every machine; normals
+are too, up to the last bits of its logarithm and cosine.
 """
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rope_exp.batches import NO_TARGET, Batch
+
+# The splits of a task, each with its own random stream.
+TRAIN = "train"
+TEST = "test"  # examples like those of training
+LONGER = "longer"  # examples longer than any of training, in rows of the same length
+
+END = ";"
+PAD = "_"
+
+NO_ANSWER = -1
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts about a kind of generated data; each file of tasks/ has them as FACTS.
+
+    Attributes:
+        tokens: the vocabulary in the order of ids; a text has one character per token.
+        least_seq_len: the smallest T at which rows hold its longest examples.
+        splits: those that it has.
+        version: of the generator; it changes when the rows change.
+        unit: of its loss.
+        objective: of training.
+        probe: the probe of a finished model.
+        key: the key of `data` that only this kind has; empty: none.
+        span: the unit of an example's span; empty: there are no examples to be right or wrong.
+        bins: the first span of each bin in a table of matches.
+        num_queries: the places of a row at which something is predicted; None: all.
+        num_outputs: the count of real numbers predicted there; None: a token is predicted.
+    """
+
+    tokens: Sequence[str]
+    least_seq_len: int
+    splits: tuple[str, ...] = (TRAIN, TEST)
+    version: int = 1
+    unit: str = "nats per answer token"
+    objective: Literal["causal", "regression"] = "causal"
+    probe: str = "answers"
+    key: str = ""
+    span: str = ""
+    bins: tuple[int, ...] = ()
+    num_queries: int | None = None
+    num_outputs: int | None = None
 
 
 class Draws:
@@ -61,17 +107,6 @@ class Draws:
         return radius * np.cos(2 * np.pi * self.uniforms(count))
 
 
-# The splits of a task, each with its own random stream.
-TRAIN = "train"
-TEST = "test"  # examples like those of training
-LONGER = "longer"  # examples longer than any of training, in rows of the same length
-
-END = ";"
-PAD = "_"
-
-NO_ANSWER = -1
-
-
 @dataclass(frozen=True)
 class Example:
     """A question and its answer.
@@ -115,6 +150,16 @@ class Rows:
         """True for the tokens of ids_NS[:, 1:] that are to be predicted."""
         return np.not_equal(self.answer_NT, NO_ANSWER)
 
+    @property
+    def batch(self) -> Batch:
+        """The batch that predicts each token of an answer from the tokens before it.
+
+        Its hash covers the tokens and the mask of predicted ones.
+        """
+        target_NT = np.where(self.mask_NT, self.ids_NS[:, 1:], NO_TARGET)
+        hashed_NS = np.concatenate([self.ids_NS, self.mask_NT], axis=1)
+        return Batch(self.ids_NS[:, :-1], target_NT, hashed_NS)
+
     def exact_matches(
         self, is_right_NT: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -131,34 +176,6 @@ class Rows:
 
         num_wrong_E = np.bincount(which_A[~is_right_NT[row_A, place_A]], minlength=len(first_E))
         return self.span_NT[row_A, place_A][first_E], num_wrong_E == 0
-
-
-@dataclass(frozen=True)
-class Task:
-    """Base class of a decoder's tasks.
-
-    Attributes:
-        version: of the generator; it changes when the rows change.
-        vocabulary: one character per token.
-        splits: the splits that the task has.
-        seed: of the rows.
-        seq_len: T, the same in every split; TASKS of rope_exp/sections.py has the least.
-    """
-
-    version: ClassVar[int] = 1
-    vocabulary: ClassVar[str]
-    splits: ClassVar[tuple[str, ...]] = (TRAIN, TEST)
-
-    seed: int
-    seq_len: int = 512
-
-    def rows(self, split: str, indices: Iterable[int]) -> Rows:
-        """Return the rows of a split with these indices, counted from 0."""
-        assert split in self.splits, split
-        return stack([self._row(split, index) for index in indices], self.vocabulary)
-
-    def _row(self, split: str, index: int) -> Row:
-        raise NotImplementedError
 
 
 def pack(draws: Draws, draw: Callable[[Draws], Example], longest: int, width: int) -> Row:
@@ -191,9 +208,10 @@ def pack(draws: Draws, draw: Callable[[Draws], Example], longest: int, width: in
     return Row(text.ljust(width, PAD), answer_T, span_T)
 
 
-def stack(rows: Sequence[Row], vocabulary: str) -> Rows:
+def stack(rows: Iterable[Row], tokens: Sequence[str]) -> Rows:
     """Stack rows, and convert their text to ids."""
-    place = {token: id_ for id_, token in enumerate(vocabulary)}
+    place = {token: id_ for id_, token in enumerate(tokens)}
+    rows = list(rows)
     return Rows(
         ids_NS=np.array([[place[token] for token in row.text] for row in rows], dtype=np.int64),
         answer_NT=np.stack([row.answer_T for row in rows]),
@@ -201,6 +219,6 @@ def stack(rows: Sequence[Row], vocabulary: str) -> Rows:
     )
 
 
-def spell(ids: Sequence[int] | NDArray[np.int64], vocabulary: str) -> str:
+def spell(ids: Sequence[int] | NDArray[np.int64], tokens: Sequence[str]) -> str:
     """Return the characters of one row's ids."""
-    return "".join(vocabulary[id_] for id_ in ids)
+    return "".join(tokens[id_] for id_ in ids)

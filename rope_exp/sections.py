@@ -4,13 +4,12 @@ A released default never changes, because identities cover departures from it. A
 key is its meaning in docs/config.md.
 """
 
-import hashlib
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -26,6 +25,8 @@ from rope_exp.identity import (
     Sha256,
     Share,
     Size,
+    chosen,
+    file_of,
     labelled,
     matching,
     numeric,
@@ -35,6 +36,9 @@ from rope_exp.identity import (
     setting,
     settle,
 )
+
+if TYPE_CHECKING:
+    from rope_exp.rows import Facts
 
 SITES = ("q", "k", "v", "o")
 
@@ -248,11 +252,6 @@ class PeConfig:
         return SCHEMES[self.input, self.bias]
 
 
-def source_sha256(source: str) -> str:
-    """Return the SHA-256 of a file's text."""
-    return hashlib.sha256(source.encode()).hexdigest()
-
-
 def shortest(pattern: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return the shortest equivalent of a pattern of layers; None means every layer."""
     pattern = pattern or EVERY
@@ -261,93 +260,9 @@ def shortest(pattern: tuple[int, ...] | None) -> tuple[int, ...]:
     return next(pattern[:n] for n in shifts if pattern[n:] + pattern[:n] == pattern)
 
 
-TEXT_UNIT = "nats per token"  # of losses on text
-ANSWER_UNIT = "nats per answer token"
-SQUARES = "mean squared error"
-
-# Queries in a row of spikes, and dimensions of the prediction at each.
-NUM_QUERIES = 16
-NUM_DIMS = 2
-
-
-@dataclass(frozen=True)
-class TaskFacts:
-    """Facts about a kind of generated data.
-
-    Attributes:
-        vocab_size: the number of its tokens.
-        least_seq_len: the smallest T at which rows hold its longest examples.
-        unit: of its loss.
-        objective: of training.
-        probe: the probe of a finished model.
-        key: the key of `data` that only this kind has; empty: none.
-        span: the unit of an example's span; empty: there are no examples to be right or wrong.
-        bins: the first span of each bin in a table of matches.
-    """
-
-    vocab_size: int
-    least_seq_len: int
-    unit: str = ANSWER_UNIT
-    objective: Literal["causal", "regression"] = "causal"
-    probe: str = "answers"
-    key: str = ""
-    span: str = ""
-    bins: tuple[int, ...] = ()
-
-    @property
-    def num_outputs(self) -> int | None:
-        """The count of real numbers predicted at a place; None: a token is predicted."""
-        return NUM_DIMS if self.objective == "regression" else None
-
-
-TASKS: Mapping[str, TaskFacts] = {
-    "addition": TaskFacts(
-        vocab_size=14,
-        least_seq_len=33,
-        key="order",
-        span="digits of the longer number",
-        bins=tuple(range(1, 11)),
-    ),
-    "copy": TaskFacts(
-        vocab_size=7,
-        least_seq_len=129,
-        span="letters of the string",
-        bins=(1, 2, 3, 5, 9, 17, 33, 49),
-    ),
-    "repeats": TaskFacts(
-        vocab_size=5,
-        least_seq_len=43,
-        span="letters back to the stretch",
-        bins=(17, *(16 << octave for octave in range(1, 18))),
-    ),
-    "retrieval": TaskFacts(
-        vocab_size=63,
-        # Another pair's needle and question rule out at most 16 places of a needle and its
-        # question: 3 for needle and needle, twice 4 for needle and question, 5 for question and
-        # question. A distance below T / 2 leaves more than T / 2 places, and 7 other pairs may
-        # take 112 of them.
-        least_seq_len=224,
-        span="tokens from the needle to its question",
-        bins=tuple(4 << octave for octave in range(20)),
-    ),
-    "spikes": TaskFacts(
-        vocab_size=18,
-        least_seq_len=NUM_QUERIES + 1,
-        unit=SQUARES,
-        objective="regression",
-        probe="fit",
-        key="period",
-    ),
-}
-# Probes for models of generated data only.
-TASK_PROBES = tuple(dict.fromkeys(task.probe for task in TASKS.values()))
-
-
 MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
 # Period of the fastest pair if positions are times, as POYO's t_min.
 PERIOD_S = 1e-4
-# Share of a sequence's tokens that mlm predicts (Devlin et al. 2019).
-MASKED_SHARE = 0.15
 INIT_STD = 0.02  # of weight matrices; times 1/sqrt(2 layers) for those onto the residual stream
 
 # Beyond this, a layer's objects outweigh its weights, and memory estimates would miss them.
@@ -418,9 +333,7 @@ class DataConfig:
 
     # null: the kind; for hub, a name derived from path and subset.
     name: Name | None = setting(None)
-    kind: Literal[
-        "stdlib", "files", "hub", "addition", "copy", "repeats", "retrieval", "spikes"
-    ] = numeric("stdlib", of_tokens=True)
+    kind: Annotated[str, file_of("tasks", *TEXT)] = numeric("stdlib", of_tokens=True)
     # files: a file or folder; hub: owner/name.
     path: PathText | None = None
     # The config of the dataset's card; for hub, and for files with such a card.
@@ -468,14 +381,17 @@ class DataConfig:
         )
 
     @property
-    def task(self) -> TaskFacts | None:
+    def task(self) -> "Facts | None":
         """Facts about generated data; None for text."""
-        return TASKS.get(self.kind)
+        if self.kind in TEXT:
+            return None
+        facts: Facts = chosen("tasks", self.kind, "data.kind").FACTS
+        return facts
 
     @property
     def unit(self) -> str:
         """The unit of losses."""
-        return TEXT_UNIT if self.task is None else self.task.unit
+        return "nats per token" if self.task is None else self.task.unit
 
     @property
     def period_s(self) -> float:
@@ -510,238 +426,15 @@ class TokenizerConfig:
     revision: str | None = numeric(None, needs=("tokenizer.path",))
 
 
-# Probes of a finished model (probes/).
-Probe = Literal[
-    "windows", "positions", "shift", "ablation", "repeat", "floors", "distance", "drift",
-    "token_shift", "extension", "answers", "fit",
-]  # fmt: skip
-Probes = Annotated[
-    tuple[Probe, ...],
-    rule(
-        f"must be a list of some of {', '.join(get_args(Probe))}, each at most once",
-        lambda probes: len(set(probes)) == len(probes),
-    ),
-]
-Stages = Annotated[
-    tuple[tuple[Count, ...], ...],
-    rule(
-        "must be a list of stages, each [length, steps] or [length, steps, sequences], in whole "
-        "numbers of at least 1",
-        lambda stages: stages and all(len(stage) in (2, 3) for stage in stages),
-    ),
-]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Steps on sequences of one length.
-
-    Attributes:
-        seq_len: T.
-        num_steps: of this stage.
-        batch_size: B, the sequences of a step, over all processes.
-        steps_before, samples_before, tokens_before: of all earlier stages; a sample is one
-            sequence of a step.
-    """
-
-    seq_len: int
-    num_steps: int
-    batch_size: int
-    steps_before: int = 0
-    samples_before: int = 0
-    tokens_before: int = 0
-
-    @property
-    def last_step(self) -> int:
-        """Its last step, counted from 1 over the whole run."""
-        return self.steps_before + self.num_steps
-
-    @property
-    def tokens_per_step(self) -> int:
-        """The tokens of one step."""
-        return self.batch_size * self.seq_len
-
-    @property
-    def num_tokens(self) -> int:
-        """The tokens of all its steps."""
-        return self.num_steps * self.tokens_per_step
-
-    def samples(self, step: int) -> range:
-        """Return the numbers of the samples of one of the stage's steps, over the whole run."""
-        first = self.samples_before + (step - 1 - self.steps_before) * self.batch_size
-        return range(first, first + self.batch_size)
-
-    def tokens_until(self, step: int) -> int:
-        """Return the tokens of the run up to and including one of the stage's steps."""
-        return self.tokens_before + (step - self.steps_before) * self.tokens_per_step
-
-
-@section
-class TrainConfig:
-    """The budget and the training loop. Batch sizes are in sequences, periods in steps."""
-
-    name: Name = setting("nano")
-    num_steps: Count = 500
-    global_batch_size: Count = 16
-    # Sequences of a micro-batch; null: a process's whole share.
-    micro_batch_size: Count | None = None
-    # Length of evaluation sequences, and of training sequences unless stages are set.
-    seq_len: Count = 256
-    # Successive lengths, each [length, steps] with global_batch_size x seq_len tokens a step, or
-    # [length, steps, sequences]; null: seq_len only.
-    stages: Stages | None = None
-    # causal: predict every next token; mlm: hidden tokens, from both sides; regression: real
-    # numbers at some places, from tokens on both sides.
-    objective: Literal["causal", "mlm", "regression"] = numeric("causal", assumption="departing")
-    # Steps between evaluations.
-    eval_every: Count = setting(50)
-    # Held-out sequences of an evaluation.
-    eval_sequences: Count = 128
-    # Steps between checkpoints.
-    save_every: Count = setting(250)
-    # The newest checkpoints that are kept.
-    keep_checkpoints: Count = setting(2)
-    # Steps between rows of metrics.jsonl.
-    log_every: Count = setting(10)
-    # auto: bf16 if the hardware supports it, else fp32.
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
-    # auto: true if it pays back within the run.
-    compile: bool | Literal["auto"] = "auto"
-    # auto: true on a CPU, where it costs nothing.
-    deterministic: bool | Literal["auto"] = "auto"
-    # Probes of the finished model (probes/), written to probes.json.
-    probes: Probes = setting(())
-    # Dense bf16 peak of a GPU missing from costs.py; 0: record no MFU.
-    peak_tflops: NonNegative | None = setting(None)
-
-    def __post_init__(self) -> None:
-        """Spell stages in one way: equal neighbours merged, and no sequences that tokens imply."""
-        listed: list[tuple[int, ...]] = []
-        for seq_len, num_steps, *rows in self.stages or ():
-            own = [num for num in rows if num * seq_len != self.tokens_per_step]
-            if listed and [listed[-1][0], *listed[-1][2:]] == [seq_len, *own]:
-                num_steps += listed.pop()[1]
-            listed.append((seq_len, num_steps, *own))
-        plain = [(self.seq_len, self.num_steps)]
-        settle(self, stages=None if listed in ([], plain) else tuple(listed))
-
-    @property
-    def tokens_per_step(self) -> int:
-        """global_batch_size x seq_len, the tokens of every step unless a stage sets its own."""
-        return self.global_batch_size * self.seq_len
-
-    @property
-    def staged(self) -> tuple[Stage, ...]:
-        """The stages in order; a single one if `stages` is null."""
-        stages = [Stage(0, 0, 0)]
-        for seq_len, num_steps, *rows in self.stages or [(self.seq_len, self.num_steps)]:
-            before = stages[-1]
-            batch_size = rows[0] if rows else self.tokens_per_step // seq_len
-            samples = before.samples_before + before.num_steps * before.batch_size
-            tokens = before.tokens_before + before.num_tokens
-            stages.append(Stage(seq_len, num_steps, batch_size, before.last_step, samples, tokens))
-        return tuple(stages[1:])
-
-    def stage_at(self, step: int) -> Stage:
-        """Return the stage of a step, counted from 1; past the end, the last."""
-        *stages, last = self.staged
-        return next((stage for stage in stages if step <= stage.last_step), last)
-
-    @property
-    def longest(self) -> int:
-        """The length of the longest sequences in training or evaluation."""
-        return max(self.seq_len, *(stage.seq_len for stage in self.staged))
-
-    def tokens_until(self, step: int) -> int:
-        """Return the number of tokens up to and including a step; 0 at step 0."""
-        return self.stage_at(step).tokens_until(step)
-
-    @property
-    def num_tokens(self) -> int:
-        """The tokens of the whole run."""
-        return self.tokens_until(self.num_steps)
-
-    def rows_at_once(self, share: int, seq_len: int) -> int:
-        """Return the sequences per micro-batch for a process's `share` of sequences of one length.
-
-        The share is split into the fewest micro-batches with no more tokens than micro_batch_size
-        sequences of train.seq_len; the last may be smaller.
-        """
-        if self.micro_batch_size is None:
-            return share
-        most = max(1, self.micro_batch_size * self.seq_len // seq_len)
-        num_parts = -(-share // most)
-        return -(-share // num_parts)
-
-    def num_predicted(self, seq_len: int) -> int:
-        """Return P, the number of predicted places of a sequence.
-
-        causal: every place; mlm: 15 %, rounded, at least one; regression: the queries.
-        """
-        if self.objective == "mlm":
-            return max(1, round(MASKED_SHARE * seq_len))
-        return seq_len if self.objective == "causal" else NUM_QUERIES
-
-
-@section
-class TrackerConfig:
-    """The tracker that receives curves, in addition to metrics.jsonl.
-
-    Every key but the first is for wandb; trackio uses project and run_name. For a key with its
-    default, wandb's own environment variable applies: WANDB_MODE, WANDB_PROJECT, WANDB_TAGS, ...
-    """
-
-    name: Literal["none", "wandb", "trackio"] = "none"
-    mode: Literal["online", "offline"] = "online"
-    project: Name = "rope_exp"
-    entity: Name | None = None
-    # In addition to corpus, size and rotated sites.
-    tags: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = ()
-    notes: str | None = None
-    # null: variant, other swept values and seed.
-    run_name: str | None = None
-
-
-@section
-class LaunchConfig:
-    """Placement of runs on the machine."""
-
-    name: Name = "local"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    # Processes of one run; all: one per GPU.
-    num_processes: Count | Literal["all"] = 1
-    # Threads of each process; auto: its share of the cores.
-    num_threads: Count | Literal["auto"] = "auto"
-    # Concurrent runs; auto: as many as the GPUs allow, one on a CPU.
-    max_parallel: Count | Literal["auto"] = "auto"
-    # Run in the current process, for a debugger.
-    inline: bool = False
-    # Runs that share a GPU.
-    runs_per_gpu: Count = 1
-    # Runs of one job, for `rope-exp campaign` and `rope-exp sweep` on a cluster.
-    cells_per_job: Count = 1
-
-
-@section
-class PlaceConfig:
-    """The run's folder, its group, and the run from which it starts."""
-
-    # null: results/runs/<group>/<pe>/seed<k>.
-    dir: PathText | None = None
-    # null: a name derived from everything but pe and seed.
-    group: Name | None = None
-    # Move an old folder aside instead of resuming in it.
-    fresh: bool = False
-    # Folder of a finished run that provides the initial weights; init_weights is their hash.
-    init_from: PathText | None = None
-
-
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
 @section
 class OptimConfig:
     """Keys of every optimizer."""
+
+    # The numbers that it keeps for each element of a layer's matrix.
+    moments_of_matrices = 2
 
     name: str = ""
     # Learning rate at the peak of the schedule.

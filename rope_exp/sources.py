@@ -14,9 +14,12 @@ from rope_exp.batches import (
 from rope_exp.config import RunConfig
 from rope_exp.corpora import TRAIN, VALIDATION
 from rope_exp.generated import DataSet, Generated
-from rope_exp.objective.mlm import HELD_OUT, masked
 from rope_exp.prepare import Prepared
 from rope_exp.rows import TEST
+
+# The seed and the step of held-out rows, so that every evaluation of every run hides the same
+# tokens. Training has no step 0.
+HELD_OUT = (0, 0)
 
 
 def training_batch(config: RunConfig, found: DataSet, step: int) -> Batch:
@@ -29,7 +32,7 @@ def training_batch(config: RunConfig, found: DataSet, step: int) -> Batch:
     stage = config.train.stage_at(step)
     samples = stage.samples(step)
     if isinstance(found, Generated):
-        return found.batch(found.rows(TRAIN, samples, seed))
+        return found.batch(TRAIN, samples, seed)
     windows_BS = training_ids(found.tokens[TRAIN], seed, samples, stage.seq_len)
     start_B = None
     if config.data.random_start:
@@ -41,7 +44,7 @@ def held_out_rows(config: RunConfig, found: DataSet) -> Batch:
     """Return the rows of the held-out set with their targets, the same in every run."""
     train = config.train
     if isinstance(found, Generated):
-        return found.batch(found.rows(TEST, range(train.eval_sequences)))
+        return found.batch(TEST, range(train.eval_sequences))
     windows_NS = validation_ids(found.tokens[VALIDATION], train.eval_sequences, train.seq_len)
     return read(config, found, windows_NS)
 
@@ -64,7 +67,7 @@ def read(
         hashed_BS = np.concatenate([batch.hashed_BS, start_B[:, None]], axis=1)
         batch = batch._replace(hashed_BS=hashed_BS)
     batch = placed(batch, config.data, found.corpus["end_id"], start_B)
-    if config.train.objective == "causal":
+    if config.own_objective is None:
         return batch
-    num_places = config.train.num_predicted(batch.ids_BT.shape[1])
-    return masked(batch, key, num_places, found.vocab_size)
+    hidden: Batch = config.own_objective.hidden(batch, key, found.vocab_size)
+    return hidden

@@ -11,7 +11,7 @@ seed and a column for each row, in nats per token and float64; NaN where there i
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,20 +30,13 @@ MARGIN = 0.01
 POWER = 0.8
 # Larger numbers of seeds are not reported.
 MOST_SEEDS = 200
-# By the verdict on a pair (a, b): a is better than b, worse, equal within the margin, or none is
-# shown yet.
+# By the verdict on a pair (a, b): a is better, worse, equal within the margin, or nothing is shown.
 SIGNS = {"better": ">", "worse": "<", "equivalent": "≈", "open": "?"}
 
 
 def table_of(losses: Mapping[str, Mapping[int, float]]) -> pd.DataFrame:
-    """Return the table of the rows' losses by seed.
-
-    Seeds ascend, so that sums do not depend on the order of reading.
-    """
+    """Return the losses by seed and row; seeds ascend, so sums do not depend on reading order."""
     return pd.DataFrame(losses, dtype=float).sort_index()
-
-
-# -- rows ------------------------------------------------------------------------------------------
 
 
 def additive_fit(table_SV: Array) -> tuple[Array, int]:
@@ -78,10 +71,9 @@ def contrasts(table: pd.DataFrame, reference: str) -> pd.DataFrame:
     """Compare every row with the reference, which may be missing.
 
     Returns:
-        A line for each row, best first: num_seeds, loss_mean, loss_sd (of a sample), delta and
-        rank, with None for missing numbers. Rows without a number come last, and equal rows in the
-        order given. Equal rows share the better rank, and the next rank is left out. If shared
-        seeds do not connect all rows, none has a rank.
+        num_seeds, loss_mean, loss_sd (of a sample), delta and rank of each row, with None for
+        missing numbers; best first, rows without a number last. Equal rows share the better rank,
+        and the next rank is left out. If shared seeds do not connect all rows, none has a rank.
     """
     lines = pd.DataFrame(
         {
@@ -97,39 +89,15 @@ def contrasts(table: pd.DataFrame, reference: str) -> pd.DataFrame:
     return ordered.astype(object).where(ordered.notna(), None)
 
 
-def kendall_tau(ours: Mapping[str, float], theirs: Mapping[str, float]) -> tuple[float, float, int]:
-    """Return Kendall's tau-b of two orders, its p-value, and the number of labels in both.
-
-    tau-b = (C - D) / sqrt((n0 - n1)(n0 - n2)), where C and D count concordant and discordant
-    pairs, n0 all pairs, n1 and n2 the pairs tied in ours and in theirs. NaN if that is 0/0: fewer
-    than two labels, or all equal.
-    """
-    both = [label for label in ours if label in theirs]
-    if len(both) < 2:
-        return np.nan, np.nan, len(both)
-    test = stats.kendalltau([ours[label] for label in both], [theirs[label] for label in both])
-    return float(test.statistic), float(test.pvalue), len(both)
-
-
-# -- noise -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Noise:
-    """The residual noise of the layout, seed x row.
+    """The residual noise of the layout, seed x row."""
 
-    Attributes:
-        deviation: the residual's standard deviation, in nats; a difference of two runs within a
-            seed has sqrt(2) times that.
-        df: its degrees of freedom.
-        p_equal: the p-value of equally noisy rows; None if it cannot be computed.
-        is_paired: True if standard errors are each pair's own, False if they are pooled.
-    """
-
+    # The residual's SD in nats; a difference of two runs within a seed has sqrt(2) times that.
     deviation: float
     df: int
-    p_equal: float | None
-    is_paired: bool
+    p_equal: float | None  # of equally noisy rows; None if it cannot be computed
+    is_paired: bool  # whether standard errors are each pair's own; otherwise they are pooled
 
 
 def noise_of(table: pd.DataFrame, *, paired: bool = False) -> Noise | None:
@@ -137,8 +105,7 @@ def noise_of(table: pd.DataFrame, *, paired: bool = False) -> Noise | None:
 
     With equal noise, the standard deviation of each pair's differences is sqrt(2) times the
     residual's. An F test checks this for each pair; `p_equal` is the smallest p-value after Holm.
-    Residuals by row would say less: a noisy row affects the mean of its seed, and so the residuals
-    of all rows.
+    Residuals by row would say less, as a noisy row affects those of all rows by its seed's mean.
 
     Args:
         paired: never pool; otherwise noise is pooled unless `p_equal` rejects equal noise.
@@ -148,7 +115,6 @@ def noise_of(table: pd.DataFrame, *, paired: bool = False) -> Noise | None:
     df = int(np.sum(~np.isnan(table_SV))) - rank
     if df < 1:
         return None
-
     variance = float(np.nansum((table_SV - fitted_SV) ** 2)) / df
     p = []
     for a, b in itertools.combinations(table_SV.T, 2) if variance else ():
@@ -166,29 +132,23 @@ def deviating(own: float, own_df: int, variance: float, df: int) -> float:
     """Return the two-sided p-value that a pair's variance is twice the layout's, by F.
 
     A pair's differences use `own_df` of the layout's degrees, and own_df * own / 2 of its sum of
-    squares. The rest is independent of them, so own/2 over the rest's variance follows
-    F(own_df, df - own_df).
+    squares; the rest is independent of them.
     """
-    rest = max(df * variance - own_df * own / 2, np.finfo(float).tiny)
-    f = stats.f(own_df, df - own_df)
-    ratio = own / 2 / (rest / (df - own_df))
-    return 2 * float(min(f.cdf(ratio), f.sf(ratio)))
+    rest_df = df - own_df
+    rest = max(df * variance - own_df * own / 2, np.finfo(float).tiny) / rest_df
+    f = stats.f(own_df, rest_df)
+    return 2 * float(min(f.cdf(own / 2 / rest), f.sf(own / 2 / rest)))
 
 
 def holm(p: Array) -> Array:
     """Return p-values adjusted by Holm's step-down rule."""
     order = np.argsort(p)
     stepped = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
-    adjusted = np.empty_like(p)
-    adjusted[order] = np.minimum(stepped, 1.0)
-    return adjusted
-
-
-# -- pairs -----------------------------------------------------------------------------------------
+    return np.asarray(np.minimum(stepped, 1.0)[np.argsort(order)])
 
 
 def judge(
-    table: pd.DataFrame, family: Sequence[tuple[str, str]], noise: Noise | None
+    table: pd.DataFrame, family: Iterable[tuple[Any, Any]], noise: Noise | None
 ) -> dict[tuple[str, str], Pair]:
     """Judge the pairs of a family together; differences below `MARGIN` do not matter.
 
@@ -197,57 +157,46 @@ def judge(
         noise: of the whole table, by `noise_of`.
     Returns:
         By pair (a, b), where differences are b's loss minus a's, in nats: a, b; num_seeds, that
-        both have; delta, its standard error `error` and its df; low and high, the 95 % interval of
-        this pair alone; wide_low and wide_high, which hold for the whole family (Bonferroni); p, of
-        no difference, two-sided, of this pair alone, and p_adjusted, by Holm; p_equivalent, of a
-        difference past the margin (two one-sided tests), also by Holm; verdict and sign; and
-        seeds_needed_low and seeds_needed_high, by `_seeds_needed`.
+        both have; delta, its standard error `error` and its df; delta_ci_low and -high, the 95 %
+        interval of this pair alone; delta_wide_low and -high, which hold for the whole family
+        (Bonferroni); p, of no difference, two-sided, of this pair alone, and p_adjusted, by Holm;
+        p_equivalent, of a difference past the margin (two one-sided tests), also by Holm; verdict
+        and sign; family, its size; seeds_needed_low and -high, by `_seeds_needed`.
     """
-    found = []
+    lines = []
     for a, b in (pair for pair in family if {*pair} <= {*table}):
         differences = (table[b] - table[a]).dropna().to_numpy()
-        count = len(differences)
-        if count < 2:
+        if (count := len(differences)) < 2:
             continue
-
         # Two rows that share two seeds have a residual.
         assert noise is not None
-        error, df = noise.deviation * math.sqrt(2 / count), noise.df
-        if noise.is_paired:
-            error, df = float(differences.std(ddof=1)) / math.sqrt(count), count - 1
-        found.append(
-            {"a": a, "b": b, "num_seeds": count, "delta": float(differences.mean())}
-            | {"error": error, "df": df}
-        )
-    if not found:
+        line = {"a": a, "b": b, "num_seeds": count, "delta": float(differences.mean())}
+        own = {"error": differences.std(ddof=1) / math.sqrt(count), "df": count - 1}
+        pooled = {"error": noise.deviation * math.sqrt(2 / count), "df": noise.df}
+        lines.append(line | (own if noise.is_paired else pooled))
+    if not lines:
         return {}
 
-    frame = pd.DataFrame(found)
+    frame = pd.DataFrame(lines).assign(family=len(lines))
     delta, error_P, df_P = (frame[key].to_numpy() for key in ("delta", "error", "df"))
     # If differences are equal to the last digit in every seed, the standard error is 0.
     tiny = np.maximum(error_P, np.finfo(float).tiny)
-    half, wide = (stats.t.ppf(1 - ALPHA / 2 / n, df_P) * error_P for n in (1, len(found)))
-    p = np.asarray(2 * stats.t.sf(np.abs(delta) / tiny, df_P))
-    adjusted = holm(p)
+    for name, size in (("ci", 1), ("wide", len(lines))):
+        half = stats.t.ppf(1 - ALPHA / 2 / size, df_P) * error_P
+        frame[f"delta_{name}_low"] = delta - half
+        frame[f"delta_{name}_high"] = delta + half
+    frame["p"] = 2 * stats.t.sf(np.abs(delta) / tiny, df_P)
+    adjusted = frame["p_adjusted"] = holm(frame["p"].to_numpy())
     # Of a difference of at least the margin: the larger of both one-sided p-values.
-    equivalent = holm(np.asarray(stats.t.sf((MARGIN - np.abs(delta)) / tiny, df_P)))
+    past_margin = np.asarray(stats.t.sf((MARGIN - np.abs(delta)) / tiny, df_P))
+    equivalent = frame["p_equivalent"] = holm(past_margin)
     # A real difference below the margin does not matter.
     cases = [equivalent < ALPHA, ~(adjusted < ALPHA), delta > 0]
-    verdict = np.select(cases, ["equivalent", "open", "better"], "worse")
-    frame = frame.assign(low=delta - half, high=delta + half)
-    frame = frame.assign(wide_low=delta - wide, wide_high=delta + wide)
-    frame = frame.assign(p=p, p_adjusted=adjusted, p_equivalent=equivalent, verdict=verdict)
+    frame["verdict"] = np.select(cases, ["equivalent", "open", "better"], "worse")
+    frame["sign"] = frame["verdict"].map(SIGNS)
 
-    lines: Any = frame.to_dict("records")
-    judged = {}
-    for pair in lines:
-        fewest, most = None, None
-        if pair["verdict"] == "open":
-            fewest, most = _seeds_needed(pair, len(found))
-        pair |= {"sign": SIGNS[pair["verdict"]], "family": len(found)}
-        pair |= {"seeds_needed_low": fewest, "seeds_needed_high": most}
-        judged[pair["a"], pair["b"]] = pair
-    return judged
+    pairs: Any = frame.to_dict("records")
+    return {(pair["a"], pair["b"]): {**pair, **_seeds_needed(pair)} for pair in pairs}
 
 
 def outcome(pair: Pair, published: str) -> str:
@@ -259,7 +208,7 @@ def outcome(pair: Pair, published: str) -> str:
     if pair["sign"] == published:
         return "confirmed"
     if published == SIGNS["equivalent"]:
-        is_outside = pair["wide_low"] > MARGIN or pair["wide_high"] < -MARGIN
+        is_outside = pair["delta_wide_low"] > MARGIN or pair["delta_wide_high"] < -MARGIN
         return "contradicted" if is_outside else "open"
     is_equivalent = pair["verdict"] == "equivalent"
     if is_equivalent and pair["p_adjusted"] < ALPHA and pair["delta"] > 0:
@@ -267,22 +216,24 @@ def outcome(pair: Pair, published: str) -> str:
     return "contradicted" if is_equivalent or pair["verdict"] == "worse" else "open"
 
 
-def _seeds_needed(pair: Pair, family_size: int) -> tuple[int | None, int | None]:
+def _seeds_needed(pair: Pair) -> dict[str, int | None]:
     """Return the fewest and the most seeds that would settle an open pair with the power `POWER`.
 
-    The true difference may lie anywhere in the 95 % interval: a large difference and none at all
-    need the fewest seeds, and half the margin about the most. The level is that of the first step
-    of Holm's rule, so the numbers err on the high side. None: more than `MOST_SEEDS`.
+    The true difference may lie anywhere in the 95 % interval: a large one and none at all need the
+    fewest seeds, half the margin about the most. The level is that of Holm's first step, so the
+    numbers err on the high side. None: the pair is settled, or needs more than `MOST_SEEDS`.
     """
-    low, high, half = pair["low"], pair["high"], MARGIN / 2
+    if pair["verdict"] != "open":
+        return dict.fromkeys(("seeds_needed_low", "seeds_needed_high"))
+    low, high, half = pair["delta_ci_low"], pair["delta_ci_high"], MARGIN / 2
     delta_D1 = np.clip([low, -half, 0, half, high], low, high)[:, None]
     counts = np.arange(pair["num_seeds"] + 1, MOST_SEEDS + 1)
     error = pair["error"] * np.sqrt(pair["num_seeds"] / counts)
     # Assume that degrees of freedom keep growing in proportion to the seeds minus one.
     df = np.round(pair["df"] / (pair["num_seeds"] - 1) * (counts - 1))
 
-    detects = stats.t.ppf(1 - ALPHA / 2 / family_size, df) * error
-    excludes = MARGIN - stats.t.ppf(1 - ALPHA / family_size, df) * error
+    detects = stats.t.ppf(1 - ALPHA / 2 / pair["family"], df) * error
+    excludes = MARGIN - stats.t.ppf(1 - ALPHA / pair["family"], df) * error
 
     # Equivalence can be shown from some number of seeds on. Up to there, count detection alone.
     num_early = int(np.argmax(excludes > 0)) if (excludes > 0).any() else len(counts)
@@ -299,6 +250,6 @@ def _seeds_needed(pair: Pair, family_size: int) -> tuple[int | None, int | None]
     open_DN = np.maximum(inside_DN, 0).sum(axis=0)
 
     settled_DN = np.hstack([detected_DN, 1 - open_DN[:, num_early:]]) >= POWER
-    needed = [int(counts[row.argmax()]) if row.any() else None for row in settled_DN]
-    known = [count for count in needed if count is not None]
-    return min(known, default=None), None if None in needed else max(known)
+    needed = [counts[row.argmax()] if row.any() else math.inf for row in settled_DN]
+    ends = {"seeds_needed_low": min(needed), "seeds_needed_high": max(needed)}
+    return {key: int(count) if count < math.inf else None for key, count in ends.items()}

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step."""
+"""A training step: its learning rate, the optimizer, and the update, as one graph on a GPU."""
 
 import gc
 import math
@@ -12,45 +12,41 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from rope_exp.attention import HeadLinear
 from rope_exp.batches import chain_sha256
 from rope_exp.config import RunConfig
 from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder
 from rope_exp.errors import first_line, log
 from rope_exp.evaluate import Inputs, on_device
 from rope_exp.generated import DataSet
-from rope_exp.optim.muon import Muon
+from rope_exp.identity import chosen
 from rope_exp.parallel import Parallel
-from rope_exp.sections import AdamWConfig, OptimConfig
+from rope_exp.sections import AdamWConfig, CosineConfig, OptimConfig
 from rope_exp.sources import training_batch
 
 
 def learning_rate(step: int, config: RunConfig) -> float:
-    """Return the learning rate of `step`.
+    """Return the learning rate of `step`, a pure function of it.
 
-    It rises linearly over the warm-up to its peak, optim.lr. Then
-    cosine: it falls along half a cosine to final_fraction * peak, reached at the last step;
-    wsd: it stays constant, then falls linearly to final_fraction * peak over the last
-    decay_fraction of the run, if that is at least a step.
+    It rises linearly over the warm-up to its peak, optim.lr, and then falls by the schedule's
+    height to final_fraction * peak. The cosine's height falls along half a cosine, and is 0 at the
+    last step.
 
     Args:
         step: counted from 1 to train.num_steps.
     """
     num_steps = config.train.num_steps
     peak = config.optim.lr
-    schedule: Any = config.schedule
+    schedule = config.schedule
     warmup = config.num_warmup_steps
     if step <= warmup:
         return peak * step / warmup
 
-    match schedule.name:
-        case "cosine":
-            done = (step - warmup) / (num_steps - warmup)
-            height = 0.5 * (1 + math.cos(math.pi * done))
-        case "wsd":
-            decay = round(schedule.decay_fraction * num_steps)
-            height = min((num_steps - step) / decay, 1.0) if decay else 1.0
-
+    if isinstance(schedule, CosineConfig):
+        done = (step - warmup) / (num_steps - warmup)
+        height = 0.5 * (1 + math.cos(math.pi * done))
+    else:
+        own = chosen("schedule", schedule.name, "schedule.name")
+        height = own.height(step, num_steps, schedule)
     floor = schedule.final_fraction
     return peak * (floor + (1 - floor) * height)
 
@@ -60,27 +56,17 @@ CROSSINGS = "crossings"
 
 
 def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
-    """Return fused AdamW, or Muon with AdamW for embeddings, head, norms and other vectors.
+    """Return fused AdamW, or the optimizer of optim/.
 
     Weight decay applies to matrices, but not to vectors (norms, decays) or position parameters.
     Frequencies have their own learning rate, a multiple of the others'. If they are learned
     directly and not as logarithms, the optimizer counts how often each crosses 0.
     """
-    optimizer = _make_optimizer(decoder, config)
-    rotary = decoder.model.rotary_emb
-    if rotary.learned and rotary.pe.trainable != "log":
-        _count_crossings(optimizer, list(rotary.parameters()))
-    return optimizer
-
-
-def _make_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
     named = dict(decoder.named_parameters())
     of_positions = [name for name in named if name.startswith(POSITIONS)]
     frequencies = [name for name in of_positions if name.startswith(FREQUENCIES)]
-    of_layers = [name for name in named if ".layers." in name and named[name].ndim == 2]
-    of_muon = [] if isinstance(config, AdamWConfig) else of_layers
 
-    others = [name for name in named if name not in {*of_muon, *frequencies}]
+    others = [name for name in named if name not in frequencies]
     decaying = [name for name in others if named[name].ndim >= 2 and name not in of_positions]
     staying = [name for name in others if name not in decaying]
     groups: list[dict[str, Any]] = [
@@ -91,26 +77,18 @@ def _make_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
         rate = decoder.architecture.pe.trainable_lr
         of_frequencies = [named[name] for name in frequencies]
         groups.append({"params": of_frequencies, "weight_decay": 0.0, "rate": rate})
+
+    optimizer: Optimizer
     if isinstance(config, AdamWConfig):
-        return AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+        optimizer = AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    else:
+        own = chosen("optim", config.name, "optim.name")
+        optimizer = own.Optimizer(decoder, groups, config)
 
-    muon: Any = config
-
-    splits = {
-        module.get_parameter("weight"): module.split
-        for module in decoder.modules()
-        if isinstance(module, HeadLinear)
-    }
-    return Muon(
-        [named[name] for name in of_muon],
-        splits,
-        groups,
-        lr=config.lr,
-        momentum=muon.momentum,
-        weight_decay=config.weight_decay,
-        betas=config.betas,
-        eps=config.eps,
-    )
+    rotary = decoder.model.rotary_emb
+    if rotary.learned and rotary.pe.trainable != "log":
+        _count_crossings(optimizer, list(rotary.parameters()))
+    return optimizer
 
 
 def _count_crossings(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:

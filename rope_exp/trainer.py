@@ -14,21 +14,19 @@ from torch import nn
 from typing_extensions import TypedDict
 
 from rope_exp import checkpoint
-from rope_exp.config import RunConfig, differing_keys
+from rope_exp.config import RunConfig, TrainConfig, differing_keys
 from rope_exp.costs import flops_per_token
 from rope_exp.costs import peak_flops_per_s as listed_peak_flops_per_s
 from rope_exp.decoder import Decoder, weights
 from rope_exp.errors import CheckpointError, Progress, log
-from rope_exp.evaluate import Probes, held_out_loss, on_device
+from rope_exp.evaluate import Finished, held_out_loss, on_device
 from rope_exp.files import write_json
 from rope_exp.folder import PROBES, RESULT, MetricsWriter, OriginFacts, checked, probes_sha256
 from rope_exp.generated import DataSet
 from rope_exp.identity import Natural, NonNegative, OrderSha256, Sha256
 from rope_exp.kernels import ChosenBackends
 from rope_exp.parallel import Parallel
-from rope_exp.probes.answers import make_questions
 from rope_exp.provenance import MARKED, machine_facts, spelled
-from rope_exp.sections import TrainConfig
 from rope_exp.signals import StopSignal
 from rope_exp.sources import held_out_rows
 from rope_exp.step import (
@@ -543,18 +541,18 @@ class Trainer:
 
     def _ask_probes(self) -> str:
         """Write probes.json on rank 0, and return the run's status."""
-        answers: Probes | None = {}
+        answers: dict[str, Any] | None = {}
         if self.parallel.is_main:
-            questions = make_questions(
+            finished = Finished(
                 self.decoder,
-                self.data,
                 self.config,
+                self.data,
                 self.rows_at_once,
                 should_stop=lambda: self.stop.requested,
                 crossings=crossings(self.train_step.optimizer, self.decoder),
             )
             with self.parallel.autocast():
-                answers = questions.ask(self.config.train.probes)
+                answers = finished.ask(self.config.train.probes)
             if answers is not None:
                 write_json(self.folder / PROBES, answers)
 

@@ -104,14 +104,13 @@ def _record(progress: Progress, cell: Cell, job: Job) -> None:
 
     A record that arrived from another machine meanwhile is kept.
     """
-    path = progress.path(cell)
+    path = progress.folder / f"{cell.name}.json"
     if cell.name in progress.done:
         return
 
     try:
-        if not path.exists():
-            write_record(path, job.folder, cell.row, cell.factors, cell.test)
-        progress.read(cell)
+        write_record(path, job.folder, cell.row, cell.factors, cell.test)
+        progress.add(cell, read_record(path))
         job.exit_code = job.exit_code or EXIT_DONE
     except (ConfigError, RecordError, OSError) as error:
         job.fail(error)

@@ -103,7 +103,7 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
                 place = seeds.setdefault(tuple(map(cell.factors.get, SEEDS)), len(seeds))
                 found[cell.name] = (place, -operations(cell.config)), where, cell
 
-    # Natural by seed, and longest first within a seed, so that a partial campaign is balanced and
+    # Seed by seed, and longest first within a seed, so that a partial campaign is balanced and
     # the last run to end is a short one.
     cells = [cell for _, _, cell in sorted(found.values(), key=itemgetter(0))]
     if not all(ORDER in cell.factors for cell in cells):

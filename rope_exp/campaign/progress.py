@@ -37,32 +37,21 @@ class Progress:
         self.only: Collection[str] | None = None
         # A few words about cells that were submitted to a cluster.
         self.submitted: Mapping[str, str] = {}
+        self.folder = records / campaign.name
         self.done: dict[str, Run] = {}
         stored = stored_records(records, campaign.name)
         found = {path.stem: path for path in stored}
         for cell in campaign.cells:
-            if path := found.get(cell.name):
-                self._add(cell, read_record(path, stored[path]))
-        self.strangers = sorted(set(found) - {cell.name for cell in campaign.cells})
+            if path := found.pop(cell.name, None):
+                self.add(cell, read_record(path, stored[path]))
+        self.strangers = sorted(found)
 
-    @property
-    def folder(self) -> Path:
-        """The folder of the campaign's records."""
-        return self.records / self.campaign.name
-
-    def path(self, cell: Cell) -> Path:
-        """Return the path of a cell's record."""
-        return self.folder / f"{cell.name}.json"
-
-    def read(self, cell: Cell) -> None:
-        """Read a cell's record, and mark the cell as done.
+    def add(self, cell: Cell, run: Run) -> None:
+        """Mark a cell as done.
 
         Raises:
-            RecordError, ConfigError: see the class.
+            ConfigError: its record has another config.
         """
-        self._add(cell, read_record(self.path(cell)))
-
-    def _add(self, cell: Cell, run: Run) -> None:
         if differing := differing_keys(_compared(run.config), _compared(cell.config)):
             raise ConfigError(
                 run.where,
@@ -88,28 +77,22 @@ class Progress:
         }
         return [f"{note}: {', '.join(found)}" for note, found in notes.items() if found]
 
-    def seconds(self) -> float | None:
-        """Estimate the seconds that the cells without a record take, one after another.
-
-        None if no record tells how long a run takes.
-        """
-        finished = [run for run in self.done.values() if run.status == "finished"]
-        rates = [run.result["wall_s"] / operations(run.config) for run in finished]
-        if not rates:
-            return None
-        return float(statistics.median(rates)) * sum(operations(cell.config) for cell in self.left)
-
     def summary(self) -> str:
-        """Summarize the campaign's progress, and the time that is left."""
+        """Summarize the campaign's progress, and estimate the time that is left from finished runs.
+
+        A run takes as long as its operations do at the median speed.
+        """
         count = len(self.campaign.cells)
         words = f"{self.campaign.name}: {len(self.done)} of {count} cells have a record"
         if not self.left:
             return words
 
         spent = sum(run.result["wall_s"] for run in self.done.values())
-        seconds = self.seconds()
-        if seconds is None:
+        finished = [run for run in self.done.values() if run.status == "finished"]
+        if not finished:
             return f"{words}; no estimate yet of the {len(self.left)} that are left"
+        pace = statistics.median(run.result["wall_s"] / operations(run.config) for run in finished)
+        seconds = pace * sum(operations(cell.config) for cell in self.left)
         parallel = max(runs_at_a_time(cell.config.launch) for cell in self.left)
         left = timedelta(seconds=round(seconds / parallel))
         return (

@@ -8,7 +8,7 @@ from rope_exp.errors import EXIT_DONE, EXIT_FAILED, ConfigError, RecordError
 
 def main(words: list[str]) -> int:
     """Check records, such as somebody else's: one sentence for each campaign and each fault."""
-    from rope_exp.compile import tables_of
+    from rope_exp.campaign.tables import tables_of
     from rope_exp.records import read_record, recorded_campaigns, stored_records
 
     parser = Parser("check-records", "Check records, such as somebody else's.")

@@ -54,7 +54,8 @@ def main(words: list[str]) -> int:
                 raise ConfigError(f"--{flag}", ..., allowed)
 
     # Imported late, because figures take a second to import.
-    from rope_exp.compile import write, write_campaigns
+    from rope_exp.campaign.tables import write_campaigns
+    from rope_exp.compile import write
 
     if asked.campaign is not None:
         name = None if asked.campaign == "all" else asked.campaign

@@ -71,8 +71,8 @@ def figure(report: Report) -> alt.LayerChart | None:
 def _bars(report: Report) -> Iterator[tuple[str, str, float, float]]:
     """Yield the intervals of each row, thin before thick."""
     for label, judged in report.against.items():
-        yield label, "family", judged["wide_low"], judged["wide_high"]
-        yield label, "alone", judged["low"], judged["high"]
+        yield label, "family", judged["delta_wide_low"], judged["delta_wide_high"]
+        yield label, "alone", judged["delta_ci_low"], judged["delta_ci_high"]
 
 
 def _intervals(base: alt.Chart, domain: tuple[float, float]) -> Iterator[alt.Chart]:

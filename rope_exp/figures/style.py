@@ -276,8 +276,9 @@ def in_words(report: Report, row: Row) -> dict[str, Any]:
     }
     word = "no shared seed" if delta is None else "untested"
     if judged := report.decided.get(row.label):
-        words["difference"] += f" [{signed(judged['low'])}, {signed(judged['high'])}]"
-        words["half"] = f"± {judged['high'] - judged['delta']:.4f} "
+        low, high = judged["delta_ci_low"], judged["delta_ci_high"]
+        words["difference"] += f" [{signed(low)}, {signed(high)}]"
+        words["half"] = f"± {high - judged['delta']:.4f} "
         word = WORDS[judged["verdict"]]
     elif row.label == report.reference.label:
         word = "reference"

@@ -25,28 +25,32 @@ from rope_exp.batches import Batch
 # The last of the counter's four words; no other stream of a seed uses this value. The second word
 # is the row, and the first one counts.
 OF_MASKS = 2
-# The seed and the step of held-out rows, so that every evaluation of every run has the same masks.
-# Training has no step 0.
-HELD_OUT = (0, 0)
-
+# The mask is the decoder's only id beyond the tokenizer's.
+NUM_OWN_IDS = 1
+SHARE = 0.15  # of a row's tokens that are predicted
 # Out of ten places, MASKED are read as the mask and RANDOM as a random token; the rest unchanged.
 MASKED = 8
 RANDOM = 1
 
 
-def masked(plain: Batch, key: tuple[int, int], num_places: int, mask_id: int) -> Batch:
+def num_predicted(seq_len: int) -> int:
+    """Return P: 15 % of a row, rounded, and at least one token."""
+    return max(1, round(SHARE * seq_len))
+
+
+def hidden(plain: Batch, key: tuple[int, int], mask_id: int) -> Batch:
     """Return a batch with some tokens hidden, and everything else unchanged.
 
     Args:
         plain: all rows of a step, whose `ids_BT` are read.
-        key: the seed and the step, or HELD_OUT.
-        num_places: P, at most T.
+        key: the data seed and the step.
         mask_id: the ids below it are the vocabulary.
     Returns:
         A batch whose targets are the original tokens at `place_BP`, ascending. Its hash also covers
         the tokens read, the places and the targets.
     """
     num_rows, length = plain.ids_BT.shape
+    num_places = num_predicted(length)
     count = length + 2 * num_places
     word_BW = np.stack([_words(key, row, count) for row in range(num_rows)])
     word_BT, kind_BP, token_BP = np.split(word_BW, [length, length + num_places], axis=1)

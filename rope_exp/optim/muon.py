@@ -8,13 +8,15 @@ Shapes: N heads, or 1; O outputs, I inputs.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch import Tensor
+from torch.optim import AdamW
 
+from rope_exp.attention import HeadLinear
+from rope_exp.decoder import Decoder
 from rope_exp.identity import section
 from rope_exp.sections import Momentum, OptimConfig
 
@@ -38,8 +40,10 @@ class Config(OptimConfig):
     name: Literal["muon"] = "muon"
     momentum: Momentum = 0.95
 
+    moments_of_matrices = 1
 
-class Muon(Optimizer):
+
+class Optimizer(torch.optim.Optimizer):
     """Muon for some parameters and AdamW for the others, in one step.
 
     Attributes:
@@ -48,29 +52,33 @@ class Muon(Optimizer):
 
     found_inf: Tensor | None = None
 
-    def __init__(
-        self,
-        matrices: Sequence[nn.Parameter],
-        splits: Mapping[nn.Parameter, tuple[int, int]],
-        others: Sequence[dict[str, Any]],
-        *,
-        lr: float,
-        momentum: float,
-        weight_decay: float,
-        **adamw: Any,
-    ) -> None:
+    def __init__(self, decoder: Decoder, groups: Sequence[dict[str, Any]], config: Config) -> None:
         """Prepare both optimizers.
 
         Args:
-            matrices: the parameters that Muon updates.
-            splits: the heads' dimension and their number, for each matrix with one part per head.
-            others: AdamW's parameter groups.
-            adamw: further options of AdamW.
+            groups: of all parameters, for AdamW; Muon takes the layers' matrices out of them.
         """
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-        super().__init__(list(matrices), defaults)
-        self.splits = splits
-        self.adamw = AdamW(others, lr=lr, fused=True, **adamw)
+        matrices = [
+            parameter
+            for name, parameter in decoder.named_parameters()
+            if ".layers." in name and parameter.ndim == 2
+        ]
+        super().__init__(
+            matrices,
+            {"lr": config.lr, "momentum": config.momentum, "weight_decay": config.weight_decay},
+        )
+        # The heads' dimension and their number, for each matrix with one part per head.
+        self.splits = {
+            module.get_parameter("weight"): module.split
+            for module in decoder.modules()
+            if isinstance(module, HeadLinear)
+        }
+        mine = set(matrices)
+        others = [
+            {**group, "params": [each for each in group["params"] if each not in mine]}
+            for group in groups
+        ]
+        self.adamw = AdamW(others, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
         # Both share one list of groups, so that the loop sets every learning rate, and one state,
         # which checkpoints save.

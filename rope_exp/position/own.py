@@ -11,7 +11,8 @@ from types import ModuleType
 from rope_exp.config import RunConfig
 from rope_exp.encoding import Position, Sizes
 from rope_exp.errors import ConfigError, explained_by, first_line
-from rope_exp.sections import PeConfig, source_sha256
+from rope_exp.files import text_sha256
+from rope_exp.sections import PeConfig
 
 # Packages that a user's file may import.
 MAY_IMPORT = {*sys.stdlib_module_names, "torch", "numpy", "rope_exp"}
@@ -36,7 +37,7 @@ def _executed(code: str, source: str) -> type[Position]:
     """Execute a text once, and return its class."""
     file, _, name = code.partition(".")
     # Two texts of one name may be in one process.
-    module = ModuleType(f"own_{file}_{source_sha256(source)[:12]}")
+    module = ModuleType(f"own_{file}_{text_sha256(source)[:12]}")
     path = f"{file}.py"
     # Tracebacks and torch's compiler then find the text.
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
@@ -87,4 +88,4 @@ def with_source(config: RunConfig, folders: Sequence[Path]) -> RunConfig:
             if module.split(".")[0] not in MAY_IMPORT:
                 reason = f"may import Python's library, torch, numpy and rope_exp, not {module}"
                 raise ConfigError("pe.code", code, f"{paths[0]}, line {node.lineno}: {reason}")
-    return config.replace("pe", source=source, code_sha256=source_sha256(source))
+    return config.replace("pe", source=source, code_sha256=text_sha256(source))

@@ -1,25 +1,94 @@
-"""Effects of distance on attention: a bound on scores, mean weights, and each head's kappa.
+"""Effects of distance on attention: mean weights, a bound on scores, and each head's kappa.
 
-Functions of plain tensors, in float64, for the probes of a finished model. Distance m lies between
-query i and key i - m, so it is 0 at the query's own token.
+Distance m lies between query i and key i - m, so it is 0 at the query's own token.
 
-Shapes: B rows, T positions, H query heads, G key/value heads, K features of a head, F frequencies,
-M distances.
+Shapes: B rows, T positions, H query heads, G key/value heads, K features of a head, V of a value,
+F frequencies, M distances.
 """
 
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple, NotRequired
 
 import torch
 from torch import Tensor
+from typing_extensions import TypedDict
 
-from rope_exp.attention import Attention
+from rope_exp.attention import Attention, LayerCache, Positions, turned
+from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
-from rope_exp.evaluate import Inputs, Probes, significant
-from rope_exp.probes._contexts import attentions, weighed
+from rope_exp.evaluate import Finished, significant
+from rope_exp.identity import Natural
+from rope_exp.kernels import wide
+from rope_exp.probes._types import ONE_LENGTH, Digits, Numbers
+from rope_exp.probes._windows import attentions, bin_edges, instead, share, windows
 from rope_exp.rope import angles, rotate
+from rope_exp.sources import read
+
+ORDER = 6
+PLACES = {"distance": ("m", "attention"), "uniform": ("m", "uniform")}
+# Receives weights_BHTT, and q_BTHK and k_BTGK before rotation.
+See = Callable[[Tensor, Tensor, Tensor], None]
+
+
+class _Numbers(TypedDict):
+    m: list[Natural]
+    attention: dict[Digits, Numbers]
+    uniform: Numbers
+    bound: NotRequired[Numbers]
+    kappa: NotRequired[dict[Digits, list[Numbers]]]
+
+
+Answer = Annotated[_Numbers, ONE_LENGTH]
+
+
+def why_not(config: RunConfig) -> str:
+    """Return why a run's model cannot be asked, or ""."""
+    if not config.attn.keeps_keys:
+        return f"attn.kind={config.attn.kind} cannot be asked for distance"
+    if config.train.seq_len < 2:
+        return "distance needs train.seq_len of at least 2"
+    if config.model.window_layers:
+        return "distance has one uniform baseline: no model.window_layers"
+    if config.data.document_mask:
+        return "distance would read across documents; no data.document_mask"
+    return ""
+
+
+def ask(model: Finished) -> dict[str, Any]:
+    """Return A(m) of each layer, beside that of uniform weights, f(m) and kappa(m).
+
+    f(m) and kappa(m) cover layers in which q and k both rotate: f is the mean over these layers,
+    and over their heads if those have their own frequencies; kappa is given for each query head.
+    Distances lie below half a window, half an octave apart. The windows are those that shift and
+    ablation read.
+    """
+    decoder = model.decoder
+    length = model.config.train.seq_len
+    rows = read(model.config, model.data, windows(model, share(model), length))
+    layers = attentions(decoder)
+    seen: list[list[_Seen]] = [[] for _ in layers]
+    with ExitStack() as stack:
+        for layer, of_layer in zip(layers, seen, strict=True):
+            stack.enter_context(weighed(layer, partial(_see, of_layer)))
+        for inputs in model.batches(rows, at_once=1):
+            inputs.features(decoder)
+    means = [_mean(of_layer) for of_layer in seen]
+
+    distances = bin_edges((length + 1) // 2)[:-1]
+    uniform_M = uniform_by_distance(
+        length, decoder.architecture.model.window, causal=decoder.architecture.causal
+    )
+    answer = {
+        "m": distances,
+        "attention": {
+            str(number): significant(mean.attention_M[distances])
+            for number, mean in enumerate(means)
+        },
+        "uniform": significant(uniform_M[distances]),
+    }
+    return answer | _of_rotation(decoder, means, torch.tensor(distances))
 
 
 def decay_bound(theta_F: Tensor, distance_M: Tensor) -> Tensor:
@@ -134,41 +203,6 @@ class _Seen(NamedTuple):
     k_GK: Tensor
 
 
-def by_distance(decoder: Decoder, windows: Iterable[Inputs], distances: Sequence[int]) -> Probes:
-    """Return A(m) of each layer, beside that of uniform weights, f(m) and kappa(m).
-
-    f(m) and kappa(m) cover layers in which q and k both rotate: f is the mean over these layers,
-    and over their heads if those have their own frequencies; kappa is given for each query head.
-
-    Args:
-        windows: batches of one window each, at least one; all of one length.
-        distances: m, below T/2.
-    """
-    layers = attentions(decoder)
-    seen: list[list[_Seen]] = [[] for _ in layers]
-    with ExitStack() as stack:
-        for layer, of_layer in zip(layers, seen, strict=True):
-            stack.enter_context(weighed(layer, partial(_see, of_layer)))
-        for inputs in windows:
-            inputs.features(decoder)
-    means = [_mean(of_layer) for of_layer in seen]
-
-    architecture = decoder.architecture
-    num_positions = inputs.ids_BT.shape[1]
-    uniform_M = uniform_by_distance(
-        num_positions, architecture.model.window, causal=architecture.causal
-    )
-    answer: Probes = {
-        "m": list(distances),
-        "attention": {
-            str(number): significant(mean.attention_M[[*distances]])
-            for number, mean in enumerate(means)
-        },
-        "uniform": significant(uniform_M[[*distances]]),
-    }
-    return answer | _of_rotation(decoder, means, torch.tensor(distances))
-
-
 def _see(seen: list[_Seen], weights_BHTT: Tensor, q_BTHK: Tensor, k_BTGK: Tensor) -> None:
     found = (
         attention_by_distance(weights_BHTT),
@@ -183,7 +217,7 @@ def _mean(seen: Sequence[_Seen]) -> _Seen:
     return _Seen(*(torch.stack(each).mean(dim=0) for each in zip(*seen, strict=True)))
 
 
-def _of_rotation(decoder: Decoder, means: Sequence[_Seen], distance_M: Tensor) -> Probes:
+def _of_rotation(decoder: Decoder, means: Sequence[_Seen], distance_M: Tensor) -> dict[str, Any]:
     """Return f(m) and kappa(m); {} if q and k rotate together in no layer."""
     theta = decoder.model.rotary_emb.theta("qk").double().cpu()
     bounds = []
@@ -206,3 +240,40 @@ def _kappas(
     num_left = mean.q_HK.shape[1] - layer.rotary_dim
     q_HK, k_GK = (x.roll(-num_left, dims=1) for x in (mean.q_HK, mean.k_GK))
     return [significant(kappa_M) for kappa_M in kappa(q_HK, k_GK, theta, distance_M)]
+
+
+@contextmanager
+def weighed(layer: Attention, see: See) -> Iterator[None]:
+    """Pass a layer's softmax weights to `see`, in float32 at least, while the context lasts.
+
+    Attention is linear in its values. If value j is the j-th unit vector, its output is the weights
+    themselves. So the layer's own attention computes them, with its mask, window and bias, and no
+    second formula can disagree with it.
+    """
+    attend = layer.attend
+
+    def watched(
+        q_BTHK: Tensor,
+        k_BTGK: Tensor,
+        values: Sequence[Tensor],
+        at: Positions,
+        cache: LayerCache | None,
+    ) -> Tensor:
+        with torch.autocast(q_BTHK.device.type, enabled=False):
+            q = wide(q_BTHK)
+            k = wide(k_BTGK)
+            unit_TT = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)
+            unit_BTGT = unit_TT[:, None].expand(*k.shape[:3], -1)
+            weights_BHTT = attend(q, k, [unit_BTGT], at, cache).transpose(1, 2)
+            see(weights_BHTT, _unturned(layer, "q", q, at), _unturned(layer, "k", k, at))
+        return attend(q_BTHK, k_BTGK, values, at, cache)
+
+    with instead(layer, "attend", watched):
+        yield
+
+
+def _unturned(layer: Attention, site: str, x_BTHK: Tensor, at: Positions) -> Tensor:
+    """Return x as it was before its site's rotation."""
+    if site not in layer.sites:
+        return x_BTHK
+    return turned(x_BTHK, at.tables(site), layer.rotary_dim, inverse=True)

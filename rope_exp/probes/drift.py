@@ -3,27 +3,55 @@
 Shapes: F frequencies; N rows of them: one per model, per layer, or per layer and head.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, NotRequired
 
+import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import TypedDict
 
-from rope_exp.decoder import Decoder
-from rope_exp.evaluate import Probes, rounded, significant
+from rope_exp.config import RunConfig
+from rope_exp.evaluate import Finished, rounded, significant
+from rope_exp.identity import Natural
+from rope_exp.probes._types import ONE_LENGTH, Number, Numbers
+from rope_exp.report import Report
 from rope_exp.sections import PeConfig
 
+ORDER = 4
+PAIRS = {"qk": "q and k", "vo": "v and o"}
+# Frequencies have moved little if the median |ln(theta/theta0)| is below this.
+LITTLE = 0.1
 
-def drifted(decoder: Decoder, crossings: Mapping[str, Tensor]) -> Probes:
+
+class _Pair(TypedDict):
+    theta0: Numbers
+    theta: list[Numbers]
+    median: Number
+    crossings: NotRequired[Natural]
+
+
+class Answer(TypedDict):
+    """The frequencies of each pair of sites."""
+
+    sites: dict[Literal["qk", "vo"], Annotated[_Pair, ONE_LENGTH]]
+
+
+def why_not(config: RunConfig) -> str:
+    """Return why a run's model cannot be asked, or ""."""
+    return "" if config.pe.trainable else "drift needs frequencies that are learned: pe.trainable"
+
+
+def ask(model: Finished) -> dict[str, Any]:
     """Return the learned and the initial frequencies of each pair of sites that learns them.
 
-    Args:
-        crossings: how often each learned frequency has crossed 0, for each pair that is counted.
     Returns:
         By pair: the initial `theta0`; `theta` as used in rotation, for the layers in which the
-        pair rotates; the median of |ln(theta/theta0)| over all of these; the sum of `crossings`.
+        pair rotates; the median of |ln(theta/theta0)| over all of these; the sum of `crossings`
+        of 0, if these were counted.
     """
-    pe = decoder.architecture.pe
-    rotary = decoder.model.rotary_emb
+    pe = model.decoder.architecture.pe
+    rotary = model.decoder.model.rotary_emb
     sites = {}
     for pair in pe.trained_pairs:
         theta0_F = rotary.get_buffer(f"theta0_{pair}").double().cpu()
@@ -31,13 +59,13 @@ def drifted(decoder: Decoder, crossings: Mapping[str, Tensor]) -> Probes:
         theta_NF = _rotating(theta, pe, pair).reshape(-1, len(theta0_F))
         moved_NF = (theta_NF / theta0_F).log().abs()
 
-        answer: Probes = {
+        answer: dict[str, Any] = {
             "theta0": significant(theta0_F),
             "theta": [significant(theta_F) for theta_F in theta_NF],
             "median": rounded(torch.quantile(moved_NF, 0.5)[None])[0],
         }
-        if pair in crossings:
-            answer["crossings"] = int(crossings[pair].sum())
+        if pair in model.crossings:
+            answer["crossings"] = int(model.crossings[pair].sum())
         sites[pair] = answer
     return {"sites": sites}
 
@@ -47,3 +75,40 @@ def _rotating(theta: Tensor, pe: PeConfig, pair: str) -> Tensor:
     if theta.ndim == 1:
         return theta
     return theta[[layer for layer in range(len(theta)) if {*pair} & {*pe.sites_of(layer)}]]
+
+
+def notes(report: Report) -> list[str]:
+    """Return a note for each row with learned frequencies, on how far they moved."""
+    said = []
+    for label, answers in report.answers("drift").items():
+        parts = []
+        for pair, name in PAIRS.items():
+            found = [answer["sites"][pair] for answer in answers if pair in answer["sites"]]
+            if found:
+                mean = np.mean([site["median"] for site in found])
+                parts.append(f"{mean:.3g} for {name} ({_judged(found)})")
+        said.append(
+            f"{report.rows[label].name}: learned frequencies moved by a median |ln(θ/θ₀)| of "
+            f"{' and '.join(parts)}."
+        )
+    return said
+
+
+def _judged(found: Sequence[Mapping[str, Any]]) -> str:
+    """Describe the medians of a pair over runs, and the crossings of 0 if these were counted."""
+    medians = [answer["median"] for answer in found]
+    num_little = sum(median < LITTLE for median in medians)
+    if len(medians) == 1:
+        said = f"one seed, {'' if num_little else 'not '}below {LITTLE:g}"
+    else:
+        where = {0: "no seed", len(medians): "every seed"}.get(num_little, f"{num_little} of them")
+        said = (
+            f"{min(medians):.3g} to {max(medians):.3g} over {len(medians)} seeds, "
+            f"below {LITTLE:g} in {where}"
+        )
+
+    counts = [answer["crossings"] for answer in found if "crossings" in answer]
+    if not counts:
+        return said
+    total = sum(counts)
+    return f"{said}; 0 was " + (f"crossed {total:,} times" if total else "never crossed")

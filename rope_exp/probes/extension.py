@@ -13,22 +13,94 @@ by c rotates the output by c (theta - theta'), as it does if only one of the two
 Shapes: F frequencies, of n = 2F rotating features; [..., F] if layers or heads have their own.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Annotated, Any
 
+import pandas as pd
 import torch
 from torch import Tensor
+from typing_extensions import TypedDict
 
+from rope_exp.attention import Attention
+from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
-from rope_exp.evaluate import Probes, rounded
-from rope_exp.probes._contexts import scores_times, turning_by
+from rope_exp.evaluate import Finished, rounded
+from rope_exp.identity import Count
+from rope_exp.probes._types import ONE_LENGTH, Numbers
+from rope_exp.probes._windows import attentions, factors, instead, long_windows, nats, share
+from rope_exp.report import NOTHING, Report, markdown_table
 from rope_exp.sections import PAIRS, PeConfig
+
+# Below the answers on generated data.
+ORDER = 4
+METHODS = {"interpolation": "interpolation", "ntk_aware": "NTK-aware", "yarn": "YaRN"}
+SITES = {"": NOTHING, "qk": "q and k", "vo": "v and o", "qkvo": "q, k, v and o"}
 
 # Turns of a pair within the trained length: pairs with FAST_TURNS or more are left unchanged, and
 # pairs with SLOW_TURNS or fewer are interpolated (beta and alpha of Peng et al. 2023).
 FAST_TURNS = 32
 SLOW_TURNS = 1
+
+
+class _Losses(TypedDict):
+    num_windows: Count
+    lengths: list[Count]
+    as_trained: Numbers
+    interpolation: dict[str, Numbers]
+    ntk_aware: dict[str, Numbers]
+    yarn: dict[str, Numbers]
+
+
+Answer = Annotated[_Losses, ONE_LENGTH]
+
+
+def why_not(config: RunConfig) -> str:
+    """Return why a run's model cannot be asked, or ""."""
+    pe = config.pe
+    rotary_dim = config.attn.rotary_dim(config.model)
+    num_features = [pe.num_features(rotary_dim, pair) for pair in PAIRS if {*pair} & {*pe.rotate}]
+    if not pe.rotate:
+        return "extension needs at least one site in pe.rotate"
+    if pe.input == "learned":
+        return "extension needs positions past the trained length, which pe.input=learned has not"
+    if min(num_features) < 4:
+        return "extension needs two pairs of features that rotate, a first and a last"
+    if config.train.seq_len <= math.tau:
+        return "extension needs train.seq_len of at least 7, in which a pair can turn once"
+    return ""
+
+
+def ask(model: Finished) -> dict[str, Any]:
+    """Return the loss by length, as trained and with frequencies for that length.
+
+    It reads a share of the windows that are read by position. At the trained length nothing is
+    extended, so all methods have the trained decoder's loss.
+    """
+    trained = model.config.train.seq_len
+    times = factors(model)
+    windows_NS = long_windows(model, share(model), times)
+
+    def loss(factor: int) -> Tensor:
+        return nats(model, windows_NS[:, : factor * trained + 1]).mean()
+
+    as_trained = [loss(factor) for factor in times]
+    answer: dict[str, Any] = {
+        "num_windows": len(windows_NS),
+        "lengths": [factor * trained for factor in times],
+        "as_trained": rounded(as_trained),
+    }
+    for method in METHODS:
+        answer[method] = {}
+        for pairs in chosen_pairs(model.decoder.architecture.pe):
+            losses = as_trained[:1]
+            for factor in times[1:]:
+                with extended(model.decoder, method, pairs, factor, trained):
+                    losses.append(loss(factor))
+            answer[method]["".join(pairs)] = rounded(losses)
+    return answer
 
 
 def interpolated(theta_F: Tensor, factor: float) -> Tensor:
@@ -101,35 +173,6 @@ def _places(theta_F: Tensor) -> Tensor:
     return torch.arange(theta_F.shape[-1], dtype=theta_F.dtype, device=theta_F.device)
 
 
-METHODS = ("interpolation", "ntk_aware", "yarn")
-
-
-def by_length(
-    decoder: Decoder, trained_length: int, factors: Sequence[int], loss: Callable[[int], Tensor]
-) -> Probes:
-    """Return the loss at several lengths, as trained and by each method.
-
-    Args:
-        factors: the lengths as multiples of the trained length, starting at 1. At 1 nothing is
-            extended, so all methods have the trained decoder's loss.
-        loss: returns the loss of windows of `factor` trained lengths.
-    """
-    as_trained = [loss(factor) for factor in factors]
-    answer: Probes = {
-        "lengths": [factor * trained_length for factor in factors],
-        "as_trained": rounded(as_trained),
-    }
-    for method in METHODS:
-        answer[method] = {}
-        for pairs in chosen_pairs(decoder.architecture.pe):
-            losses = as_trained[:1]
-            for factor in factors[1:]:
-                with extended(decoder, method, pairs, factor, trained_length):
-                    losses.append(loss(factor))
-            answer[method]["".join(pairs)] = rounded(losses)
-    return answer
-
-
 def chosen_pairs(pe: PeConfig) -> list[tuple[str, ...]]:
     """Return the sets of pairs to extend in turn: each pair that rotates, then both."""
     rotating = tuple(pair for pair in PAIRS if {*pair} & {*pe.rotate})
@@ -169,3 +212,96 @@ def extended(
     scale = yarn_scale(factor) ** 2 if method == "yarn" and "qk" in pairs else 1.0
     with turning_by(decoder, {pair: theta(pair) for pair in pairs}), scores_times(decoder, scale):
         yield
+
+
+@contextmanager
+def turning_by(decoder: Decoder, theta: Mapping[str, Tensor]) -> Iterator[None]:
+    """Rotate pairs of sites by other frequencies in every layer while the context lasts.
+
+    Args:
+        theta: frequencies by pair, qk or vo, in the decoder's shape; missing pairs keep their own.
+    """
+    rotary = decoder.model.rotary_emb
+    usual = rotary.theta
+
+    def other(pair: str) -> Tensor:
+        return theta[pair] if pair in theta else usual(pair)
+
+    with instead(rotary, "theta", other):
+        yield
+
+
+@contextmanager
+def scores_times(decoder: Decoder, factor: float) -> Iterator[None]:
+    """Multiply the scale of all layers' scores while the context lasts.
+
+    The factor multiplies the queries of a softmax, so a bias, v and o do not change. Kinds with a
+    state have no softmax and are not changed.
+    """
+    with ExitStack() as stack:
+        for layer in attentions(decoder):
+            stack.enter_context(instead(layer, "attend", _scaled(layer, factor)))
+        yield
+
+
+def _scaled(layer: Attention, factor: float) -> Callable[..., Tensor]:
+    """Return a layer's `attend` with its queries multiplied by a factor."""
+    attend = layer.attend
+
+    def scaled(q_BTHK: Tensor, *others: Any) -> Tensor:
+        return attend(q_BTHK * factor, *others)
+
+    return scaled
+
+
+# -- report ----------------------------------------------------------------------------------------
+
+
+def tables(report: Report) -> list[str]:
+    """Return a table of means by method and length."""
+    found = _losses(report)
+    if found.empty:
+        return []
+    told = found.assign(
+        row=found["row"].map({label: row.name for label, row in report.rows.items()}),
+        frequencies=found["method"].map({"as_trained": "as trained", **METHODS}),
+        sites=found["sites"].map(SITES),
+        times=found["factor"].map("{}×".format),
+    )
+    by = ["row", "frequencies", "sites", "seeds"]
+    table = told.pivot_table("loss", index=by, columns="times", sort=False).reset_index()
+    return [
+        "Loss by window length, in training lengths; the listed sites rotate at frequencies "
+        "adapted to that length (mean over seeds):",
+        markdown_table(table, ".4f"),
+    ]
+
+
+def files(report: Report) -> dict[str, str]:
+    """Return extension.csv, in nats with six decimals."""
+    found = _losses(report)
+    if found.empty:
+        return {}
+    groups = found.groupby(["row", "method", "sites", "length"], sort=False)["loss"]
+    over_runs = groups.agg(num_seeds="count", loss_mean="mean", loss_sd="std")
+    text = over_runs.reset_index().to_csv(index=False, float_format="%.6f")
+    return {"extension.csv": text}
+
+
+def _losses(report: Report) -> pd.DataFrame:
+    """Return a line for each run, method, sites ("" as trained) and length.
+
+    Columns are row, method, sites, seeds (of the row), length, factor (the length in training
+    lengths) and loss.
+    """
+    lines = []
+    for label, answers in report.answers("extension").items():
+        for method, sites in [("as_trained", ""), *itertools.product(METHODS, SITES)]:
+            for answer in answers:
+                losses = answer[method] if method == "as_trained" else answer[method].get(sites, ())
+                lengths = answer["lengths"]
+                for length, loss in zip(lengths, losses, strict=False):
+                    line = {"row": label, "method": method, "sites": sites, "seeds": len(answers)}
+                    factor = length // lengths[0]
+                    lines.append({**line, "length": length, "factor": factor, "loss": loss})
+    return pd.DataFrame(lines)

@@ -19,3 +19,13 @@ class Config(ScheduleConfig):
         if self.warmup_fraction + self.decay_fraction > 1:
             reason = "warm-up and decay exceed the run"
             raise ConfigError("schedule.warmup_fraction", self.warmup_fraction, reason)
+
+
+def height(step: int, num_steps: int, config: Config) -> float:
+    """Return the rate's height above its last value, from 1 to 0, at a step after the warm-up.
+
+    It stays 1, then falls linearly over the last decay_fraction of the run, if that is at least a
+    step.
+    """
+    decay = round(config.decay_fraction * num_steps)
+    return min((num_steps - step) / decay, 1.0) if decay else 1.0

@@ -44,14 +44,11 @@ def files(
     found: dict[str, bytes] = {}
     for name in asked:
         lending = [runs for each, runs in records.items() if each != name and not _is_tuned(runs)]
-        others = [run for runs in lending for run in runs]
-        sweeps = find_sweeps(records[name], others)
+        sweeps = find_sweeps(records[name], [run for runs in lending for run in runs])
         for runs in sweeps:
-            stem = "rates"
-            if len(sweeps) > 1:
-                stem = "-".join(filter(None, [stem, _level(runs[0])]))
-            made = _files(name, stem, runs)
-            found |= {f"{name}/{file}": content for file, content in made.items()}
+            level = level_name(runs[0], sorted(runs[0].factors.keys() - {OWN_RATE, *SEEDS}))
+            stem = f"rates-{level}" if level and len(sweeps) > 1 else "rates"
+            found |= _files(name, f"{name}/{stem}.md", runs)
     return found
 
 
@@ -64,16 +61,15 @@ def _is_tuned(runs: Sequence[Run]) -> bool:
 def of_group(runs: Sequence[Run]) -> dict[str, bytes]:
     """Return rates.md of runs with several learning rates; else nothing."""
     several = len({run.config.optim.lr for run in runs}) > 1
-    return _files("--factors", "rates", runs) if several else {}
+    return _files("--factors", "rates.md", runs) if several else {}
 
 
-def _files(name: str, stem: str, runs: Sequence[Run]) -> dict[str, bytes]:
+def _files(name: str, file: str, runs: Sequence[Run]) -> dict[str, bytes]:
     try:
-        tried = Tried.of(runs)
+        return {file: markdown(Tried.of(runs)).encode()}
     except ReportError as error:
-        log(f"{name}: {stem}.md is left out: {error}")
+        log(f"{name}: {file.rpartition('/')[2]} is left out: {error}")
         return {}
-    return {f"{stem}.md": markdown(tried).encode()}
 
 
 def find_sweeps(runs: Sequence[Run], others: Iterable[Run]) -> list[list[Run]]:
@@ -85,27 +81,20 @@ def find_sweeps(runs: Sequence[Run], others: Iterable[Run]) -> list[list[Run]]:
     if not has_blocks(runs) or not any(OWN_RATE in run.factors for run in runs):
         return []
     sweeps: list[list[Run]] = []
-    is_named = telling(runs) == [ROW]
-    factors = (OWN_RATE, "seed", *(OF_ROW if is_named else ("pe",)))
+    factors = (OWN_RATE, "seed", *(OF_ROW if telling(runs) == [ROW] else ("pe",)))
     labels = {_label(run) for run in runs}
     lent = [run for run in others if run.config.row_name is None and _label(run) in labels]
     for run in [*runs, *lent]:
-        fitting = [sweep for sweep in sweeps if alike(sweep[0], run, factors)]
-        if fitting:
-            [sweep] = fitting
-            if all(_cell(run) != _cell(other) for other in sweep):
-                sweep.append(run)
-        elif run.group == runs[0].group:
+        sweep = next((sweep for sweep in sweeps if alike(sweep[0], run, factors)), None)
+        if sweep is None and run.group == runs[0].group:
             sweeps.append([run])
+        elif sweep is not None and all(_cell(run) != _cell(other) for other in sweep):
+            sweep.append(run)
     return [sweep for sweep in sweeps if len({run.config.optim.lr for run in sweep}) > 1]
 
 
 def _cell(run: Run) -> tuple[float, str, int]:
     return run.config.optim.lr, _label(run), run.config.seed
-
-
-def _level(run: Run) -> str:
-    return level_name(run, sorted(run.factors.keys() - {OWN_RATE, *SEEDS}))
 
 
 def _label(run: Run) -> str:
@@ -296,18 +285,10 @@ def _differences(tried: Tried, reference: str) -> pd.DataFrame:
     """Return each variant's differences to the reference, sorted by those at the best rates."""
     if reference not in tried.tables:
         return pd.DataFrame()
-    found = {label: tried.differences(reference, label) for label in tried.tables}
-    found = {label: each for label, each in found.items() if each["best"].count()}
-    lines = []
-    for label in sorted(found, key=lambda label: float(found[label]["best"].mean())):
-        lines.append(
-            {
-                "variant": tried.names[label],
-                "Δ, common": _spell(found[label]["common"]),
-                "Δ, each at its best": _spell(found[label]["best"]),
-            }
-        )
-    return pd.DataFrame(lines)
+    pairs = [(tried.names[label], tried.differences(reference, label)) for label in tried.tables]
+    pairs = [(name, differences) for name, differences in pairs if differences["best"].count()]
+    pairs.sort(key=lambda pair: float(pair[1]["best"].mean()))
+    return pd.DataFrame([{"variant": name, **_both(found)} for name, found in pairs])
 
 
 def _relations(tried: Tried, relations: Sequence[tuple[str, str, str]]) -> pd.DataFrame:
@@ -319,17 +300,18 @@ def _relations(tried: Tried, relations: Sequence[tuple[str, str, str]]) -> pd.Da
         # Only the learning rates differ between the two columns, not the seeds.
         shared = tried.differences(a, b).dropna()
         if len(shared):
-            common, best = shared.mean()
-            is_kept = (common > 0) == (best > 0)
-            lines.append(
-                {
-                    "published": f"{tried.names[a]} {sign} {tried.names[b]}",
-                    "Δ, common": _spell(shared["common"]),
-                    "Δ, each at its best": _spell(shared["best"]),
-                    "sign": "the same" if is_kept else "changed: open",
-                }
-            )
+            published = f"{tried.names[a]} {sign} {tried.names[b]}"
+            is_kept = (shared.mean() > 0).nunique() == 1
+            told = "the same" if is_kept else "changed: open"
+            lines.append({"published": published, **_both(shared), "sign": told})
     return pd.DataFrame(lines)
+
+
+def _both(differences: pd.DataFrame) -> dict[str, str | None]:
+    return {
+        "Δ, common": _spell(differences["common"]),
+        "Δ, each at its best": _spell(differences["best"]),
+    }
 
 
 def _spell(differences: "pd.Series[float]") -> str | None:

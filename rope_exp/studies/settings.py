@@ -288,8 +288,8 @@ def _relations(name: str, report: Report) -> Iterator[dict[str, Any]]:
             "place": place,
             "relation": f" {sign} ".join(names),
             "delta": delta,
-            "low": own and own["low"],
-            "high": own and own["high"],
+            "low": own and own["delta_ci_low"],
+            "high": own and own["delta_ci_high"],
             "is_tested": own is not None,
         }
 

@@ -17,43 +17,45 @@ little, and all longer sums consist of them. So a test's matches at one digit ar
 """
 
 import hashlib
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable
+from functools import partial
 
-from rope_exp.rows import END, LONGER, PAD, TEST, TRAIN, Draws, Example, Row, Task, pack
-
-VOCABULARY = "0123456789+=" + END + PAD
+from rope_exp.rows import END, LONGER, PAD, TEST, TRAIN, Draws, Example, Facts, Rows, pack, stack
+from rope_exp.sections import DataConfig
 
 # The fewest and the most digits of an operand.
 DIGITS = {TRAIN: (1, 6), TEST: (1, 6), LONGER: (7, 10)}
 
 HELD_OUT = 8  # one pair in this many
 
-Order = Literal["plain", "reversed"]
+FACTS = Facts(
+    tokens="0123456789+=" + END + PAD,
+    least_seq_len=33,
+    splits=tuple(DIGITS),
+    key="order",
+    span="digits of the longer number",
+    bins=tuple(range(1, 11)),
+)
 
 
-@dataclass(frozen=True)
-class Addition(Task):
-    """Rows of sums; an example's span is the number of digits of its longer operand.
+def rows(
+    data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int = 256
+) -> Rows:
+    """Return rows of sums; an example's span is the number of digits of its longer operand.
 
     One seed gives the same sums in both orders.
 
-    Attributes:
-        order: "plain", the most significant digit first, or "reversed".
+    Args:
+        data: its `order` is "plain", the most significant digit first, or "reversed".
+        indices: of the rows, counted from 0.
     """
+    draw = partial(_draw, split=split, order=data.order)
+    draws = (Draws(seed, f"addition {split}", index) for index in indices)
+    return stack([pack(each, draw, longest(split), seq_len + 1) for each in draws], FACTS.tokens)
 
-    vocabulary = VOCABULARY
-    splits = (TRAIN, TEST, LONGER)
 
-    seq_len: int = 256
-    order: Order = "plain"
-
-    def _row(self, split: str, index: int) -> Row:
-        def draw(draws: Draws) -> Example:
-            return write(*draw_pair(draws, split), self.order)
-
-        draws = Draws(self.seed, f"addition {split}", index)
-        return pack(draws, draw, longest(split), self.seq_len + 1)
+def _draw(draws: Draws, split: str, order: str) -> Example:
+    return write(*draw_pair(draws, split), order)
 
 
 def longest(split: str) -> int:
@@ -87,7 +89,7 @@ def is_held_out(a: int, b: int) -> bool:
     return int.from_bytes(digest) % HELD_OUT == 0
 
 
-def write(a: int, b: int, order: Order) -> Example:
+def write(a: int, b: int, order: str) -> Example:
     """Write a sum as an example."""
     step = 1 if order == "plain" else -1
     question = f"{str(a)[::step]}+{str(b)[::step]}="

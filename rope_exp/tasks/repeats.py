@@ -10,15 +10,15 @@ The format is the authors' (Harik and labml.ai, `copy_repeat` of their public co
 when it is full.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import numpy as np
 
-from rope_exp.rows import NO_ANSWER, Draws, Row, Task
+from rope_exp.rows import NO_ANSWER, Draws, Facts, Row, Rows, stack
+from rope_exp.sections import DataConfig
 
 LETTERS = "acgt"
 MARK = ">"
-VOCABULARY = LETTERS + MARK
 
 STRETCH = 16
 MOST_BETWEEN = 11
@@ -26,38 +26,51 @@ MOST_BETWEEN = 11
 FEWEST = STRETCH + MOST_BETWEEN + len(MARK) + STRETCH
 
 
-@dataclass(frozen=True)
-class Repeats(Task):
-    """Rows of one growing string each; an example's span is its distance in letters."""
+FACTS = Facts(
+    tokens=LETTERS + MARK,
+    least_seq_len=FEWEST,
+    span="letters back to the stretch",
+    bins=(17, *(16 << octave for octave in range(1, 18))),
+)
 
-    vocabulary = VOCABULARY
 
-    def _row(self, split: str, index: int) -> Row:
-        draws = Draws(self.seed, f"repeats {split}", index)
-        width = self.seq_len + 1
-        answer_S = np.full(width + FEWEST, NO_ANSWER, dtype=np.int64)
-        span_S = np.zeros(width + FEWEST, dtype=np.int64)
+def rows(
+    data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int = 512
+) -> Rows:
+    """Return rows of one growing string each; an example's span is its distance in letters.
 
-        letters = _random(draws, STRETCH)
-        text = letters
-        number = 0
-        while len(text) < width:
-            between = _random(draws, 1 + draws.below(MOST_BETWEEN))
-            letters += between
-            text += between + MARK
+    Args:
+        indices: of the rows, counted from 0.
+    """
+    draws = (Draws(seed, f"repeats {split}", index) for index in indices)
+    return stack([_row(each, seq_len) for each in draws], FACTS.tokens)
 
-            start = draws.below(len(letters) - STRETCH)
-            # All letters of the stretch but the first.
-            predicted = slice(len(text) + 1, len(text) + STRETCH)
-            answer_S[predicted] = number
-            span_S[predicted] = len(letters) - start
-            repeat = letters[start : start + STRETCH]
-            letters += repeat
-            text += repeat
-            number += 1
 
-        # Prediction t is for token t + 1.
-        return Row(text[:width], answer_S[1:width], span_S[1:width])
+def _row(draws: Draws, seq_len: int) -> Row:
+    width = seq_len + 1
+    answer_S = np.full(width + FEWEST, NO_ANSWER, dtype=np.int64)
+    span_S = np.zeros(width + FEWEST, dtype=np.int64)
+
+    letters = _random(draws, STRETCH)
+    text = letters
+    number = 0
+    while len(text) < width:
+        between = _random(draws, 1 + draws.below(MOST_BETWEEN))
+        letters += between
+        text += between + MARK
+
+        start = draws.below(len(letters) - STRETCH)
+        # All letters of the stretch but the first.
+        predicted = slice(len(text) + 1, len(text) + STRETCH)
+        answer_S[predicted] = number
+        span_S[predicted] = len(letters) - start
+        repeat = letters[start : start + STRETCH]
+        letters += repeat
+        text += repeat
+        number += 1
+
+    # Prediction t is for token t + 1.
+    return Row(text[:width], answer_S[1:width], span_S[1:width])
 
 
 def _random(draws: Draws, count: int) -> str:

@@ -13,63 +13,80 @@ larger seq_len; the tokens are the same.
 """
 
 import string
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_exp.rows import NO_ANSWER, Draws, Row, Task
+from rope_exp.rows import NO_ANSWER, Draws, Facts, Row, Rows, stack
+from rope_exp.sections import DataConfig
 
 FILLER = string.ascii_lowercase
 KEYS = string.ascii_uppercase
 VALUES = string.digits
 QUESTION = "?"
-VOCABULARY = FILLER + KEYS + VALUES + QUESTION
 
 NUM_PAIRS = 8
 NEAREST = 4  # the least distance: a needle, one token of filler, and a question
 
 
-@dataclass(frozen=True)
-class Retrieval(Task):
-    """Rows of filler with needles and questions; an example's span is its distance in tokens."""
+FACTS = Facts(
+    tokens=FILLER + KEYS + VALUES + QUESTION,
+    # Another pair's needle and question rule out at most 16 places of a needle and its question:
+    # 3 for needle and needle, twice 4 for needle and question, 5 for question and question. A
+    # distance below T / 2 leaves more than T / 2 places, and 7 other pairs may take 112 of them.
+    least_seq_len=224,
+    span="tokens from the needle to its question",
+    bins=tuple(NEAREST << octave for octave in range(20)),
+)
 
-    vocabulary = VOCABULARY
 
-    @property
-    def num_octaves(self) -> int:
-        """The number of octaves of distances; octave o is from 4 * 2^o to below twice that."""
-        return (self.seq_len // (2 * NEAREST)).bit_length() - 1
+def num_octaves(seq_len: int) -> int:
+    """Return the octaves of distances in a row; octave o is from 4 * 2^o to below twice that."""
+    return (seq_len // (2 * NEAREST)).bit_length() - 1
 
-    def _row(self, split: str, index: int) -> Row:
-        draws = Draws(self.seed, f"retrieval {split}", index)
-        width = self.seq_len + 1
 
-        text = [FILLER[letter] for letter in draws.many_below(len(FILLER), width)]
-        keys = draws.order(len(KEYS))[:NUM_PAIRS]
-        values = draws.many_below(len(VALUES), NUM_PAIRS)
+def rows(
+    data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int = 512
+) -> Rows:
+    """Return rows of filler with needles and questions; a span is a distance in tokens.
 
-        is_taken_S = np.zeros(width, dtype=np.bool_)
-        answer_T = np.full(self.seq_len, NO_ANSWER, dtype=np.int64)
-        span_T = np.zeros(self.seq_len, dtype=np.int64)
+    Args:
+        indices: of the rows, counted from 0.
+    """
+    draws = (Draws(seed, f"retrieval {split}", index) for index in indices)
+    return stack([_row(each, seq_len) for each in draws], FACTS.tokens)
 
-        for number in range(NUM_PAIRS):
-            pair = KEYS[keys[number]] + VALUES[values[number]]
-            distance = self._distance(draws)
-            needle = _place(draws, distance, is_taken_S)
-            asked = needle + distance
 
-            text[needle : needle + 2] = pair
-            text[asked - 1 : asked + 2] = QUESTION + pair
-            # The value is predicted at the question's key.
-            answer_T[asked] = number
-            span_T[asked] = distance
+def _row(draws: Draws, seq_len: int) -> Row:
+    width = seq_len + 1
 
-        return Row("".join(text), answer_T, span_T)
+    text = [FILLER[letter] for letter in draws.many_below(len(FILLER), width)]
+    keys = draws.order(len(KEYS))[:NUM_PAIRS]
+    values = draws.many_below(len(VALUES), NUM_PAIRS)
 
-    def _distance(self, draws: Draws) -> int:
-        nearest = NEAREST << draws.below(self.num_octaves)
-        return nearest + draws.below(nearest)
+    is_taken_S = np.zeros(width, dtype=np.bool_)
+    answer_T = np.full(seq_len, NO_ANSWER, dtype=np.int64)
+    span_T = np.zeros(seq_len, dtype=np.int64)
+
+    for number in range(NUM_PAIRS):
+        pair = KEYS[keys[number]] + VALUES[values[number]]
+        distance = _distance(draws, seq_len)
+        needle = _place(draws, distance, is_taken_S)
+        asked = needle + distance
+
+        text[needle : needle + 2] = pair
+        text[asked - 1 : asked + 2] = QUESTION + pair
+        # The value is predicted at the question's key.
+        answer_T[asked] = number
+        span_T[asked] = distance
+
+    return Row("".join(text), answer_T, span_T)
+
+
+def _distance(draws: Draws, seq_len: int) -> int:
+    nearest = NEAREST << draws.below(num_octaves(seq_len))
+    return nearest + draws.below(nearest)
 
 
 def _place(draws: Draws, distance: int, is_taken_S: NDArray[np.bool_]) -> int:

@@ -31,7 +31,7 @@ def notes(report: Report) -> list[str]:
     return said + _left_out(report)
 
 
-def warnings(report: Report) -> list[str]:
+def terminal(report: Report) -> list[str]:
     """Name the rows that were trained with other code than most runs, and folders left out."""
     codes = {}
     for row in report.rows.values():

@@ -1,9 +1,13 @@
 """The summary of a table: the order of its rows, without claims that the runs do not support."""
 
 import math
+from collections.abc import Mapping
+
+import numpy as np
+from scipy import stats
 
 from rope_exp.report import Report, span, spell_p
-from rope_exp.stats import MARGIN, kendall_tau
+from rope_exp.stats import MARGIN
 from rope_exp.words._order import order, ranked_rows
 
 
@@ -52,5 +56,19 @@ def _tau(report: Report) -> str:
         return ""
     if math.isnan(tau):
         return f" Kendall's tau-b against the published losses is undefined (n = {count})."
-    told = f"{tau:.3f} (n = {count}, p {spell_p(p, sign=True)})"
+    told = f"{tau:.3f} (n = {count}, p {spell_p(p, '= ')})"
     return f" Kendall's tau-b against the published losses is {told}."
+
+
+def kendall_tau(ours: Mapping[str, float], theirs: Mapping[str, float]) -> tuple[float, float, int]:
+    """Return Kendall's tau-b of two orders, its p-value, and the number of labels in both.
+
+    tau-b = (C - D) / sqrt((n0 - n1)(n0 - n2)), where C and D count concordant and discordant
+    pairs, n0 all pairs, n1 and n2 the pairs tied in ours and in theirs. NaN if that is 0/0: fewer
+    than two labels, or all equal.
+    """
+    both = [label for label in ours if label in theirs]
+    if len(both) < 2:
+        return np.nan, np.nan, len(both)
+    test = stats.kendalltau([ours[label] for label in both], [theirs[label] for label in both])
+    return float(test.statistic), float(test.pvalue), len(both)

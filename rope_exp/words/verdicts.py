@@ -28,10 +28,10 @@ def notes(report: Report) -> list[str]:
         )
     elif report.source:
         said.append(f"Published claim about such rows, without numbers: {report.source.source}.")
-    return said + warnings(report) + _test_notes(report) + _alone(report)
+    return said + terminal(report) + _test_notes(report) + _alone(report)
 
 
-def warnings(report: Report) -> list[str]:
+def terminal(report: Report) -> list[str]:
     """Say that there are no differences if the reference has no finished run."""
     if report.reference.losses:
         return []
@@ -47,7 +47,7 @@ def _test_notes(report: Report) -> list[str]:
         return []
     look = ""
     if noise.p_equal is not None:
-        look = f"; equal noise across rows: p {spell_p(noise.p_equal, sign=True)}"
+        look = f"; equal noise across rows: p {spell_p(noise.p_equal, '= ')}"
     how = "pooled t test"
     protocol = "docs/protocol.md"
     if is_always_paired(report.runs):

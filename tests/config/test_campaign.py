@@ -10,7 +10,6 @@ import pytest
 from support.campaigns import FIXED, ROWS, load, names, write_campaign
 from support.refused import refused
 
-from rope_exp.campaign import cells as campaign
 from rope_exp.campaign.cells import load_campaign
 from rope_exp.campaign.file import campaign_files
 from rope_exp.compose import run_config
@@ -214,68 +213,68 @@ def test_a_key_of_another_type(tmp_path: Path, values: dict[str, Any], words: li
         load(tmp_path, **values)
 
 
-@pytest.mark.parametrize(
-    ("sweep", "words"),
-    [
-        ("train.num_steps=2", "seed: must be a whole number"),
-        ("", "seed: must be a whole number"),
-        ("seed=[0]", "seed=[0]: must be a whole number"),
-        ("seed=-1", "seed=-1: must be"),
-        ("seed=range(0,0)", "seed: the sweep is empty"),
-        ("seed=interval(0,1)", "Cannot convert sweep"),
-        ("seed", "override=seed: is not of the form key=value"),
-        ("seed=0 'optim.lr=0.1", "No closing quotation"),
-        ("seed=0 optim.lr=nan", "qk-optim.lr=NaN-s0: optim.lr=NaN: must be"),
-        (f"seed=0 data.path={'x' * 300}", "is the name of a file, of at most 240 bytes"),
-        ("seed=0 row=your", "row=your: must be one of qk, vo"),
-        ("seed=0 pe=nope", "pe: is what row qk says itself"),
-        ("seed=0,0", "qk-s0: is listed twice"),
-        ("seed=0 launch.num_threads=1", "launch.num_threads: changes no num"),
-        ("seed=0 train.probes=[shift]", "train.probes: changes no number"),
-        ("seed=0 launch=local", "launch: changes no number"),
-    ],
-)
-def test_a_cell_that_is_none(tmp_path: Path, sweep: str, words: str) -> None:
-    with refused("campaign/mine.cells.0: ", words, by=ConfigError):
-        load(tmp_path, cells=[sweep])
+# Each line is the sweep of a cell, and words of the sentence.
+SWEEPS = """
+train.num_steps=2 | seed: must be a whole number
+| seed: must be a whole number
+seed=[0] | seed=[0]: must be a whole number
+seed=-1 | seed=-1: must be
+seed=range(0,0) | seed: the sweep is empty
+seed=interval(0,1) | Cannot convert sweep
+seed | override=seed: is not of the form key=value
+seed=0 'optim.lr=0.1 | No closing quotation
+seed=0 optim.lr=nan | qk-optim.lr=NaN-s0: optim.lr=NaN: must be
+seed=0 data.path=LONG | is the name of a file, of at most 240 bytes
+seed=0 row=your | row=your: must be one of qk, vo
+seed=0 pe=nope | pe: is what row qk says itself
+seed=0,0 | qk-s0: is listed twice
+seed=0 launch.num_threads=1 | launch.num_threads: changes no num
+seed=0 train.probes=[shift] | train.probes: changes no number
+seed=0 launch=local | launch: changes no number
+seed=range(0,101) data.seed=range(0,100) | sweep: makes more than 10,000 cells
+"""
 
 
-@pytest.mark.parametrize(
-    ("word", "words"),
-    [
-        ("train.precision=auto", "train.precision=auto: must be fixed"),
-        ("launch.device=auto", "launch.device=auto: must be fixed"),
-        ("launch.max_parallel=auto", "launch.max_parallel=auto: must be fixed"),
-        ("launch.num_processes=all", "launch.num_processes=all: must be fixed"),
-        ("launch=slurm", "launch: is given to `rope-exp campaign NAME launch=...`"),
-        ("+experiment=subsets", "is a sweep of several runs, and a cell is one"),
-        ("optim.lr=1e-3,2e-3", "optim.lr: several values make a sweep"),
-        ("run.group=x", "run.group=x: is not for a cell"),
-        ("optim.rate=1", "optim.rate: there is no such key; did you mean"),
-        ("data=fineweb_edu data.revision=main", "data.revision=main: must be a commit"),
-        (
-            "tokenizer=pretrained tokenizer.path=owner/name",
-            "tokenizer.revision=null: must be a commit",
-        ),
-        ("data.path=/a/corpus", "data.path=/a/corpus: must be relative: records are committed"),
-        ("\"data.path='~/corpus'\"", "data.path=~/corpus: must be relative"),
-        (
-            f"tokenizer=pretrained tokenizer.path=/a/tokenizer tokenizer.revision={'a' * 40}",
-            "tokenizer.path=/a/tokenizer: must be relative",
-        ),
-        ("data=stdlib data.path=null", "campaign/mine.python: is missing"),
-        ("run.init_from=results/runs/a/b", "init_weights=null: must be the hash of what run.init"),
-        (
-            f"run.init_from=/a/run init_weights={'a' * 64}",
-            "run.init_from=/a/run: must be relative: records are committed",
-        ),
-    ],
-)
-def test_a_cell_that_leaves_something_open(tmp_path: Path, word: str, words: str) -> None:
+@pytest.mark.parametrize("line", SWEEPS.strip().splitlines())
+def test_a_cell_that_is_none(tmp_path: Path, line: str) -> None:
+    sweep, sentence = line.split("| ")
+    with refused("campaign/mine.cells.0: ", sentence, by=ConfigError):
+        load(tmp_path, cells=[sweep.strip().replace("LONG", "x" * 300)])
+
+
+# Each line is a word of a row, and the sentence.
+OPEN = f"""
+train.precision=auto | train.precision=auto: must be fixed
+launch.device=auto | launch.device=auto: must be fixed
+launch.max_parallel=auto | launch.max_parallel=auto: must be fixed
+launch.num_processes=all | launch.num_processes=all: must be fixed
+launch=slurm | launch: is given to `rope-exp campaign NAME launch=...`
++experiment=subsets | is a sweep of several runs, and a cell is one
+optim.lr=1e-3,2e-3 | optim.lr: several values make a sweep
+run.group=x | run.group=x: is not for a cell
+optim.rate=1 | optim.rate: there is no such key; did you mean
+data=fineweb_edu data.revision=main | data.revision=main: must be a commit
+tokenizer=pretrained tokenizer.path=owner/name | tokenizer.revision=null: must be a commit
+data.path=/a/corpus | data.path=/a/corpus: must be relative: records are committed
+"data.path='~/corpus'" | data.path=~/corpus: must be relative
+tokenizer=pretrained tokenizer.path=/a/b tokenizer.revision={"a" * 40} | path=/a/b: must be relative
+run.init_from=results/runs/a/b | init_weights=null: must be the hash of what run.init
+run.init_from=/a/run init_weights={"a" * 64} | run.init_from=/a/run: must be relative: records
+"""
+
+
+@pytest.mark.parametrize("line", OPEN.strip().splitlines())
+def test_a_cell_that_leaves_something_open(tmp_path: Path, line: str) -> None:
     """The error names the entry, the cell and the fault."""
-    where = "" if "python" in words else "campaign/mine.cells.0: qk-s0: "
-    rows = {"qk": [*ROWS["qk"], *shlex.split(word)]}
-    with refused(where, words, by=ConfigError):
+    words, sentence = line.split(" | ")
+    rows = {"qk": [*ROWS["qk"], *shlex.split(words)]}
+    with refused("campaign/mine.cells.0: qk-s0: ", sentence, by=ConfigError):
+        load(tmp_path, rows=rows)
+
+
+def test_the_corpus_of_the_library_needs_its_python(tmp_path: Path) -> None:
+    rows = {"qk": [*ROWS["qk"], "data=stdlib", "data.path=null"]}
+    with refused("campaign/mine.python: is missing", by=ConfigError):
         load(tmp_path, rows=rows)
 
 
@@ -321,15 +320,6 @@ def test_some_blocks_of_two_orders_are_refused(tmp_path: Path) -> None:
 def test_two_entries_may_not_list_one_cell(tmp_path: Path) -> None:
     with refused("cells.1: vo-s0: is listed twice", by=ConfigError):
         load(tmp_path, cells=["seed=0", "row=vo seed=0"])
-
-
-def test_too_many_cells_are_refused_before_any_is_composed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Composing takes a tenth of a second per cell."""
-    monkeypatch.setattr(campaign, "compose_jobs", lambda *_: pytest.fail("composed"))
-    with refused("campaign/mine.cells.0: sweep: makes more than 10,000 cells", by=ConfigError):
-        load(tmp_path, cells=["seed=range(0,101) data.seed=range(0,100)"])
 
 
 def test_a_variant_in_two_rows_gives_names(tmp_path: Path) -> None:

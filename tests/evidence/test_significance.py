@@ -76,7 +76,9 @@ def test_paired_is_the_paired_t_of_scipy() -> None:
         theirs = stats.ttest_rel(column(losses[pair["b"]]), column(losses[pair["a"]]))
         interval = theirs.confidence_interval(1 - ALPHA)
         assert pair["p"] == pytest.approx(theirs.pvalue)
-        assert (pair["low"], pair["high"]) == pytest.approx((interval.low, interval.high))
+        assert (pair["delta_ci_low"], pair["delta_ci_high"]) == pytest.approx(
+            (interval.low, interval.high)
+        )
 
 
 def test_equivalence_is_two_one_sided_tests() -> None:
@@ -199,7 +201,7 @@ def test_outcomes_of_published_relations(
     verdict: str, interval: tuple[float, float], of_better: str, of_equal: str
 ) -> None:
     [pair] = judge(drawn(dict.fromkeys(ROWS, 3.0), seeds=5, deviation=0.01), [("a", "b")])
-    ends = {"wide_low": interval[0], "wide_high": interval[1]}
+    ends = {"delta_wide_low": interval[0], "delta_wide_high": interval[1]}
     pair = {**pair, "verdict": verdict, "sign": SIGNS[verdict], **ends}
     assert (outcome(pair, ">"), outcome(pair, "≈")) == (of_better, of_equal)
 
@@ -221,7 +223,7 @@ def test_seeds_needed_are_what_settles_the_pair() -> None:
     losses = drawn({"a": 3.0, "b": 3.0}, seeds=5, deviation=0.012, seed=3)
     [pair] = judge(losses, [("a", "b")], is_paired=True)
     assert pair["verdict"] == "open"
-    assert pair["low"] < 0 < pair["high"]
+    assert pair["delta_ci_low"] < 0 < pair["delta_ci_high"]
     assert pair["seeds_needed_low"] is not None
     assert pair["seeds_needed_high"] is not None
     assert pair["num_seeds"] < pair["seeds_needed_low"] < pair["seeds_needed_high"]
@@ -236,7 +238,7 @@ def test_seeds_needed_are_what_settles_the_pair() -> None:
         above = stats.ttest_1samp(drawn_SN, -MARGIN, axis=1, alternative="greater").pvalue
         return float((detected | (below & (above < 0.05))).mean())
 
-    largest = max(pair["low"], pair["high"], key=abs)
+    largest = max(pair["delta_ci_low"], pair["delta_ci_high"], key=abs)
     assert 0.7 < share_settled(largest, pair["seeds_needed_low"]) < 0.92
     assert 0.7 < share_settled(MARGIN / 2, pair["seeds_needed_high"]) < 0.92
     assert share_settled(0.0, pair["seeds_needed_high"]) > 0.75

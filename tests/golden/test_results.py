@@ -11,7 +11,7 @@ import pytest
 from golden.kept import FROM_DELETED_CODE
 from support.configs import RECORDED, REPOSITORY
 
-from rope_exp import compile as command
+from rope_exp.campaign import tables
 from rope_exp.report import Report
 
 RESULTS = REPOSITORY / "results"
@@ -32,8 +32,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Report, "charts", {})
         patch.setattr("vl_convert.vegalite_to_svg", lambda *args, **kwargs: "")
-        patch.setattr(command, "_pages", lambda tables, runs: {})
-        command.write_campaigns(RECORDED, None, out)
+        patch.setattr(tables, "pages_of", lambda tables, runs: {})
+        tables.write_campaigns(RECORDED, None, out)
     return out
 
 

@@ -29,26 +29,39 @@ from rope_exp.campaign.cells import load_campaign
 from rope_exp.campaign.progress import Progress
 from rope_exp.commands import campaign as commands
 from rope_exp.commands.campaign import main as command
-from rope_exp.errors import ConfigError, RecordError
+from rope_exp.errors import ConfigError
 from rope_exp.files import read_json, write_json
 from rope_exp.records import canonical, digest, recorded_campaigns, stored_records
 
 Capture = pytest.CaptureFixture[str]
 
 
+@pytest.fixture
+def trained(home: Path, recorded: Path) -> Path:
+    """Return a folder whose runs are done, but have no records."""
+    shutil.copytree(recorded / RUNS, home / RUNS)
+    return home
+
+
+@pytest.fixture
+def asked(clone: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the list of what the command asks to be run, instead of running it."""
+    asked: list[Any] = []
+    monkeypatch.setattr(campaigns, "run_campaign", lambda *words: asked.extend(words) or 0)
+    monkeypatch.setattr(commands, "on_signal", lambda _: None)
+    return asked
+
+
 # -- running -------------------------------------------------------------------------------------
 
 
-def test_every_cell_leaves_a_record(recorded: Path) -> None:
-    """Its run has the campaign's number of threads, not the environment's."""
-    assert [path.name[:2] for path in records_of(recorded)] == ["qk", "vo"]
-    for path in records_of(recorded):
-        env = read_json(recorded / RUNS / "mine" / path.stem / "env.json")
-        assert env["num_threads"] == read_json(path)["env"]["num_threads"] == 1
-
-
 def test_a_fresh_clone_with_all_records_runs_nothing(clone: Path, capsys: Capture) -> None:
-    """With nothing to run, it does not need the corpus either."""
+    """With nothing to run, it does not need the corpus either.
+
+    The runs had the campaign's number of threads, not the environment's.
+    """
+    assert [path.name[:2] for path in records_of(clone)] == ["qk", "vo"]
+    assert all(read_json(path)["env"]["num_threads"] == 1 for path in records_of(clone))
     (clone / "corpus").unlink()
     assert run_campaign(progress(clone)) == 0
     assert not (clone / RUNS).exists()
@@ -56,96 +69,88 @@ def test_a_fresh_clone_with_all_records_runs_nothing(clone: Path, capsys: Captur
 
 
 def test_a_run_without_a_record_is_not_run_again(
-    home: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a kill between a run's end and its record, the record still has the same bytes."""
-    shutil.copytree(recorded / RUNS, home / RUNS)
     monkeypatch.setattr(sweep, "_try_to_start", lambda *_: pytest.fail("started"))
-    assert run_campaign(progress(home)) == 0
-    for mine, other in zip(records_of(home), records_of(recorded), strict=True):
+    assert run_campaign(progress(trained)) == 0
+    for mine, other in zip(records_of(trained), records_of(recorded), strict=True):
         assert mine.read_bytes() == other.read_bytes()
 
 
-def test_the_list_tells_how_far_a_begun_cell_is(home: Path, recorded: Path) -> None:
-    shutil.copytree(recorded / RUNS, home / RUNS)
-    [metrics] = (home / RUNS).glob("mine/qk*/metrics.jsonl")
+def test_the_list_tells_how_far_a_begun_cell_is(trained: Path) -> None:
+    [metrics] = (trained / RUNS).glob("mine/qk*/metrics.jsonl")
     (metrics.parent / "result.json").unlink()
     metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:-1]))
-    first, second = progress(home).lines()[1:3]
+    first, second = progress(trained).lines()[1:3]
     assert re.search(r"  qk-\S+  begun here, step [1-9]\d* of \d+$", first)
     # The run of this cell is done, but it has no record yet.
     assert re.search(r"  vo-\S+  begun here, step (\d+) of \1$", second)
 
 
-def test_one_cell_that_cannot_be_recorded_stops_no_other(
-    home: Path, recorded: Path, capsys: Capture
-) -> None:
+def test_one_cell_that_cannot_be_recorded_stops_no_other(trained: Path, capsys: Capture) -> None:
     """Its metrics lack the last row. A message names the cell and its log; the cell is left."""
-    shutil.copytree(recorded / RUNS, home / RUNS)
-    [metrics] = (home / RUNS).glob("mine/qk*/metrics.jsonl")
+    [metrics] = (trained / RUNS).glob("mine/qk*/metrics.jsonl")
     metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:-1]))
 
-    assert run_campaign(progress(home)) == 1
-    assert [path.name[:2] for path in records_of(home)] == ["vo"]
+    assert run_campaign(progress(trained)) == 1
+    assert [path.name[:2] for path in records_of(trained)] == ["vo"]
     said = capsys.readouterr().err
     assert re.search(
         r"^qk-\S+: failed \(exit code 2\), see \S+/log.txt: .*metrics.jsonl", said, re.M
     )
-    assert len(progress(home).left) == 1
+    assert len(progress(trained).left) == 1
 
 
 @pytest.mark.parametrize("moment", ["before it is begun", "while it is run"])
 def test_a_record_that_comes_meanwhile_stays(
-    home: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+    trained: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """A record that a pull brings from another machine is kept, and its cell is not begun.
 
     The other machine took longer, so its record has other bytes.
     """
-    shutil.copytree(recorded / RUNS, home / RUNS)
     theirs = {}
     for path in records_of(recorded):
         values = read_json(path)
         values["result"]["wall_s"] += 1000.0
         theirs[path.name] = canonical({**values, "sha256": digest(values)}).encode()
-    mine = progress(home)
+    mine = progress(trained)
     if moment == "before it is begun":
-        shutil.rmtree(home / RUNS)
+        shutil.rmtree(trained / RUNS)
 
     def pull(*arguments: Any) -> Any:
-        (home / RECORDS / "mine").mkdir(parents=True)
+        (trained / RECORDS / "mine").mkdir(parents=True)
         for name, content in theirs.items():
-            (home / RECORDS / "mine" / name).write_bytes(content)
+            (trained / RECORDS / "mine" / name).write_bytes(content)
         return admit(*arguments)
 
     monkeypatch.setattr(campaigns, "admit", pull)
     monkeypatch.setattr(sweep, "_try_to_start", lambda *_: pytest.fail("started"))
     assert run_campaign(mine) == 0
-    assert {path.name: path.read_bytes() for path in records_of(home)} == theirs
+    assert {path.name: path.read_bytes() for path in records_of(trained)} == theirs
     assert all(run.result["wall_s"] > 1000 for run in mine.done.values())
 
 
 def test_a_record_that_comes_unreadable_is_named(
-    home: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    trained: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     """It is not overwritten, and its cell is not begun."""
-    shutil.copytree(recorded / RUNS, home / RUNS)
-    mine = progress(home)
-    path = home / RECORDS / "mine" / records_of(recorded)[0].name
+    mine = progress(trained)
+    path = trained / RECORDS / "mine" / records_of(recorded)[0].name
     path.parent.mkdir(parents=True)
     path.write_text("<<<<<<< HEAD")
     assert run_campaign(mine) == 1
     assert path.read_text() == "<<<<<<< HEAD"
-    assert len(records_of(home)) == 2
+    assert len(records_of(trained)) == 2
     assert re.search(r"^qk-\S+: failed .*cannot be read", capsys.readouterr().err, re.M)
 
 
 def test_a_cell_that_diverged_is_done(
-    home: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     """It has a record, so every start exits with 0, and each start logs that it diverged."""
-    shutil.copytree(recorded / RUNS, home / RUNS)
-    [result] = (home / RUNS).glob("mine/qk*/result.json")
+    [result] = (trained / RUNS).glob("mine/qk*/result.json")
     values = read_json(result)
     # A run that diverged has no probes.
     del values["probes_sha256"]
@@ -153,9 +158,9 @@ def test_a_cell_that_diverged_is_done(
     write_json(result, values | {"status": "diverged", "val/loss": None, "diverged_step": 201})
 
     for _ in range(2):
-        assert run_campaign(progress(home)) == 0
+        assert run_campaign(progress(trained)) == 0
         assert re.search(r"^(mine: diverged, .*)?qk-", capsys.readouterr().err, re.M)
-    assert "mine: diverged, and so done: qk-" in "\n".join(progress(home).lines())
+    assert "mine: diverged, and so done: qk-" in "\n".join(progress(trained).lines())
 
 
 def test_records_of_no_cell_are_named(clone: Path, capsys: Capture) -> None:
@@ -170,23 +175,21 @@ def test_records_of_no_cell_are_named(clone: Path, capsys: Capture) -> None:
     assert other.exists()
 
 
-def test_hours_count_from_the_commands_start(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hours_count_from_the_commands_start(
+    clone: Path, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Composing hundreds of cells takes a minute, which --hours must include."""
     clock = iter([1000.0])
     monkeypatch.setattr(commands, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    asked: list[Any] = []
-    monkeypatch.setattr(campaigns, "run_campaign", lambda *words: asked.append(words) or 0)
-    monkeypatch.setattr(commands, "on_signal", lambda _: None)
     assert command(["mine", "--config-dir", str(clone), "--hours", "2"]) == 0
-    assert asked[0][1:] == (1000.0 + 7200.0,)
+    assert asked[1] == 1000.0 + 7200.0
 
 
-def test_the_cells_of_a_cpu_run_on_gpus(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cells_of_a_cpu_run_on_gpus(
+    clone: Path, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two GPUs run 14 cells each; a cell trained on the CPU stays done."""
     monkeypatch.setattr(resolve, "gpus", lambda: ["one", "other"])
-    asked: list[Any] = []
-    monkeypatch.setattr(campaigns, "run_campaign", lambda *words: asked.append(words[0]) or 0)
-    monkeypatch.setattr(commands, "on_signal", lambda _: None)
     records_of(clone)[0].unlink()
     assert command(["mine", "--config-dir", str(clone), "--on-gpus", "14"]) == 0
     [cell] = asked[0].left
@@ -205,7 +208,6 @@ def test_what_is_left_is_said_with_the_time_that_it_takes(clone: Path) -> None:
 
     done = half.done.pop(half.campaign.cells[0].name)
     half.done[half.campaign.cells[1].name].result["wall_s"] = 90.0
-    assert half.seconds() == pytest.approx(90.0)
     assert "1 are left, about 0:01:30 with 1 at a time" in half.summary()
     assert done.status == "finished"
 
@@ -213,11 +215,10 @@ def test_what_is_left_is_said_with_the_time_that_it_takes(clone: Path) -> None:
     assert "no estimate yet of the 2 that are left" in half.summary()
 
 
-def test_records_survive_a_power_cut(home: Path, recorded: Path, synced: list[int]) -> None:
+def test_records_survive_a_power_cut(trained: Path, synced: list[int]) -> None:
     """Every new file must be synced, and every folder that holds a new name."""
-    shutil.copytree(recorded / RUNS, home / RUNS)
-    assert run_campaign(progress(home)) == 0
-    top = home / RECORDS
+    assert run_campaign(progress(trained)) == 0
+    top = trained / RECORDS
     made = [top.parent, top, *top.rglob("*")]
     assert len(made) > 4
     assert [path for path in made if path.stat().st_ino not in synced] == []
@@ -249,13 +250,6 @@ def test_another_python_has_another_embedded_corpus(
     same = load(tmp_path, fixed=words, python=here)
     campaigns.check_here(same, same.cells)
     campaigns.check_here(mine, [])
-
-
-def test_a_record_that_does_not_verify_is_refused_by_name(clone: Path) -> None:
-    path = records_of(clone)[1]
-    path.write_text(path.read_text().replace('"steps":200', '"steps":201'))
-    with refused(str(path.relative_to(clone)), "was changed since", by=RecordError):
-        progress(clone)
 
 
 @pytest.mark.parametrize(
@@ -301,18 +295,17 @@ def test_the_projects_records_are_of_their_cells(name: str) -> None:
         (["mine", "--hours", "soon"], "usage: argument --hours"),
         (["mine", "--on-gpus", "0"], "--on-gpus=0: must be a whole number from 1"),
         (["mine", "--on-gpus", "2"], "launch.device=cuda: this machine shows no GPU"),
+        (["mine"], "start it without a launcher"),
         (["yours"], "campaign=yours: there is no such campaign"),
         (["../mine"], "campaign=../mine: there is no such campaign"),
     ],
     ids=" ".join,
 )
-def test_a_mistake_of_the_command_line(home: Path, words: list[str], said: str) -> None:
+def test_a_mistake_of_the_command_line(
+    home: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    if words == ["mine"]:
+        monkeypatch.setenv("RANK", "0")
     with refused(said, by=ConfigError):
         command([*words, "--config-dir", str(home)])
     assert not (home / "results").exists()
-
-
-def test_ranks_of_a_launcher_run_no_campaign(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    with refused("start it without a launcher", by=ConfigError):
-        command(["mine", "--config-dir", str(home)])

@@ -20,11 +20,9 @@ from torch import Tensor
 from rope_exp.attention import SoftmaxAttention
 from rope_exp.decoder import Decoder, Rotary
 from rope_exp.evaluate import Inputs, on_device
-from rope_exp.generated import queries
-from rope_exp.sections import Architecture
-from rope_exp.tasks.spikes import Spikes
+from rope_exp.sections import Architecture, DataConfig
+from rope_exp.tasks.spikes import FACTS, rows
 
-TASK = Spikes(seed=1, num_slots=160)
 T_MIN, T_MAX = 1e-4, 2.0627  # POYO's, in seconds
 SIZES = make_sizes(num_attention_heads=4, num_key_value_heads=4)
 POYO = {"fraction": 0.5, "base": 40000.0}
@@ -33,7 +31,7 @@ POYO = {"fraction": 0.5, "base": 40000.0}
 def make_spikes_decoder(*rotate: str) -> Decoder:
     """Return a float64 decoder with weights at which a softmax is neither flat nor sharp."""
     architecture = Architecture(
-        SIZES, make_pe(*rotate, **POYO), TASK.pad_id + 1, causal=False, num_outputs=2
+        SIZES, make_pe(*rotate, **POYO), len(FACTS.tokens), causal=False, num_outputs=2
     )
     decoder = Decoder(architecture).double()
     generator = torch.Generator().manual_seed(0)
@@ -45,8 +43,8 @@ def make_spikes_decoder(*rotate: str) -> Decoder:
 
 
 def make_inputs(count: int = 2) -> Inputs:
-    batch = queries(TASK.rows("train", range(count)), T_MIN)
-    return on_device(batch, torch.device("cpu"))
+    data = DataConfig(kind="spikes", period=T_MIN)
+    return on_device(rows(data, 1, "train", range(count), 176).batch, torch.device("cpu"))
 
 
 @torch.no_grad()
@@ -107,7 +105,7 @@ def test_padding_is_met_by_no_event_and_no_query() -> None:
     # Real events are visible on both sides: the last one affects the first query's prediction.
     last = int((~is_pad_BT[0]).nonzero()[-17])
     ids_BT = inputs.ids_BT.clone()
-    ids_BT[0, last] = (ids_BT[0, last] + 1) % TASK.num_units
+    ids_BT[0, last] = (ids_BT[0, last] + 1) % 16
     change = predicted(decoder, inputs._replace(ids_BT=ids_BT)) - predicted(decoder, inputs)
     assert float(change[0, 0].abs().max()) > 1e-6
     assert float(change[1].abs().max()) == 0.0
@@ -120,7 +118,7 @@ def test_the_loss_is_the_mean_squared_error_at_queries() -> None:
     found = inputs._replace(target_BP=inputs.target_BP.double()).nats(decoder)
     guess_BQD = predicted(decoder, inputs)
     assert guess_BQD.shape == (3, 16, 2)
-    expected = np.mean((guess_BQD.numpy() - TASK.rows("train", range(3)).latent_NQD) ** 2)
+    expected = np.mean((guess_BQD.numpy() - make_inputs(3).target_BP.numpy()) ** 2)
     assert float(found.detach()) / (3 * 16) == pytest.approx(expected)
     found.backward()
     assert all(parameter.grad is not None for parameter in decoder.parameters())
@@ -130,8 +128,8 @@ def test_order_does_not_matter_where_times_say_all() -> None:
     """Shuffling events together with their times does not change the predictions."""
     decoder = make_spikes_decoder("q", "k", "v", "o")
     inputs = make_inputs(1)
-    order_T = torch.randperm(TASK.num_slots, generator=torch.Generator().manual_seed(0))
-    order_T = torch.cat([order_T, torch.arange(TASK.num_slots, TASK.num_slots + 16)])
+    order_T = torch.randperm(160, generator=torch.Generator().manual_seed(0))
+    order_T = torch.cat([order_T, torch.arange(160, 176)])
     shuffled = inputs._replace(
         ids_BT=inputs.ids_BT[:, order_T],
         position_BT=inputs.position_BT[:, order_T],  # type: ignore[index]

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 from support.records import ended_at, report_on, runs_of
 
-from rope_exp.report import Report, build, pairs_csv, plain_table, table_csv, table_md, table_tex
+from rope_exp.report import Report, build, pairs_csv, table_csv, table_md, table_tex
 
 ROWS = ("qk_rope", "qkvo_rope", "vo_rope", "nope")
 
@@ -104,12 +104,6 @@ def test_losses_are_perplexity_and_bits_a_byte_too() -> None:
     row = lines_of(table_csv(report))["qk_rope"]
     assert float(row["perplexity"]) == pytest.approx(8)
     assert float(row["bits_per_byte"]) == pytest.approx(3 * share, abs=1e-6)
-
-
-def test_plain_columns_are_aligned() -> None:
-    lines = plain_table(report_on("english")).splitlines()
-    assert len({len(line) for line in lines}) == 1
-    assert set(lines[1]) == {"-", " "}
 
 
 def test_the_latex_table_compiles(tmp_path: Path) -> None:

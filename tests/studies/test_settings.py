@@ -34,9 +34,8 @@ def test_the_figure_draws_what_was_judged(tables: dict[str, Report]) -> None:
     judged = {pair["b"]: pair for pair in tables["english"].alone.relations}
     first, second = records(chart, "relation")
     own = judged["qkvo_rope"]
-    assert [first[key] for key in ("delta", "low", "high")] == [
-        own[key] for key in ("delta", "low", "high")
-    ]
+    drawn = [first[key] for key in ("delta", "low", "high")]
+    assert drawn == [own[key] for key in ("delta", "delta_ci_low", "delta_ci_high")]
     assert [first["is_tested"], second["is_tested"], second["low"]] == [True, False, None]
     assert [first["shape"], second["shape"]] == ["circle", "triangle-left"]
     assert second["delta"] == pytest.approx(-1)

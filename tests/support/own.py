@@ -4,7 +4,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from rope_exp.sections import PeConfig, source_sha256
+from rope_exp.files import text_sha256
+from rope_exp.sections import PeConfig
 from support.configs import REPOSITORY
 from support.models import make_pe
 
@@ -69,7 +70,7 @@ class Number(Position):
 
 
 def with_text(pe: PeConfig, code: str, source: str) -> PeConfig:
-    digest = source_sha256(source)
+    digest = text_sha256(source)
     return replace(pe, name="mine", code=code, source=source, code_sha256=digest)
 
 

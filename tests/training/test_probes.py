@@ -11,7 +11,7 @@ from support.trainers import Make, losses, same, snapshot
 from rope_exp import checkpoint
 from rope_exp import trainer as record
 from rope_exp.files import read_json
-from rope_exp.probes import _probes as probes
+from rope_exp.probes import _windows as probes
 from rope_exp.runs import read_run
 from rope_exp.trainer import Trainer
 
@@ -32,7 +32,8 @@ def test_probes_are_written_before_the_result(make: Make, monkeypatch: pytest.Mo
         ),
     )
     assert trainer.train() == "finished"
-    assert there == [True]
+    # probes.json, and then result.json.
+    assert there == [False, True]
 
     found = read_json(trainer.folder / "probes.json")
     result = read_json(trainer.folder / "result.json")

@@ -1,0 +1,73 @@
+"""The explained variance of real numbers on the held-out rows.
+
+R^2 = 1 - sum of squared errors / sum of squared deviations from their mean, over all queries of all
+rows: the mean over dimensions, and each dimension; and the mean squared error at each query.
+
+Shapes: N rows, Q queries, D dimensions.
+"""
+
+import statistics
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from typing_extensions import TypedDict
+
+from rope_exp.config import RunConfig
+from rope_exp.evaluate import Finished, rounded
+from rope_exp.probes._types import Number, Numbers
+from rope_exp.report import Column, Report, Table
+from rope_exp.sources import held_out_rows
+
+ORDER = 3
+
+
+class Answer(TypedDict):
+    """R^2, and mean squared errors."""
+
+    r2: Number
+    r2_of_dims: Numbers
+    error_of_queries: Numbers
+
+
+def why_not(config: RunConfig) -> str:
+    """Return why a run's model cannot be asked, or ""."""
+    return "" if config.data.task else "fit is asked of generated data, such as data=spikes"
+
+
+def ask(model: Finished) -> dict[str, Any]:
+    """Return R^2 and the mean squared error on the held-out rows."""
+    batch = held_out_rows(model.config, model.data)
+    parts = [
+        model.decoder(inputs.ids_BT, **inputs.further).double().cpu()
+        for inputs in model.batches(batch, model.rows_at_once)
+    ]
+    truth_NQD = batch.target_BP.astype(np.float64)
+    error_NQD = (torch.cat(parts).numpy() - truth_NQD) ** 2
+    spread_D = ((truth_NQD - truth_NQD.mean(axis=(0, 1))) ** 2).sum(axis=(0, 1))
+    r2_D = 1 - error_NQD.sum(axis=(0, 1)) / spread_D
+    return {
+        "r2": rounded([r2_D.mean()])[0],
+        "r2_of_dims": rounded(r2_D),
+        "error_of_queries": rounded(error_NQD.mean(axis=(0, 2))),
+    }
+
+
+def tables(report: Report) -> list[str]:
+    """Return R² of each row with any: the mean over seeds, and the extremes."""
+    lines = []
+    for label, answers in report.answers("fit").items():
+        found = [answer["r2"] for answer in answers]
+        line = {"name": report.rows[label].name, "num_seeds": len(found)}
+        extremes = {"lowest": min(found), "highest": max(found)}
+        lines.append({**line, "mean": statistics.mean(found), **extremes})
+    columns = [
+        Column("variant", "name"),
+        Column("seeds", "num_seeds", "d"),
+        Column("R²", "mean", ".4f"),
+        Column("lowest", "lowest", ".4f"),
+        Column("highest", "highest", ".4f"),
+    ]
+    about = "Explained variance (R²) on the held-out rows:"
+    return [about, Table(columns, pd.DataFrame(lines)).markdown()] if lines else []

@@ -1,0 +1,52 @@
+"""How often eps replaces a denominator of attention, because the sum there is smaller."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import TypedDict
+
+from rope_exp.config import RunConfig
+from rope_exp.evaluate import Finished, rounded
+from rope_exp.probes._types import Numbers
+from rope_exp.probes._windows import attentions, instead, loss
+
+
+class Answer(TypedDict):
+    """The share of each layer."""
+
+    share: Numbers
+
+
+def why_not(config: RunConfig) -> str:
+    """Return why a run's model cannot be asked, or ""."""
+    attn = config.attn
+    return "" if attn.has_floors else f"attn.kind={attn.kind} cannot be asked for floors"
+
+
+def ask(model: Finished) -> dict[str, Any]:
+    """Return the share of the denominators that eps floors, by layer.
+
+    The share is over all positions and heads of the windows that shift and ablation read.
+    """
+    with ExitStack() as stack:
+        seen = [stack.enter_context(floored(layer)) for layer in attentions(model.decoder)]
+        loss(model)
+    return {"share": rounded([torch.cat(parts).double().mean() for parts in seen])}
+
+
+@contextmanager
+def floored(layer: Any) -> Iterator[list[Tensor]]:
+    """Record, for each division in a layer, whether eps replaces its denominator."""
+    seen: list[Tensor] = []
+    below = layer.below
+
+    def watched(found: Mapping[str, Tensor]) -> Tensor:
+        norm_BTH1: Tensor = below(found)
+        seen.append((norm_BTH1 < layer.attn.eps).flatten())
+        return norm_BTH1
+
+    with instead(layer, "below", watched):
+        yield seen

@@ -1,0 +1,83 @@
+"""The loss by position, up to eight times the training length.
+
+Here a position is a place in the window, even if positions begin again at documents. Windows do not
+overlap. Under train.objective=mlm, a bin without hidden tokens is null.
+"""
+
+import itertools
+from typing import Annotated, Any
+
+import torch
+from pydantic import AfterValidator
+from torch import Tensor
+from typing_extensions import TypedDict
+
+from rope_exp.batches import Batch
+from rope_exp.config import RunConfig
+from rope_exp.evaluate import Finished, rounded
+from rope_exp.identity import Count, Natural
+from rope_exp.probes._types import Numbers, check_one_length
+from rope_exp.probes._windows import bin_edges, factors, long_windows, nats
+from rope_exp.sources import read
+
+ORDER = 1
+PLACES = {"positions": ("lengths", "loss_at_length"), "bins": ("edges", "loss")}
+
+
+class _Losses(TypedDict):
+    num_windows: Count
+    edges: list[Natural]
+    loss: Numbers
+    lengths: list[Count]
+    loss_at_length: Numbers
+
+
+def _check(values: Any) -> Any:
+    # A bin has two edges.
+    check_one_length([values["edges"][1:], values["loss"]])
+    check_one_length([values["lengths"], values["loss_at_length"]])
+    return values
+
+
+Answer = Annotated[_Losses, AfterValidator(_check)]
+
+
+def why_not(config: RunConfig) -> str:
+    """Return why a run's model cannot be asked, or ""."""
+    return ""
+
+
+def ask(model: Finished) -> dict[str, Any]:
+    """Return the loss by position, in bins that grow by half an octave, and by length.
+
+    The loss at a length is that of the windows' first tokens, read alone.
+    """
+    train = model.config.train
+    times = factors(model)
+    lengths = [train.seq_len * factor for factor in times]
+    windows_NS = long_windows(model, train.eval_sequences, times)
+    nats_NP = nats(model, windows_NS)
+
+    rows = read(model.config, model.data, windows_NS)
+    edges = bin_edges(lengths[-1])
+    of_bins = [_between(nats_NP, rows, *ends).mean() for ends in itertools.pairwise(edges)]
+    if model.config.causal:
+        at_length = [nats_NP[:, :length].mean() for length in lengths]
+    else:
+        # Tokens attend to later tokens, so a window's beginning must be read alone.
+        at_length = [nats(model, windows_NS[:, : length + 1]).mean() for length in lengths]
+    return {
+        "num_windows": len(windows_NS),
+        "edges": edges,
+        "loss": rounded(of_bins),
+        "lengths": lengths,
+        "loss_at_length": rounded(at_length),
+    }
+
+
+def _between(nats_NP: Tensor, rows: Batch, first: int, last: int) -> Tensor:
+    """Return the nats of the targets at places from `first` up to, but not including, `last`."""
+    if rows.place_BP is None:
+        return nats_NP[:, first:last]
+    place_NP = torch.from_numpy(rows.place_BP)
+    return nats_NP[(first <= place_NP) & (place_NP < last)]

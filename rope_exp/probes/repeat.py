@@ -1,0 +1,84 @@
+"""The loss of a text, and of the same text read again right after it.
+
+The second is low if the model copies. An induction head (Olsson et al. 2022) finds the token's last
+occurrence and predicts what followed it. A model that has none gains little from the second
+reading.
+"""
+
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+from typing_extensions import TypedDict
+
+from rope_exp.config import RunConfig
+from rope_exp.evaluate import Finished, rounded
+from rope_exp.identity import Count
+from rope_exp.probes._types import ONE_LENGTH, Number
+from rope_exp.probes._windows import nats, share, windows
+from rope_exp.report import Report, markdown_table
+from rope_exp.runs import Run
+
+# Below longer contexts.
+ORDER = 5
+PLACES = {"repeat": ("reading", "loss")}
+# A run copies if a text's second reading has a loss lower by so many nats (docs/protocol-2.md).
+COPIES = 0.3
+
+
+class _Losses(TypedDict):
+    reading: list[Count]
+    loss: tuple[Number, Number]
+
+
+Answer = Annotated[_Losses, ONE_LENGTH]
+
+
+def why_not(config: RunConfig) -> str:
+    """Return why a run's model cannot be asked, or ""."""
+    if not config.causal or config.train.seq_len < 4:
+        return "repeat needs train.objective=causal and train.seq_len of at least 4"
+    if config.data.document_mask:
+        return "repeat would read across documents; no data.document_mask"
+    return ""
+
+
+def ask(model: Finished) -> dict[str, Any]:
+    """Return the loss of half a window, and of the same tokens when they follow again."""
+    half = model.config.train.seq_len // 2
+    text_NS = windows(model, share(model), half)
+    nats_NP = nats(model, np.hstack([text_NS[:, :half], text_NS]))
+
+    # The text's first token is left out, because the two readings have another token before it.
+    readings = nats_NP[:, : half - 1], nats_NP[:, half:-1]
+    return {"reading": [1, 2], "loss": rounded([of_reading.mean() for of_reading in readings])}
+
+
+def tables(report: Report) -> list[str]:
+    """Return a table of the runs that copy."""
+    lines = []
+    for label in report.answers("repeat"):
+        row = report.rows[label]
+        runs = [run for run in row.runs if "repeat" in run.probes]
+        gains = np.array([_gain(run) for run in runs])
+        copying = gains >= COPIES
+        losses = np.array([run.loss for run in runs], dtype=float)
+        line = {
+            "row": row.name,
+            "runs that copy": f"{copying.sum()} of {len(runs)}",
+            "gain by the second reading": gains.mean(),
+            "loss of those that copy": losses[copying].mean() if copying.any() else None,
+            "of the others": None if copying.all() else losses[~copying].mean(),
+        }
+        lines.append(line)
+    about = (
+        "Runs that copy: reading half a window of held-out text a second time, right after the "
+        f"first, lowers the loss by at least {COPIES} nats (means over seeds):"
+    )
+    return [about, markdown_table(pd.DataFrame(lines), ".4f")] if lines else []
+
+
+def _gain(run: Run) -> float:
+    """Return by how much a text's second reading has a lower loss than the first, in nats."""
+    first, second = run.probes["repeat"]["loss"]
+    return float(first - second)

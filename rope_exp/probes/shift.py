@@ -1,0 +1,51 @@
+"""The held-out loss with all positions raised, including those that begin again at documents.
+
+A relative variant's loss does not change; an absolute one's rises if it has learned to use absolute
+positions.
+"""
+
+from typing import Annotated, Any
+
+from typing_extensions import TypedDict
+
+from rope_exp.config import RunConfig
+from rope_exp.evaluate import Finished, rounded
+from rope_exp.identity import Natural
+from rope_exp.probes._types import ONE_LENGTH, Numbers
+from rope_exp.probes._windows import instead, loss
+
+ORDER = 2
+PLACES = {"shift": ("start", "loss")}
+# In training lengths: from within the first window to far outside.
+SHIFTS = (0.25, 1, 4, 16)
+
+
+class _Losses(TypedDict):
+    start: list[Natural]
+    loss: Numbers
+
+
+Answer = Annotated[_Losses, ONE_LENGTH]
+
+
+def why_not(config: RunConfig) -> str:
+    """Return why a run's model cannot be asked, or ""."""
+    return ""
+
+
+def ask(model: Finished) -> dict[str, Any]:
+    """Return the loss with every position `start` higher than in training."""
+    seq_len = model.config.train.seq_len
+    trunk = model.decoder.model
+    usual = trunk.start
+    starts = [0, *(int(shift * seq_len) for shift in SHIFTS)]
+    if trunk.num_positions is not None:
+        # Learned positions end there.
+        room = trunk.num_positions - usual - seq_len
+        starts = [start for start in starts if start <= room]
+
+    losses = []
+    for start in starts:
+        with instead(trunk, "start", usual + start):
+            losses.append(loss(model))
+    return {"start": starts, "loss": rounded(losses)}

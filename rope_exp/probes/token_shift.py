@@ -1,0 +1,55 @@
+"""The share mu of the previous token in keys and values, layer by layer."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from typing_extensions import TypedDict
+
+from rope_exp.attention import SoftmaxAttention
+from rope_exp.config import RunConfig
+from rope_exp.evaluate import Finished, significant
+from rope_exp.probes._types import Numbers
+from rope_exp.probes._windows import attentions
+from rope_exp.report import Report
+
+# Below learned frequencies.
+ORDER = 5
+
+
+class Answer(TypedDict):
+    """Statistics of mu over the features of each layer."""
+
+    mean: Numbers
+    sd: Numbers
+    min: Numbers
+    max: Numbers
+
+
+def why_not(config: RunConfig) -> str:
+    """Return why a run's model cannot be asked, or ""."""
+    if config.model.token_shift:
+        return ""
+    return "token_shift needs mu, which is learned: model.token_shift"
+
+
+def ask(model: Finished) -> dict[str, Any]:
+    """Return the mean, standard deviation, minimum and maximum of mu, by layer."""
+    layers = [each for each in attentions(model.decoder) if isinstance(each, SoftmaxAttention)]
+    mu_LD = torch.stack([layer.token_shift for layer in layers]).double().cpu()
+    return {
+        "mean": significant(mu_LD.mean(dim=1)),
+        "sd": significant(mu_LD.std(dim=1, correction=0)),
+        "min": significant(mu_LD.amin(dim=1)),
+        "max": significant(mu_LD.amax(dim=1)),
+    }
+
+
+def notes(report: Report) -> list[str]:
+    """Return a note for each row with token shift: the mean of mu by layer, over seeds."""
+    said = []
+    for label, answers in report.answers("token_shift").items():
+        mu_L = np.mean([answer["mean"] for answer in answers], axis=0)
+        told = ", ".join(f"{mu:.3f}" for mu in mu_L)
+        said.append(f"{report.rows[label].name}: mean μ of token shift by layer is {told}.")
+    return said

@@ -1,0 +1,32 @@
+"""The loss of every held-out window.
+
+It serves to estimate the windows' share of the noise in a difference (a paired bootstrap over
+windows).
+"""
+
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from rope_exp.config import RunConfig
+from rope_exp.evaluate import Finished, rounded
+from rope_exp.probes._types import Numbers
+from rope_exp.probes._windows import nats, windows
+
+
+class Answer(TypedDict):
+    """The loss of each window."""
+
+    loss: Numbers
+
+
+def why_not(config: RunConfig) -> str:
+    """Return why a run's model cannot be asked, or ""."""
+    return ""
+
+
+def ask(model: Finished) -> dict[str, Any]:
+    """Return the loss of each held-out window."""
+    train = model.config.train
+    windows_NS = windows(model, train.eval_sequences, train.seq_len)
+    return {"loss": rounded(nats(model, windows_NS).mean(dim=1))}

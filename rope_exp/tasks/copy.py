@@ -1,0 +1,57 @@
+"""Copying: predict a random string again after a separator, as in "bca|bca;".
+
+The alphabet is small on purpose. A string of distinct letters can be copied by finding the letter
+written last and taking the next one, without knowing its position. With repeated letters this
+fails, and strings longer than the trained ones become hard (H. Zhou et al. 2023). RoPER was tested
+on a similar task (Harik and labml.ai): there, stretches of 16 letters from an alphabet of four are
+repeated from anywhere in a growing string; here, the copied strings have all lengths.
+
+Strings have 1 to 32 letters in training and in the test, 33 to 64 in the longer test, uniformly.
+Several are packed into a row, so that they begin anywhere. Training and test use separate random
+streams; short strings are on both sides, since there are only 4^L of length L.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+
+from rope_exp.rows import END, LONGER, PAD, TEST, TRAIN, Draws, Example, Facts, Rows, pack, stack
+from rope_exp.sections import DataConfig
+
+LETTERS = "abcd"
+SEPARATOR = "|"
+
+# The fewest and the most letters of a string.
+LENGTHS = {TRAIN: (1, 32), TEST: (1, 32), LONGER: (33, 64)}
+
+FACTS = Facts(
+    tokens=LETTERS + SEPARATOR + END + PAD,
+    least_seq_len=129,
+    splits=tuple(LENGTHS),
+    span="letters of the string",
+    bins=(1, 2, 3, 5, 9, 17, 33, 49),
+)
+
+
+def rows(
+    data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int = 256
+) -> Rows:
+    """Return rows of strings and their copies; an example's span is the length of its string.
+
+    Args:
+        indices: of the rows, counted from 0.
+    """
+    draw = partial(_draw, split=split)
+    draws = (Draws(seed, f"copying {split}", index) for index in indices)
+    return stack([pack(each, draw, longest(split), seq_len + 1) for each in draws], FACTS.tokens)
+
+
+def _draw(draws: Draws, split: str) -> Example:
+    fewest, most = LENGTHS[split]
+    length = fewest + draws.below(most - fewest + 1)
+    string = "".join(LETTERS[letter] for letter in draws.many_below(len(LETTERS), length))
+    return Example(string + SEPARATOR, string + END, span=length)
+
+
+def longest(split: str) -> int:
+    """Return the number of characters of the split's longest string and its copy."""
+    return 2 * LENGTHS[split][1] + len(SEPARATOR) + len(END)

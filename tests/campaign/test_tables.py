@@ -1,0 +1,59 @@
+"""Tests of `write_campaigns` on copies of committed records, some of them edited."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.records import copy_records, edit_record
+from support.refused import refused
+
+from rope_exp.campaign.tables import write_campaigns
+from rope_exp.report import Report
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the figures, which take most of the time and are not checked here."""
+    monkeypatch.setattr(Report, "charts", {})
+
+
+@pytest.mark.parametrize(("key", "other"), [("torch", "9.0"), ("num_threads", 64)])
+def test_a_block_that_was_computed_in_two_ways_is_refused(
+    tmp_path: Path, key: str, other: Any
+) -> None:
+    """Levels of a factor share no table, so each may come from a machine of its own."""
+    steps = ("train.num_steps=1000", "train.num_steps=2000")
+    cells = (f"qk_rope-{steps[0]}-s0", f"qk_rope-{steps[1]}-s0", f"vo_rope-{steps[1]}-s0")
+    paths = copy_records(tmp_path / "records", "tokens", *cells)
+    for path in paths[1:]:
+        edit_record(path, lambda record: record["env"].update({key: other}))
+    write_campaigns(tmp_path / "records", "tokens", tmp_path)
+    assert (tmp_path / "tokens" / steps[0] / "table.md").exists()
+
+    copy_records(tmp_path / "records", "tokens", cells[2])
+    with refused(f"seed 0 of tokens has runs with {key} ", str(other)):
+        write_campaigns(tmp_path / "records", None, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_campaign_without_records_is_refused(tmp_path: Path) -> None:
+    copy_records(tmp_path / "records", "english", "qk_rope-s0")
+    with refused("holds no records of campaign table. Available: english"):
+        write_campaigns(tmp_path / "records", "table", tmp_path / "out")
+    with refused("empty holds no campaign records"):
+        write_campaigns(tmp_path / "empty", None, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_only_all_campaigns_make_the_page(tmp_path: Path) -> None:
+    """One campaign alone makes no page, which would lack the others."""
+    copy_records(tmp_path / "records", "english", "qk_rope-s0", "nope-s0")
+    copy_records(tmp_path / "records", "tokens", "qk_rope-train.num_steps=1000-s0")
+    write_campaigns(tmp_path / "records", "english", tmp_path)
+    assert not (tmp_path / "report.html").exists()
+    write_campaigns(tmp_path / "records", None, tmp_path)
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert 'href="english/table.csv"' in text
+    assert 'href="records/tokens/qk_rope-train.num_steps%3D1000-s0.json"' in text

@@ -1,0 +1,68 @@
+"""Tests of the objective mlm: the mask's id, its place in all counts, and refusals."""
+
+import pytest
+import torch
+from support.models import VOCAB, make_pe, make_sizes, tokens
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from rope_exp.compose import run_config
+from rope_exp.config import RunConfig, TrainConfig
+from rope_exp.costs import checkpoint_bytes, flops_per_token, num_parameters
+from rope_exp.decoder import Decoder
+from rope_exp.plan import tables as plan
+from rope_exp.settle import resolve
+
+MLM = "train.objective=mlm"
+
+
+def test_the_mask_is_one_id_past_the_tokenizers() -> None:
+    causal = run_config([]).architecture(2048)
+    mlm = run_config([MLM]).architecture(2048)
+    assert (causal.vocab_size, causal.causal) == (2048, True)
+    assert (mlm.vocab_size, mlm.causal) == (2049, False)
+    # The mask adds a row to the embedding and one to the head.
+    assert num_parameters(mlm) - num_parameters(causal) == 2 * 128
+
+
+def test_all_that_is_counted_counts_the_mask() -> None:
+    """The matched width and the size of a checkpoint include the mask."""
+    matched = run_config([MLM, "model.match_params=1500000"])
+    count = num_parameters(matched.architecture(2048))
+    assert abs(count - 1_500_000) <= 1500
+
+    causal = resolve(run_config(["launch.device=cpu"]))
+    mlm = resolve(run_config([MLM, "launch.device=cpu"]))
+    assert checkpoint_bytes(mlm, 2048) - checkpoint_bytes(causal, 2048) == 12 * 2 * 128
+
+
+def test_a_plan_says_what_attention_and_vocabulary_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "matmul_flops_per_s", lambda: 1e11)
+    lines = plan.cost_lines(resolve(run_config([MLM, "launch.device=cpu"])))
+    assert "attention    softmax, both ways" in lines
+    assert any("vocabulary 2,049" in line for line in lines)
+
+
+def test_a_share_of_each_sequence_is_predicted() -> None:
+    """mlm predicts 15 % of a sequence, rounded, at least one token; causal training, all."""
+    mlm = run_config([MLM])
+    assert [mlm.num_predicted(length) for length in (1, 3, 7, 16, 256, 512)] == [
+        1, 1, 1, 2, 38, 77,
+    ]  # fmt: skip
+    assert run_config([]).num_predicted(256) == 256
+
+
+def test_counted_operations_are_those_that_torch_does() -> None:
+    """Each query attends to T keys, and the head acts only at the predicted places."""
+    length = 32
+    train = TrainConfig(seq_len=length, objective="mlm")
+    sizes = make_sizes(num_key_value_heads=4)
+    config = RunConfig(pe=make_pe("q", "k"), model=sizes, train=train)
+    decoder = Decoder(config.architecture(VOCAB))
+    ids_BT = tokens(1, length)
+    place_BP = torch.arange(config.num_predicted(length))[None]
+
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        decoder(ids_BT, ids_BT[:, : place_BP.shape[1]], predicted_BP=place_BP).backward()
+    # flops_per_token is rounded down to a whole number.
+    assert counter.get_total_flops() // length == flops_per_token(config, VOCAB)

@@ -1,0 +1,115 @@
+"""Tests of held-out losses and probes under train.objective=mlm, against plain loops."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import probes
+from support.models import VOCAB, opinionated
+from support.probes import HELD_OUT, LENGTH
+
+from rope_exp.batches import Batch, Ids, next_tokens, validation_ids
+from rope_exp.decoder import Decoder
+from rope_exp.evaluate import held_out_loss
+from rope_exp.objective.mlm import hidden
+
+
+def make_decoder(*rotate: str, **changes: Any) -> Decoder:
+    """Return a bidirectional decoder with a mask token and non-uniform attention."""
+    return opinionated(*rotate, vocab_size=VOCAB + 1, causal=False, **changes)
+
+
+def read(windows_NS: Ids) -> Batch:
+    """Return masked rows, as data/sources.py makes them for a run."""
+    plain = next_tokens(windows_NS)
+    return hidden(plain, (0, 0), VOCAB)
+
+
+def ask(decoder: Decoder, name: str, at_once: int = 4) -> dict[str, Any]:
+    return probes.ask(decoder, name, at_once=at_once, train={"objective": "mlm"})
+
+
+def rows_of(count: int, length: int) -> Batch:
+    return read(validation_ids(HELD_OUT, count, length))
+
+
+def nats_by_hand(decoder: Decoder, rows: Batch) -> list[dict[int, float]]:
+    """Return -log p of the hidden tokens of each row, by place, from the logits of all tokens."""
+    with torch.no_grad():
+        log_p = torch.log_softmax(decoder(torch.from_numpy(rows.ids_BT)).double(), dim=-1)
+    assert rows.place_BP is not None
+    found = []
+    for row, (places, targets) in enumerate(zip(rows.place_BP, rows.target_BP, strict=True)):
+        pairs = zip(places.tolist(), targets.tolist(), strict=True)
+        found.append({place: -float(log_p[row, place, target]) for place, target in pairs})
+    return found
+
+
+def mean(nats: list[dict[int, float]]) -> float:
+    return float(np.mean([list(of_row.values()) for of_row in nats]))
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 3, 100])
+def test_the_held_out_loss_is_of_hidden_tokens(micro_batch_size: int) -> None:
+    decoder = make_decoder("q", "k", "v")
+    rows = rows_of(7, LENGTH)
+    assert rows.target_BP.shape == (7, 2)
+    loss = held_out_loss(
+        decoder, rows, micro_batch_size=micro_batch_size, device=torch.device("cpu")
+    )
+    assert loss == pytest.approx(mean(nats_by_hand(decoder, rows)), abs=1e-5)
+
+
+def test_the_loss_of_a_window_is_of_its_hidden_tokens() -> None:
+    decoder = make_decoder("v")
+    losses = ask(decoder, "windows")["loss"]
+    by_hand = nats_by_hand(decoder, rows_of(16, LENGTH))
+    assert losses == pytest.approx([mean([of_row]) for of_row in by_hand], abs=1e-5)
+
+
+def test_losses_by_position_are_of_what_is_hidden_there() -> None:
+    """Windows are eight training lengths long, and a bin without a hidden token has no loss. The
+    loss at a length is that of the windows' beginnings, read alone.
+    """
+    decoder = make_decoder("q", "k")
+    found = ask(decoder, "positions")
+    windows_NS = validation_ids(HELD_OUT, 2, 8 * LENGTH)
+    by_hand = nats_by_hand(decoder, read(windows_NS))
+    for (first, last), loss in zip(itertools.pairwise(found["edges"]), found["loss"], strict=True):
+        here = [nats for row in by_hand for place, nats in row.items() if first <= place < last]
+        expected = pytest.approx(np.mean(here), abs=1e-5) if here else None
+        assert loss == expected
+
+    assert found["lengths"] == [16, 32, 64, 128]
+    for length, loss in zip(found["lengths"], found["loss_at_length"], strict=True):
+        beginnings = read(windows_NS[:, : length + 1])
+        assert loss == pytest.approx(mean(nats_by_hand(decoder, beginnings)), abs=1e-5)
+
+
+def test_only_absolute_variants_feel_a_shift() -> None:
+    relative = [(), ("q", "k"), ("v", "o"), tuple("qkvo")]
+    for rotate in [*relative, ("q",), ("v",), ("o",), ("q", "k", "v")]:
+        losses = ask(make_decoder(*rotate), "shift")["loss"]
+        moved = max(abs(loss - losses[0]) for loss in losses)
+        assert moved < 1e-4 if rotate in relative else moved > 1e-3
+
+
+def test_attention_by_distance_is_asked_of_what_stands_before() -> None:
+    """Queries attend to all T keys, so uniform weights are 1 / T."""
+    found = ask(make_decoder("q", "k"), "distance")
+    assert found["m"][0] == 0
+    assert found["uniform"] == pytest.approx([1 / LENGTH] * len(found["m"]))
+    assert all(0 < weight < 1 for weights in found["attention"].values() for weight in weights)
+
+
+def test_longer_contexts_are_asked_of_windows_of_their_own() -> None:
+    """Each length hides its own share of tokens. Nothing is extended at the trained length."""
+    decoder = make_decoder("q", "k")
+    found = ask(decoder, "extension")
+    windows_NS = validation_ids(HELD_OUT, 1, 8 * LENGTH)
+    for length, loss in zip(found["lengths"], found["as_trained"], strict=True):
+        by_hand = nats_by_hand(decoder, read(windows_NS[:, : length + 1]))
+        assert loss == pytest.approx(mean(by_hand), abs=1e-5)
+    assert found["yarn"]["qk"][0] == found["as_trained"][0]

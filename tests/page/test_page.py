@@ -1,0 +1,159 @@
+"""Tests of the page without a browser: policy, texts, tables, and reproducible bytes."""
+
+import base64
+import html
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.resources import files
+
+import pytest
+from support.configs import REPOSITORY
+from support.pages import HOSTILE, make_hostile, make_tables
+from support.records import ended_at, report_on, runs_of, unfinished
+
+from rope_exp.page._settings import answer, at_a_glance, named
+from rope_exp.page.report import cells, page
+from rope_exp.report import Report, build, main_table, relations_table
+
+
+def undrawn(tables: Mapping[str, Report]) -> str:
+    """Return the page without figures, which take most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Report, "charts", {})
+        return page(tables, [run for report in tables.values() for run in report.runs]).decode()
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, Report]:
+    return make_tables()
+
+
+@pytest.fixture(scope="module")
+def text(tables: dict[str, Report]) -> str:
+    return undrawn(tables)
+
+
+def section(text: str, place: str) -> str:
+    """Return the markup of a setting."""
+    found = text.partition(f'<section class="setting" id="{place}"')[2]
+    assert found
+    return found.partition("</section>")[0]
+
+
+def shown(markup: str, number: int) -> list[list[str]]:
+    """Return the texts of a table's cells by line, with the headings first."""
+    table = re.findall(r"<table.*?</table>", markup, re.DOTALL)[number]
+    lines = re.findall(r"<tr>.*?</tr>", table, re.DOTALL)
+    found = [re.findall(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", line, re.DOTALL) for line in lines]
+    return [[html.unescape(re.sub("<[^>]*>", "", cell)) for cell in line] for line in found]
+
+
+def test_the_policy_lets_nothing_out(text: str) -> None:
+    """The policy allows nothing except the page's own style and images within it."""
+    [found] = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text)
+    rules = dict(rule.split(" ", 1) for rule in found.split("; "))
+    assert rules.pop("default-src") == "'none'"
+    assert rules.pop("img-src") == "data:"
+    assert rules.pop("style-src") == "'unsafe-inline'"
+    assert rules == {"base-uri": "'none'", "form-action": "'none'"}
+    assert "<script" not in text
+
+
+def test_the_page_loads_nothing(text: str) -> None:
+    """Links lead only to a setting, or to a file beside the page."""
+    assert not re.search(r"\b(src|action|srcset|poster|style)\s*=|url\(|@import", text)
+    links = re.findall(r'href="([^"]*)"', text)
+    own = re.compile(r"#[\w/.=-]+|records/[\w/%.-]+\.json(l\.gz)?|[\w/%.-]+/table\.(csv|md)")
+    assert links
+    assert [link for link in links if not own.fullmatch(link)] == []
+
+
+def test_texts_of_records_are_no_markup() -> None:
+    """Markup in the names of rows, corpora and runs is escaped."""
+    hostile = page(make_hostile(), []).decode()
+    assert HOSTILE not in hostile
+    assert hostile.count("<img") == hostile.count('<img src="data:image/svg+xml;base64,') == 3
+    assert html.escape(HOSTILE, quote=False).replace("'", "&#39;") in hostile
+
+
+def test_numbers_are_those_of_the_tables(text: str, tables: dict[str, Report]) -> None:
+    for place, report in tables.items():
+        markup = section(text, place)
+        assert shown(markup, 0) == main_table(report).cells
+        if report.relations:
+            assert shown(markup, 1) == relations_table(report).cells
+
+
+def test_a_setting_has_its_figures_and_the_same_bytes_again() -> None:
+    tables = {"english": report_on("english", "qk_rope", "nope", seeds=(0, 1))}
+    drawn = page(tables, [])
+    data = re.findall(r'<img src="data:image/svg\+xml;base64,(.*?)"', drawn.decode())
+    files = [tables["english"].charts[name] for name in ("forest", "grid", "curves")]
+    assert [base64.b64decode(each) for each in data] == files
+    assert page(tables, []) == drawn
+
+
+def test_settings_are_named_and_ordered(text: str, tables: dict[str, Report]) -> None:
+    """The setting with the most relations comes first, then the others by tokens."""
+    places = ["english", "tokens/train.num_steps=1000", "tokens/train.num_steps=2000"]
+    assert [setting.place for setting in named(dict(reversed(tables.items())))] == places
+    found = re.findall("<details(.*)>\n<summary><h2>.*?</h2>", text)
+    assert found == [" open", "", ""]
+
+
+def test_the_answer_says_no_more_than_the_test(tables: dict[str, Report]) -> None:
+    """The answer counts the published relations by outcome, and calls no row better."""
+    report = tables["english"]
+    said = answer(report)
+    assert said.startswith(f"Of {len(report.relations)} published relations: ")
+    for relation in report.relations:
+        a, b = (report.rows[each].name for each in (relation["a"], relation["b"]))
+        group = said.partition(relation["outcome"])[2].partition(")")[0]
+        assert f"{a} {relation['published']} {b}".replace("-RoPE", "") in group
+    untested = answer(tables["tokens/train.num_steps=1000"])
+    assert untested == "No difference from QK-RoPE has been tested yet."
+
+
+@pytest.mark.parametrize(("shift", "word"), [(-0.3, "better"), (0.3, "worse")])
+def test_the_answer_has_the_verdicts_direction(shift: float, word: str) -> None:
+    runs = [
+        ended_at(run, 4 + 0.01 * run.config.seed + (shift + 0.001 * (run.config.seed % 2)) * is_vo)
+        for run in runs_of("english", "qk_rope", "vo_rope", seeds=(0, 1, 2))
+        for is_vo in [run.row == "vo_rope"]
+    ]
+    assert answer(build(runs, ["pe"])).startswith(f"VO-RoPE is {word} than QK-RoPE: ")
+
+
+def test_the_glance_has_each_tables_differences(tables: dict[str, Report]) -> None:
+    """Settings whose reference is another row, or has no loss, are left out."""
+    without = report_on("english", "nope", "vo_rope")
+    glance = at_a_glance(named({**tables, "few": without}))
+    headings, _, *lines = cells(glance["table"])
+    assert len(glance["places"]) == 3
+    for place, line in zip(glance["places"], lines, strict=True):
+        found = dict(zip(headings[1:], line[1:], strict=True))
+        report = tables[place]
+        for label, row in report.lines.items():
+            if label != "qk_rope":
+                number, _, word = found.pop(row["name"]).partition(" ")
+                assert number == f"{row['delta']:+.4f}"
+                assert bool(word) == (label in report.against)
+        assert {*found.values()} <= {"—"}
+
+
+def test_what_is_missing_is_said() -> None:
+    runs = runs_of("english", "qk_rope", "nope", seeds=(0,))
+    runs[1] = unfinished(replace(runs[1], probes={}))
+    assert "unfinished" in undrawn({"nine": build(runs, ["pe"])})
+    text = undrawn({})
+    assert "No campaign has records to compare yet." in text
+    assert "<table" not in text
+
+
+def test_assets_are_of_the_package() -> None:
+    """A wheel includes the assets."""
+    there = {each.name for each in files("rope_exp.page").iterdir()}
+    assert {"page.html.j2", "page.css"} <= there
+    pyproject = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    assert '"rope_exp.page" = ["page.css", "page.html.j2"]' in pyproject

@@ -1,0 +1,261 @@
+"""Tests of the distance probe on decoders whose attention weights have a closed form."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import probes
+from support.kinds import KINDS
+from support.models import VOCAB, make_sizes, opinionated, tokens
+from support.probes import LENGTH
+from torch import Tensor
+
+from rope_exp.attention import Attention
+from rope_exp.attn._recurrence import for_queries
+from rope_exp.attn.latent import Config as LatentConfig
+from rope_exp.attn.shared import Config as SharedConfig
+from rope_exp.decoder import Decoder
+from rope_exp.position.alibi import alibi_slopes
+from rope_exp.probes._windows import attentions
+from rope_exp.probes.distance import decay_bound, weighed
+from rope_exp.rope import frequencies
+from rope_exp.sections import Kind, ModelConfig
+
+M = [0, 1, 2, 3, 4, 6]
+HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=20 * LENGTH + 1)
+
+UNGROUPED = make_sizes(num_key_value_heads=4)
+LATENT = LatentConfig(kv_rank=10, nope_dim=6, rope_dim=4, value_dim=5)
+SHARED = SharedConfig(form="s2", groups=2, nope_dim=6, rope_dim=4)
+
+
+def ask(decoder: Decoder, held_out: np.ndarray = HELD_OUT) -> dict[str, Any]:
+    return probes.ask(decoder, "distance", held_out)
+
+
+def indifferent(**changes: Any) -> Decoder:
+    """Return a decoder whose queries are 0, so that only masks and biases set the weights."""
+    decoder = opinionated("q", "k", **changes)
+    with torch.no_grad():
+        for layer in attentions(decoder):
+            layer.get_parameter("q_proj.weight").zero_()
+    return decoder
+
+
+def weights(decoder: Decoder, layer: int, ids: np.ndarray) -> Tensor:
+    """Return the attention weights of a layer, [B, H, T, T]."""
+    seen: list[Tensor] = []
+    with (
+        torch.no_grad(),
+        weighed(attentions(decoder)[layer], lambda weights_BHTT, *_: seen.append(weights_BHTT)),
+    ):
+        decoder(torch.from_numpy(ids))
+    return seen[0]
+
+
+# -- weights ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"causal": False}, {"sizes": make_sizes(window=3)}],
+    ids=["causal", "both ways", "window"],
+)
+def test_queries_of_zero_weigh_all_keys_alike(changes: dict[str, Any]) -> None:
+    """With queries of 0, A(m) equals the probe's `uniform` reference in every layer."""
+    found = ask(indifferent(**changes))
+    assert found["m"] == M
+    assert list(found["attention"]) == ["0", "1"]
+    for by_distance in found["attention"].values():
+        assert by_distance == pytest.approx(found["uniform"], rel=1e-4)
+
+    late = range(LENGTH // 2, LENGTH)
+    num_keys = [i + 1 for i in late] if not changes else [16 if "causal" in changes else 3] * 8
+    mean = np.mean([1 / number for number in num_keys])
+    reach = 3 if "sizes" in changes else LENGTH
+    assert found["uniform"] == pytest.approx([mean * (m < reach) for m in M], rel=1e-4)
+
+
+def test_a_bias_alone_gives_weights_by_its_slopes() -> None:
+    """A(m) is the mean of exp(-slope m) / sum over heads and late queries."""
+    found = ask(indifferent(bias="alibi"))
+    slope_H11 = alibi_slopes(4).double()[:, None, None]
+    i_T1 = torch.arange(LENGTH // 2, LENGTH, dtype=torch.float64)[:, None]
+    expected = []
+    for m in M:
+        below = sum(torch.exp(-slope_H11 * n) * (n <= i_T1) for n in range(LENGTH))
+        expected.append(float((torch.exp(-slope_H11 * m) / below).mean()))
+    for by_distance in found["attention"].values():
+        assert by_distance == pytest.approx(expected, rel=1e-4)
+
+
+def test_weights_are_means_over_heads_windows_and_late_queries() -> None:
+    """A loop averages the weights in the four windows that shift and ablation also read."""
+    decoder = opinionated("q", "k", "v", "o")
+    windows = [HELD_OUT[window * LENGTH :][:LENGTH] for window in (0, 5, 10, 15)]
+    weights_BHTT = weights(decoder, 1, np.stack(windows))
+    found = ask(decoder)["attention"]["1"]
+    for m, weight in zip(M, found, strict=True):
+        late = [weights_BHTT[:, :, i, i - m] for i in range(LENGTH // 2, LENGTH)]
+        assert weight == pytest.approx(float(torch.stack(late).mean()), rel=1e-4)
+
+
+# -- kappa and the bound ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("attn", "sizes", "changes"),
+    [
+        (None, make_sizes(), {}),
+        (None, make_sizes(), {"fraction": 0.5, "start": 7}),
+        (None, make_sizes(qk_norm=True), {"trainable": "log", "trainable_scope": "head"}),
+        (None, make_sizes(), {"trainable": True, "trainable_scope": "layer"}),
+        (LATENT, UNGROUPED, {"trainable": True, "trainable_scope": "head"}),
+        (SHARED, UNGROUPED, {}),
+    ],
+    ids=["softmax", "fraction", "heads", "layers", "latent", "shared"],
+)
+def test_kappa_is_the_score_where_all_tokens_are_alike(
+    attn: Kind | None, sizes: ModelConfig, changes: dict[str, Any]
+) -> None:
+    """Equal tokens have equal values, so every query and key equals its mean in both layers. The
+    logarithm of two weights' ratio is then the difference of their kappas.
+    """
+    kind = {} if attn is None else {"attn": attn}
+    decoder = opinionated("q", "k", sizes=sizes, **kind, **changes)
+    with torch.no_grad():
+        for parameter in decoder.model.rotary_emb.parameters():
+            shape = parameter.shape
+            parameter += torch.linspace(-0.2, 0.3, shape.numel()).view(shape)
+
+    alike = np.full_like(HELD_OUT, 3)
+    found = ask(decoder, alike)["kappa"]
+    for layer in (0, 1):
+        last_HT = weights(decoder, layer, alike[None, :LENGTH])[0, :, -1].double().log()
+        for head, kappas in enumerate(found[str(layer)]):
+            at_distance = last_HT[head].flip(0)[M]
+            expected = at_distance - at_distance[0]
+            moved = torch.tensor(kappas).double() - kappas[0]
+            torch.testing.assert_close(moved, expected, atol=2e-3, rtol=2e-3)
+            assert moved.abs().max() > 0.01
+
+
+def test_kappa_and_bound_are_of_layers_that_rotate_both() -> None:
+    decoder = opinionated("q", "k", layers=(0, 1), trainable=True, trainable_scope="layer")
+    with torch.no_grad():
+        decoder.model.rotary_emb.inv_freq[0] *= 0.1
+    found = ask(decoder)
+    assert list(found["kappa"]) == ["1"]
+    assert len(found["kappa"]["1"]) == 4
+    bound_M = decay_bound(frequencies(8, 100.0), torch.tensor(M))
+    assert found["bound"] == pytest.approx(bound_M.tolist(), rel=1e-5)
+    assert math.isclose(found["bound"][0], 2.5)
+
+
+@pytest.mark.parametrize("sites", ["", "q", "k", "vo", "qvo"])
+def test_without_both_there_is_neither_bound_nor_kappa(sites: str) -> None:
+    assert set(ask(opinionated(*sites))) == {"m", "attention", "uniform"}
+
+
+# -- the observer ---------------------------------------------------------------------------------
+
+KEEPING_KEYS = [attn for attn in KINDS if attn.keeps_keys]
+SCORED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "both ways": {"causal": False},
+    "window": {"window": 4},
+    "t5": {"bias": "t5"},
+    "alibi both ways": {"bias": "alibi", "causal": False},
+    "frequencies of heads": {"trainable": True, "trainable_scope": "head"},
+}
+
+
+def sizes_for(attn: Kind, **changes: Any) -> ModelConfig:
+    """Return sizes without grouped heads if the kind has sizes of its own."""
+    return make_sizes(**changes, **({} if attn.takes_heads else {"num_key_value_heads": 4}))
+
+
+class Watched:
+    """Records the values and outputs of one layer's `attend`, and what `weighed` passes on."""
+
+    values: Sequence[Tensor]
+    outputs: Tensor
+    weights: Tensor
+    queries: Tensor
+    keys: Tensor
+
+    def __init__(self, layer: Attention) -> None:
+        attend = layer.attend
+
+        def recorded(q: Tensor, k: Tensor, values: Sequence[Tensor], *others: Any) -> Tensor:
+            self.values = values
+            self.outputs = attend(q, k, values, *others)
+            return self.outputs
+
+        layer.attend = recorded  # type: ignore[method-assign]
+        self.layer = layer
+
+    def see(self, weights: Tensor, queries: Tensor, keys: Tensor) -> None:
+        self.weights, self.queries, self.keys = weights, queries, keys
+
+
+def watch(decoder: Decoder, ids: Tensor, layer: int = 0) -> Watched:
+    watched = Watched(attentions(decoder)[layer])
+    with torch.no_grad(), weighed(watched.layer, watched.see):
+        decoder(ids)
+    del watched.layer.attend
+    return watched
+
+
+# -- what it sees ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scored", SCORED)
+def test_weights_times_values_are_the_output(scored: str) -> None:
+    """Every kind is covered, with every mask and bias. Weights sum to 1, or to less with a sink."""
+    for attn in KEEPING_KEYS:
+        changes = dict(SCORED[scored])
+        sizes = sizes_for(attn, window=changes.pop("window", None))
+        decoder = opinionated("q", "k", attn=attn, sizes=sizes, **changes).double()
+        found = watch(decoder, tokens(2, 13), layer=1)
+
+        v_BTHV = for_queries(torch.cat([*found.values], dim=-1), 4)
+        expected = torch.einsum("bhij,bjhv->bihv", found.weights, v_BTHV)
+        torch.testing.assert_close(found.outputs, expected)
+        sums_BHT = found.weights.sum(-1)
+        if getattr(attn, "sink", False):
+            assert float(sums_BHT.max()) < 1
+        else:
+            torch.testing.assert_close(sums_BHT, torch.ones(2, 4, 13).double())
+        assert found.weights.min() >= 0
+
+
+def test_weights_are_exact_where_a_run_is_not() -> None:
+    """Under bf16 autocast the weights are float32, and the decoder's own output is unchanged."""
+    decoder = opinionated("q", "k")
+    ids = tokens(2, 13)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        usual = decoder(ids)
+        found = watch(decoder, ids)
+        layer = attentions(decoder)[0]
+        with weighed(layer, found.see):
+            assert torch.equal(decoder(ids), usual)
+
+    assert found.outputs.dtype == torch.bfloat16
+    assert found.weights.dtype == torch.float32
+    torch.testing.assert_close(found.weights.sum(-1), torch.ones(2, 4, 13), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("attn", KEEPING_KEYS, ids=lambda attn: attn.label)
+def test_queries_and_keys_are_shown_before_they_turn(attn: Kind) -> None:
+    """In the first layer, queries and keys equal those of the same weights without rotation."""
+    ids = tokens(2, 13)
+    still = watch(opinionated(attn=attn, sizes=sizes_for(attn)), ids)
+    for sites in ("q", "k", "qk"):
+        found = watch(opinionated(*sites, attn=attn, sizes=sizes_for(attn), start=5), ids)
+        torch.testing.assert_close(found.queries, still.queries, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found.keys, still.keys, atol=1e-5, rtol=1e-5)
+        assert not torch.allclose(found.weights, still.weights, atol=1e-2)

@@ -1,0 +1,204 @@
+"""Tests that every file of probes/ keeps: who is asked, what is answered, and nothing left behind.
+
+A probe is asked of a small decoder of the run that its name has in SUITED, or of the default run.
+"""
+
+import json
+import math
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.models import VOCAB, make_sizes, opinionated
+from support.probes import END, HELD_OUT
+from support.refused import refused
+
+from rope_exp.compose import run_config
+from rope_exp.config import RunConfig
+from rope_exp.errors import RecordError
+from rope_exp.evaluate import Finished
+from rope_exp.folder import check_probes
+from rope_exp.generated import open_data
+from rope_exp.identity import choices
+from rope_exp.probes._windows import attentions
+
+SMALL = ("train.seq_len=16", "train.eval_sequences=16")
+SUITED = {
+    "floors": ("attn=linear", *SMALL),
+    "drift": ("pe.trainable=true", *SMALL),
+    "token_shift": ("model.token_shift=true", *SMALL),
+    "answers": ("data=addition", "train.seq_len=64", "train.eval_sequences=5"),
+    "fit": ("data=spikes", "train.seq_len=64", "train.eval_sequences=5"),
+}
+PROBES = choices("probes")
+each_probe = pytest.mark.parametrize("name", PROBES)
+
+
+def config_of(name: str) -> RunConfig:
+    return run_config(["pe=qkvo_rope", *SUITED.get(name, SMALL), f"train.probes=[{name}]"])
+
+
+def model_of(name: str, **changes: Any) -> Finished:
+    """Return a small model that can be asked for a probe, on text or on generated data."""
+    config = config_of(name)
+    data: Any = SimpleNamespace(
+        tokens={"validation": HELD_OUT}, corpus={"end_id": END}, vocab_size=VOCAB
+    )
+    if config.data.task:
+        data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
+    decoder = opinionated(
+        *"qkvo",
+        attn=config.attn,
+        sizes=make_sizes(token_shift=config.model.token_shift),
+        trainable=config.pe.trainable,
+        vocab_size=data.vocab_size,
+        causal=config.causal,
+        num_outputs=config.data.task and config.data.task.num_outputs,
+    )
+    return Finished(decoder, config, data, 4, **changes)
+
+
+class Watched:
+    """Counts a decoder's passes, and stops or fails at one of them, from `at` on."""
+
+    def __init__(self, at: float = math.inf, *, broken: bool = False) -> None:
+        self.at = at
+        self.broken = broken
+        self.asked = 0
+        self.passes = 0
+
+    def should_stop(self) -> bool:
+        self.asked += 1
+        if self.asked <= self.at:
+            return False
+        if self.broken:
+            raise ZeroDivisionError
+        return True
+
+    def model_of(self, name: str) -> Finished:
+        model = model_of(name, should_stop=self.should_stop)
+        model.decoder.model.register_forward_pre_hook(self._count)
+        return model
+
+    def _count(self, *_: object) -> None:
+        self.passes += 1
+
+
+def trace(model: Finished) -> list[Any]:
+    """Return everything about a decoder that a probe could leave changed."""
+    decoder = model.decoder
+    attributes = [sorted(vars(module)) for module in decoder.modules()]
+    sites = [layer.sites for layer in attentions(decoder)]
+    weights = [parameter.tolist() for parameter in decoder.parameters()]
+    return [attributes, sites, decoder.model.start, weights, torch.is_grad_enabled()]
+
+
+@each_probe
+def test_an_answer_is_plain_and_of_its_type(name: str, tmp_path: Path) -> None:
+    """It is the same when asked again, and is read back from JSON as it was."""
+    model = model_of(name)
+    before = trace(model)
+    answers = model.ask([name])
+    assert answers is not None
+    assert list(answers) == [name]
+    assert json.loads(json.dumps(answers)) == json.loads(json.dumps(model.ask([name])))
+    check_probes(tmp_path / "probes.json", json.loads(json.dumps(answers)), {})
+    assert trace(model) == before
+
+
+@each_probe
+@pytest.mark.parametrize("broken", [False, True])
+def test_it_stops_before_any_pass_and_leaves_no_trace(name: str, broken: bool) -> None:
+    """Each pass of the decoder follows a question whether to stop, or a failure there."""
+    whole = Watched()
+    assert whole.model_of(name).ask([name]) is not None
+    assert whole.asked == whole.passes
+
+    for at in range(0, whole.asked, 1 + whole.asked // 6):
+        watched = Watched(at, broken=broken)
+        model = watched.model_of(name)
+        before = trace(model)
+        with pytest.raises(ZeroDivisionError) if broken else nullcontext():
+            assert model.ask([name]) is None
+        assert watched.passes == at
+        assert trace(model) == before
+
+
+@each_probe
+def test_a_number_that_is_not_finite_is_null(name: str, tmp_path: Path) -> None:
+    model = model_of(name)
+    with torch.no_grad():
+        for parameter in model.decoder.parameters():
+            parameter.fill_(math.inf)
+    answers = model.ask([name])
+    assert answers is not None
+    text = json.dumps(answers, allow_nan=False)
+    check_probes(tmp_path / "probes.json", json.loads(text), {})
+
+
+@each_probe
+def test_damaged_answers_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    answers = model_of(name).ask([name])
+    assert answers is not None
+    first = next(iter(answers[name]))
+    for damaged in ("text", {**answers[name], first: "text"}):
+        with pytest.raises(RecordError, match=f"probes was damaged or edited: {name}"):
+            check_probes(tmp_path / "probes.json", {name: damaged}, {})
+
+
+# -- which runs support which probes ---------------------------------------------------------------
+
+ASKED = [
+    ["train.probes=[distance]", "attn=mla_vo"],
+    ["train.probes=[distance]", "attn=shared_s1", "pe=nope"],
+    ["train.probes=[drift]", "pe.trainable=log"],
+    ["train.probes=[token_shift]", "model.token_shift=true", "pe=nope"],
+    ["train.probes=[extension]", "attn=retention", "pe=vo_rope"],
+    ["train.probes=[extension]", "pe.input=sinusoidal", "pe=k_rope"],
+    ["train.probes=[distance,drift,extension]", "pe.trainable=true", "pe.bias=t5"],
+]
+REFUSED = [
+    (["attn=linear"], "distance", "attn.kind=linear cannot be asked for distance"),
+    (["attn=mla"], "floors", "attn.kind=latent cannot be asked for floors"),
+    (["train.objective=mlm"], "repeat", "repeat needs train.objective=causal"),
+    (["train.seq_len=3"], "repeat", "train.seq_len of at least 4"),
+    (["data.document_mask=true"], "repeat", "repeat would read across documents"),
+    (["train.seq_len=1"], "distance", "needs train.seq_len of at least 2"),
+    (["model.window=8", "model.window_layers=[1,0]"], "distance", "no model.window_layers"),
+    (["data.document_mask=true"], "distance", "distance would read across documents"),
+    ([], "drift", "frequencies that are learned: pe.trainable"),
+    ([], "token_shift", "needs mu, which is learned: model.token_shift"),
+    ([], "answers", "answers are asked of generated data"),
+    ([], "fit", "fit is asked of generated data"),
+    (["pe=nope"], "extension", "needs at least one site in pe.rotate"),
+    (["pe.input=learned"], "extension", "which pe.input=learned has not"),
+    (["pe.fraction=0.04"], "extension", "two pairs of features that rotate"),
+    (["train.seq_len=6"], "extension", "needs train.seq_len of at least 7"),
+]
+
+
+@pytest.mark.parametrize("words", ASKED, ids=" ".join)
+def test_what_can_be_answered_can_be_asked(words: list[str]) -> None:
+    run_config(words)
+
+
+@pytest.mark.parametrize(("words", "probe", "said"), REFUSED, ids=str)
+def test_what_cannot_be_answered_is_refused(words: list[str], probe: str, said: str) -> None:
+    """The run may still ask for other probes."""
+    with refused(f'train.probes=["windows", "{probe}"]', said):
+        run_config([*words, f"train.probes=[windows,{probe}]"])
+    run_config([*words, "train.probes=[windows]"])
+
+
+@each_probe
+def test_generated_data_is_asked_for_its_own_probe(name: str) -> None:
+    for kind, own in (("copy", "answers"), ("spikes", "fit")):
+        with (
+            nullcontext()
+            if name == own
+            else refused(f'train.probes=["{name}"]', f"can be asked for {own} alone")
+        ):
+            run_config([f"data={kind}", f"train.probes=[{name}]"])

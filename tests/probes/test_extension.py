@@ -1,0 +1,171 @@
+"""Tests of the extension probe against decoders built by hand with each method's frequencies."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import probes
+from support.models import opinionated, tokens
+from support.probes import HELD_OUT, LENGTH
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from rope_exp.attn.retention import Config as RetentionConfig
+from rope_exp.batches import validation_ids
+from rope_exp.decoder import Decoder
+from rope_exp.probes._windows import attentions
+from rope_exp.probes.extension import extended, scores_times, turning_by
+from rope_exp.rope import frequencies
+
+# The probe reads only this window of eight training lengths.
+LONG = validation_ids(HELD_OUT, 1, 8 * LENGTH)
+FACTORS = (1, 2, 4, 8)
+BASE = 100.0
+
+
+def ask(decoder: Decoder, held_out: np.ndarray = HELD_OUT) -> dict[str, Any]:
+    return probes.ask(decoder, "extension", held_out)
+
+
+@cache
+def of_sites(sites: str) -> dict[str, Any]:
+    """Return the probe's result for one decoder, which several tests use."""
+    return ask(opinionated(*sites))
+
+
+@torch.no_grad()
+def loss(decoder: Decoder, factor: int, **positions: Any) -> float:
+    """Return the mean loss on the first `factor` training lengths of the long window."""
+    ids = torch.from_numpy(LONG[:, : factor * LENGTH + 1])
+    logits = decoder(ids[:, :-1], **positions).log_softmax(-1)
+    return float(-logits.gather(2, ids[:, 1:, None]).mean())
+
+
+def by_hand(sites: str, **learned: Tensor) -> Decoder:
+    """Return a decoder with the same weights and the given frequencies."""
+    decoder = opinionated(*sites, trainable=True)
+    with torch.no_grad():
+        for pair, name in decoder.model.rotary_emb.learned.items():
+            if pair in learned:
+                decoder.model.rotary_emb.get_parameter(name).copy_(learned[pair])
+    return decoder
+
+
+# -- each method -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sites", ["qk", "vo", "qkvo", "k"])
+def test_interpolation_divides_positions(sites: str) -> None:
+    """In all pairs of sites that rotate, position m rotates as m/s did."""
+    found = of_sites(sites)
+    assert found["lengths"] == [16, 32, 64, 128]
+    assert found["num_windows"] == 1
+    pairs = "".join(pair for pair in ("qk", "vo") if {*pair} & {*sites})
+    for factor, at_length in zip(FACTORS, found["interpolation"][pairs], strict=True):
+        position_1T = torch.arange(factor * LENGTH)[None] / factor
+        expected = loss(opinionated(*sites), factor, positions_BT=position_1T)
+        assert at_length == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("pairs", ["qk", "vo", "qkvo"])
+def test_yarn_is_transformers_and_sharper_scores(pairs: str) -> None:
+    """Frequencies are those of transformers. q and k are multiplied by its factor if they are
+    extended, and v and o never are.
+    """
+    found = of_sites("qkvo")["yarn"][pairs]
+    for factor, at_length in zip(FACTORS[1:], found[1:], strict=True):
+        said = {"factor": float(factor), "original_max_position_embeddings": LENGTH}
+        config = LlamaConfig(
+            hidden_size=32,
+            num_attention_heads=4,
+            max_position_embeddings=LENGTH,
+            rope_parameters={"rope_type": "yarn", "rope_theta": BASE, **said},
+        )
+        theta_F, scale = ROPE_INIT_FUNCTIONS["yarn"](config, seq_len=None)
+        decoder = by_hand("qkvo", **{pair: theta_F for pair in ("qk", "vo") if pair in pairs})
+        if "qk" in pairs:
+            with torch.no_grad():
+                for layer in attentions(decoder):
+                    for name in ("q_proj.weight", "k_proj.weight"):
+                        layer.get_parameter(name).mul_(scale)
+        assert at_length == pytest.approx(loss(decoder, factor), abs=1e-5)
+
+
+# -- all methods -----------------------------------------------------------------------------------
+
+
+def test_as_trained_is_the_decoder_itself() -> None:
+    """All methods equal the trained decoder at its own length, and all differ at the longest."""
+    found = of_sites("qkvo")
+    expected = [loss(opinionated(*"qkvo"), factor) for factor in FACTORS]
+    assert found["as_trained"] == pytest.approx(expected, abs=1e-5)
+    several = {
+        (method, pairs): losses
+        for method in ("interpolation", "ntk_aware", "yarn")
+        for pairs, losses in found[method].items()
+    }
+    assert len(several) == 9
+    assert {losses[0] for losses in several.values()} == {found["as_trained"][0]}
+    assert len({losses[-1] for losses in [*several.values(), found["as_trained"]]}) == 10
+
+
+def test_a_kind_without_a_softmax_has_no_scale() -> None:
+    """Without a softmax to scale, YaRN changes only the frequencies."""
+    decoder = opinionated("q", "k", attn=RetentionConfig())
+    ids = torch.from_numpy(LONG[:, :33])
+    with torch.no_grad(), extended(decoder, "yarn", ["qk"], 2, LENGTH):
+        theta_F = decoder.model.rotary_emb.theta("qk")
+        found = decoder(ids)
+    other = opinionated("q", "k", attn=RetentionConfig(), trainable=True)
+    with torch.no_grad():
+        other.model.rotary_emb.inv_freq.copy_(theta_F)
+        torch.testing.assert_close(found, other(ids))
+
+
+def test_a_short_held_out_set_has_fewer_lengths() -> None:
+    found = ask(opinionated("q", "k"), HELD_OUT[:40])
+    assert found["lengths"] == [16, 32]
+    assert all(len(losses) == 2 for losses in found["yarn"].values())
+
+
+# -- frequencies and scales ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pairs", "bases"),
+    [(["qk"], {"base_vo": BASE, "base": 7.0}), (["vo"], {"base_vo": 7.0}), (["qk", "vo"], {})],
+    ids=str,
+)
+def test_other_frequencies_are_those_of_another_decoder(
+    pairs: list[str], bases: dict[str, float]
+) -> None:
+    """The other decoder is built with another base for qk, for vo, or for both."""
+    ids = tokens(2, 13)
+    decoder = opinionated(*"qkvo")
+    other = opinionated(*"qkvo", **(bases or {"base": 7.0}))
+    usual = decoder(ids)
+    with turning_by(decoder, dict.fromkeys(pairs, frequencies(8, 7.0))):
+        found = decoder(ids)
+    torch.testing.assert_close(found, other(ids))
+    assert torch.equal(decoder(ids), usual)
+    assert not torch.allclose(found, usual, atol=1e-2)
+
+
+@pytest.mark.parametrize("bias", ["none", "alibi"])
+def test_scores_are_multiplied_and_nothing_else(bias: str) -> None:
+    """The reference has larger query projections, which leave biases, v and o unchanged."""
+    ids = tokens(2, 13)
+    decoder = opinionated(*"qkvo", bias=bias)
+    usual = decoder(ids)
+    with scores_times(decoder, 1.7):
+        found = decoder(ids)
+    assert torch.equal(decoder(ids), usual)
+
+    with torch.no_grad():
+        for layer in attentions(decoder):
+            layer.get_parameter("q_proj.weight").mul_(1.7)
+    torch.testing.assert_close(found, decoder(ids))
+    assert not torch.allclose(found, usual, atol=1e-2)

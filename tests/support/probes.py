@@ -1,0 +1,42 @@
+"""A finished model with a held-out text of its own, to be asked for probes."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from rope_exp.config import RunConfig, TrainConfig
+from rope_exp.decoder import Decoder
+from rope_exp.evaluate import Finished
+from rope_exp.sections import DataConfig
+from support.models import VOCAB
+
+LENGTH = 16
+END = 0  # ends a document
+HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=8 * LENGTH * 3 + 1)
+
+
+def finished(
+    decoder: Decoder,
+    held_out: np.ndarray = HELD_OUT,
+    *,
+    at_once: int = 4,
+    data: DataConfig = DataConfig(),  # noqa: B008
+    train: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Finished:
+    """Return a model of text; `train` are further keys of its config, `changes` are its fields."""
+    sizes = {"seq_len": LENGTH, "eval_sequences": 16} | (train or {})
+    text = SimpleNamespace(
+        tokens={"validation": held_out}, corpus={"end_id": END}, vocab_size=VOCAB
+    )
+    config = RunConfig(data=data, train=TrainConfig(**sizes))
+    return Finished(decoder, config, text, at_once, **changes)
+
+
+def ask(decoder: Decoder, name: str, *args: Any, **changes: Any) -> dict[str, Any]:
+    """Return the answer of a model of text to one probe."""
+    answers = finished(decoder, *args, **changes).ask([name])
+    assert answers is not None
+    answer: dict[str, Any] = answers[name]
+    return answer

@@ -1,0 +1,92 @@
+"""Tests of addition, whose sums are read back from their tokens."""
+
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from rope_exp.rows import spell
+from rope_exp.sections import DataConfig
+from rope_exp.tasks.addition import FACTS, is_held_out, rows, write
+
+NUMBER = re.compile("0|[1-9][0-9]*")
+
+both_orders = pytest.mark.parametrize("order", ["plain", "reversed"])
+each_split = pytest.mark.parametrize("split", FACTS.splits)
+
+
+def sums(split: str, count: int, order: Any = "plain", seed: int = 0) -> list[tuple[str, str, str]]:
+    """Return the operands and the sum of each example, as numbers are usually written."""
+    found = []
+    step = 1 if order == "plain" else -1
+    for ids_S in rows(DataConfig(kind="addition", order=order), seed, split, range(count)).ids_NS:
+        for example in spell(ids_S, FACTS.tokens).strip("_").removesuffix(";").split(";"):
+            operands, total = example.split("=")
+            a, b = operands.split("+")
+            found.append((a[::step], b[::step], total[::step]))
+    return found
+
+
+@both_orders
+@each_split
+def test_sums_are_right(order: str, split: str) -> None:
+    for a, b, total in sums(split, 50, order):
+        assert int(a) + int(b) == int(total)
+        assert all(NUMBER.fullmatch(number) for number in (a, b, total))
+
+
+@given(st.integers(0, 10**10), st.integers(0, 10**10), st.sampled_from(["plain", "reversed"]))
+def test_a_sum_is_written_in_its_order(a: int, b: int, order: str) -> None:
+    example = write(a, b, order)
+    plain = f"{a}+{b}={a + b}"
+    if order == "reversed":
+        first, second, total = re.split("[+=]", plain)
+        plain = f"{first[::-1]}+{second[::-1]}={total[::-1]}"
+    assert example.question + example.answer == plain + ";"
+    assert example.span == max(len(str(a)), len(str(b)))
+
+
+def test_no_pair_is_trained_and_tested() -> None:
+    """Only pairs of one-digit numbers are shared, in either order and over two seeds."""
+    trained = {frozenset((a, b)) for a, b, _ in sums("train", 600)}
+    tested = {frozenset((a, b)) for a, b, _ in sums("test", 100)}
+    tested |= {frozenset((a, b)) for a, b, _ in sums("test", 100, seed=1)}
+
+    shared = trained & tested
+    assert shared
+    assert all(len(number) == 1 for pair in shared for number in pair)
+
+
+def test_a_hash_holds_out_an_eighth() -> None:
+    """The rule is symmetric, and holds out 1/8 of all pairs below 600 and of short ones."""
+    assert all(is_held_out(a, b) == is_held_out(b, a) for a in range(40) for b in range(40))
+    many = [is_held_out(a, b) for a in range(600) for b in range(a, 600)]
+    small = [is_held_out(a, b) for a in range(10) for b in range(10, 100)]
+    for each in (many, small):
+        assert stats.binomtest(sum(each), len(each), 1 / 8).pvalue > 1e-6
+
+
+@pytest.mark.parametrize(("split", "digits"), [("train", 6), ("test", 6), ("longer", 4)])
+def test_lengths_are_uniform_and_independent(split: str, digits: int) -> None:
+    pairs = Counter((len(a), len(b)) for a, b, _ in sums(split, 150))
+    least = 7 if split == "longer" else 1
+    assert min(pairs) == (least, least)
+    assert max(pairs) == (least + digits - 1, least + digits - 1)
+    assert len(pairs) == digits**2
+    assert stats.chisquare(list(pairs.values())).pvalue > 1e-6
+
+
+@each_split
+def test_numbers_are_uniform(split: str) -> None:
+    """The first digits of the longest numbers are uniform on 1 to 9, the last on 0 to 9."""
+    numbers = [number for a, b, _ in sums(split, 80) for number in (a, b)]
+    longest = [number for number in numbers if len(number) == max(map(len, numbers))]
+    first = Counter(number[0] for number in longest)
+    last = Counter(number[-1] for number in longest)
+    assert len(first) == 9 and len(last) == 10
+    assert stats.chisquare(list(first.values())).pvalue > 1e-6
+    assert stats.chisquare(list(last.values())).pvalue > 1e-6

@@ -1,0 +1,50 @@
+"""Tests of copying, whose strings and copies are read back from their tokens."""
+
+from collections import Counter
+
+import pytest
+from scipy import stats
+
+from rope_exp.rows import spell
+from rope_exp.sections import DataConfig
+from rope_exp.tasks.copy import FACTS, rows
+
+LENGTHS = {"train": (1, 32), "test": (1, 32), "longer": (33, 64)}
+each_split = pytest.mark.parametrize("split", FACTS.splits)
+
+
+def strings(split: str, count: int) -> list[str]:
+    found = []
+    for ids_S in rows(DataConfig(kind="copy"), 0, split, range(count)).ids_NS:
+        for example in spell(ids_S, FACTS.tokens).strip("_").removesuffix(";").split(";"):
+            string, copy = example.split("|")
+            assert string == copy
+            found.append(string)
+    return found
+
+
+@each_split
+def test_copies_are_right_and_lengths_uniform(split: str) -> None:
+    fewest, most = LENGTHS[split]
+    lengths = Counter(map(len, strings(split, 1000)))
+    assert set(lengths) == set(range(fewest, most + 1))
+    assert stats.chisquare(list(lengths.values())).pvalue > 1e-6
+
+
+@each_split
+def test_letters_are_uniform_and_independent(split: str) -> None:
+    """The pairs of neighbours that are counted do not overlap."""
+    pairs = Counter(
+        string[place : place + 2]
+        for string in strings(split, 200)
+        for place in range(0, len(string) - 1, 2)
+    )
+    assert len(pairs) == 16
+    assert stats.chisquare(list(pairs.values())).pvalue > 1e-6
+
+
+def test_long_strings_are_not_both_trained_and_tested() -> None:
+    """There are 4^16 = 4.3e9 strings of 16 letters, so none should occur twice."""
+    trained = {string for string in strings("train", 300) if len(string) > 15}
+    assert len(trained) > 500
+    assert trained.isdisjoint(strings("test", 300))

@@ -1,0 +1,251 @@
+"""Tests that every file of tasks/ keeps: rows, batches, hashes, facts and tokenizers."""
+
+import dataclasses
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rope_exp.batches import Batch
+from rope_exp.compose import run_config
+from rope_exp.config import RunConfig
+from rope_exp.decoder import Decoder
+from rope_exp.generated import Generated, open_data
+from rope_exp.identity import choices
+from rope_exp.rows import Rows, spell
+from rope_exp.sources import held_out_rows, training_batch
+from rope_exp.tasks.spikes import PADDING, QUERY_S
+from rope_exp.tokenizer import Tokenizer, load_tokenizer
+
+KINDS = choices("tasks")
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def config_of(kind: str, *overrides: str) -> RunConfig:
+    return run_config([f"data={kind}", "train.global_batch_size=4", *overrides])
+
+
+def data_of(config: RunConfig) -> Generated:
+    found = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
+    assert isinstance(found, Generated)
+    return found
+
+
+def batch_of(kind: str, step: int, *overrides: str) -> Batch:
+    config = config_of(kind, *overrides)
+    return training_batch(config, data_of(config), step)
+
+
+def assert_equal(one: Batch, other: Batch) -> None:
+    for left, right in zip(one, other, strict=True):
+        assert (left is None) == (right is None)
+        if left is not None:
+            np.testing.assert_array_equal(left, right)
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+@each_kind
+def test_a_row_is_a_pure_function_of_seed_split_and_number(kind: str) -> None:
+    """Neither earlier calls, nor the other rows of a call, nor their order matter."""
+    data = data_of(config_of(kind))
+    picked = [8, 2, 2, 5]
+    hashed = []
+    for split in data.facts.splits:
+        whole = data.rows(split, range(9), 3)
+        some = data.rows(split, np.array(picked), 3)
+        for name, value in vars(some).items():
+            if isinstance(value, np.ndarray):
+                np.testing.assert_array_equal(value, getattr(whole, name)[picked])
+        hashed += [whole.batch.hashed_BS, data.rows(split, range(9), 4).batch.hashed_BS]
+    together = np.concatenate(hashed)
+    assert len(np.unique(together, axis=0)) == len(together)
+    with pytest.raises(AssertionError, match="other"):
+        data.rows("other", [0])
+
+
+@each_kind
+def test_shapes_types_and_ids(kind: str) -> None:
+    """Facts hold for the shortest rows: the vocabulary, what is predicted, the first bin."""
+    config = config_of(kind)
+    facts = data_of(config).facts
+    assert len(set(facts.tokens)) == len(facts.tokens) == config.known_vocab_size
+    data = Generated(config.data, facts.least_seq_len)
+    for split in facts.splits:
+        rows = data.rows(split, range(9))
+        batch = rows.batch
+        assert batch.ids_BT.shape == (9, facts.least_seq_len)
+        assert batch.ids_BT.dtype == np.int64
+        assert batch.ids_BT.min() >= 0 and batch.ids_BT.max() < data.vocab_size
+        assert batch.target_BP.shape[1] == (facts.num_queries or facts.least_seq_len)
+        if isinstance(rows, Rows):
+            assert rows.mask_NT.any(axis=1).all()
+            np.testing.assert_array_equal(rows.span_NT > 0, rows.mask_NT)
+            assert 0 < facts.bins[0] <= rows.span_NT.max()
+    assert bool(facts.span) == (facts.num_outputs is None)
+
+
+GOLDEN_STARTS = {
+    "plain": "_______2+62610=62612;9+94718=94727;9611+957=1056",
+    "reversed": "_______2+01626=21626;9+81749=72749;1169+759=8650",
+    "copy": "____________________ccbdbbbacbbabbacdbccbdcdadcd",
+    "retrieval": "eypsneqeyyuroiexcuefjabxsfltlasbhnixxyptsmqafxya",
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN_STARTS)
+def test_the_rows_are_those_that_were_published(name: str) -> None:
+    """Golden values: with every numpy on every machine, or results could not be compared."""
+    words = ["addition", f"data.order={name}"] if name in ("plain", "reversed") else [name]
+    data = data_of(config_of(*words, *(["train.seq_len=512"] if name == "retrieval" else [])))
+    (ids_S,) = data.rows("train", [0], 3).ids_NS
+    assert spell(ids_S, data.tokens).startswith(GOLDEN_STARTS[name])
+
+
+# Examples of a text: one or several parts that are asked, then the answer with its end.
+EXAMPLES = {
+    "addition": re.compile(r"([0-9]+)\+([0-9]+)=([0-9]+;)"),
+    "copy": re.compile(r"([a-d]+)\|([a-d]+;)"),
+}
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_the_mask_covers_answers_and_their_ends(kind: str) -> None:
+    """The reference parses the text; a span is the length of the longest part that is asked."""
+    data = data_of(config_of(kind))
+    for split in data.facts.splits:
+        rows = data.rows(split, range(20))
+        for ids_S, answer_T, span_T in zip(rows.ids_NS, rows.answer_NT, rows.span_NT, strict=True):
+            expected = np.full(len(ids_S), -1)
+            spans = np.zeros(len(ids_S), dtype=np.int64)
+            examples = EXAMPLES[kind].finditer(spell(ids_S, data.tokens))
+            for number, match in enumerate(examples):
+                *asked, _ = match.groups()
+                answer = slice(*match.span(len(asked) + 1))
+                expected[answer] = number
+                spans[answer] = max(map(len, asked))
+            np.testing.assert_array_equal(answer_T, expected[1:])
+            np.testing.assert_array_equal(span_T, spans[1:])
+
+
+# -- batches ---------------------------------------------------------------------------------------
+
+
+@each_kind
+def test_a_batch_is_a_pure_function_of_seed_and_step(kind: str) -> None:
+    whole = batch_of(kind, 3)
+    assert_equal(batch_of(kind, 3), whole)
+    for other in (batch_of(kind, 2), batch_of(kind, 3, "seed=1")):
+        assert not np.array_equal(other.hashed_BS, whole.hashed_BS)
+    assert_equal(batch_of(kind, 3, "seed=1", "data.seed=0"), whole)
+
+
+def test_step_after_step_reads_row_after_row() -> None:
+    """Step s reads rows (s - 1) B to s B - 1 of the generator, so no row is repeated.
+
+    The target at a place of an answer is the token that is read at the next place.
+    """
+    rows = data_of(config_of("addition")).rows("train", range(12), 5)
+    batches = [batch_of("addition", step, "seed=5") for step in (1, 2, 3)]
+    ids_NT = np.concatenate([batch.ids_BT for batch in batches])
+    np.testing.assert_array_equal(ids_NT, rows.ids_NS[:, :-1])
+    target_NT = np.concatenate([batch.target_BP for batch in batches])
+    np.testing.assert_array_equal(target_NT, np.where(rows.mask_NT, rows.ids_NS[:, 1:], -1))
+    assert sum(batch.num_targets for batch in batches) == rows.mask_NT.sum()
+
+
+@each_kind
+def test_held_out_rows_are_those_of_every_run(kind: str) -> None:
+    """They do not depend on the seeds, and the first batch of training has none of them."""
+    config = config_of(kind, "train.eval_sequences=3")
+    held_out = held_out_rows(config, data_of(config))
+    other = config_of(kind, "train.eval_sequences=3", "seed=7", "data.seed=2")
+    assert_equal(held_out_rows(other, data_of(other)), held_out)
+    assert len(held_out.ids_BT) == 3
+
+    trained = batch_of(kind, 1, "seed=0")
+    assert not (trained.ids_BT[:, None] == held_out.ids_BT).all(axis=-1).any()
+
+
+def test_the_hash_covers_tokens_and_mask() -> None:
+    batch = batch_of("addition", 1)
+    ids_BS, mask_BT = np.split(batch.hashed_BS, [257], axis=1)
+    np.testing.assert_array_equal(ids_BS[:, :-1], batch.ids_BT)
+    np.testing.assert_array_equal(mask_BT, batch.target_BP >= 0)
+    np.testing.assert_array_equal(ids_BS[:, 1:][mask_BT == 1], batch.target_BP[mask_BT == 1])
+
+
+@pytest.mark.parametrize("period", [1e-4, 0.02])
+def test_spikes_stand_at_their_times(period: float) -> None:
+    """Positions are radians of the fastest pair, queries last, padding a document of its own."""
+    config = config_of("spikes", f"data.period={period}")
+    batch = training_batch(config, data_of(config), 1)
+    rows = data_of(config).rows("train", range(4))
+    assert batch.position_BT is not None
+    np.testing.assert_allclose(batch.position_BT * period / (2 * np.pi), rows.times_NT)
+    np.testing.assert_array_equal(batch.place_BP, [range(240, 256)] * 4)
+    np.testing.assert_array_equal(batch.document_BT, rows.ids_NT == PADDING)
+    np.testing.assert_array_equal(batch.target_BP, rows.latent_NQD)
+    assert batch.num_targets == 4 * 16
+    assert batch.hashed_BS.max() < 2**32
+    np.testing.assert_allclose(batch.hashed_BS[:, -16:] / 1e6, [QUERY_S] * 4, atol=1e-6)
+
+
+# -- hashes, configs and vocabularies --------------------------------------------------------------
+
+
+@each_kind
+def test_the_hash_is_of_what_rows_follow_from(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hash leaves out the seed and the length of rows, in which runs may differ."""
+    data = data_of(config_of(kind))
+    same = data_of(config_of(kind, "seed=9", "data.seed=4", "train.seq_len=320", "data.name=mine"))
+    before = data.data_sha256
+    assert same.data_sha256 == before
+    assert len({data_of(config_of(each)).data_sha256 for each in KINDS}) == len(KINDS)
+
+    facts = dataclasses.replace(data.facts, version=data.facts.version + 1)
+    monkeypatch.setattr(f"rope_exp.tasks.{kind}.FACTS", facts)
+    assert data.data_sha256 != before
+
+
+def test_another_order_has_another_hash() -> None:
+    hashes = {
+        data_of(config_of("addition", f"data.order={order}")).data_sha256
+        for order in ("plain", "reversed")
+    }
+    assert len(hashes) == 2
+
+
+@each_kind
+@pytest.mark.parametrize("model", ["nano", "10m"])
+def test_the_choice_of_data_is_enough(kind: str, model: str) -> None:
+    """The data set chooses its tokenizer, whatever the size prefers, and its objective.
+
+    The head has one row per token, or one per predicted number.
+    """
+    config = run_config([f"data={kind}", f"model={model}"])
+    facts = data_of(config).facts
+    assert (config.tokenizer.name, config.tokenizer.kind) == ("task", "task")
+    assert config.train.objective == facts.objective
+    assert config.causal == (facts.objective == "causal")
+    assert config.train.name == model
+    assert RunConfig.from_dict(config.to_dict()) == config
+    decoder = Decoder(config.architecture(len(facts.tokens)))
+    assert len(decoder.lm_head.weight) == (facts.num_outputs or len(facts.tokens))
+
+
+@each_kind
+def test_its_tokenizer_reads_and_writes_its_characters(kind: str, tmp_path: Any) -> None:
+    data = data_of(config_of(kind))
+    path = tmp_path / "tokenizer.json"
+    path.write_text(data.tokenizer_json)
+    tokenizer = load_tokenizer(path)
+    between = " " if max(map(len, data.tokens)) > 1 else ""
+    text = between.join(data.tokens)
+    assert tokenizer.encode(text).ids == list(range(data.vocab_size))
+    assert tokenizer.decode(list(range(data.vocab_size))) == text
+    assert tokenizer.get_vocab_size() == data.vocab_size
+    with pytest.raises(Exception, match="Missing"):
+        Tokenizer.from_str(data.tokenizer_json).encode("é")

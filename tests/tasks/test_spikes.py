@@ -1,0 +1,149 @@
+"""Tests of spikes: events follow the law of their latent, and decoders explain known shares."""
+
+import functools
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+
+from rope_exp.rows import Draws
+from rope_exp.sections import DataConfig
+from rope_exp.tasks.spikes import (
+    FREQUENCY_F,
+    NUM_UNITS,
+    PADDING,
+    QUERY,
+    QUERY_S,
+    VARIANCE_F,
+    SpikeRows,
+    draw_amplitudes,
+    latent,
+    rows,
+    units,
+)
+
+NUM_BINS = 16
+NUM_ROWS = {"train": 1000, "test": 300}
+
+Amplitudes = NDArray[np.float64]
+
+
+def rows_of(split: str, count: int, seq_len: int = 256) -> SpikeRows:
+    return rows(DataConfig(kind="spikes"), 0, split, range(count), seq_len)
+
+
+@functools.cache
+def many(split: str) -> SpikeRows:
+    return rows_of(split, NUM_ROWS[split])
+
+
+def amplitudes(split: str, count: int) -> Amplitudes:
+    """Return the amplitudes of the first rows, which are the first numbers that a row draws."""
+    return np.stack([draw_amplitudes(Draws(0, f"spikes {split}", n)) for n in range(count)])
+
+
+def curve(amplitude_2DF: Amplitudes, time_T: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return z_TD by a plain sum over components."""
+    value = 0.0
+    for number, frequency in enumerate(FREQUENCY_F):
+        angle_T = 2 * np.pi * frequency * time_T[:, None]
+        value += amplitude_2DF[0, :, number] * np.cos(angle_T)
+        value += amplitude_2DF[1, :, number] * np.sin(angle_T)
+    return np.asarray(value)
+
+
+def binned(split: str, num_bins: int = NUM_BINS) -> NDArray[np.float64]:
+    """Return count_NBU, how often each unit fired in each part of the second."""
+    found = many(split)
+    row, slot = np.nonzero(found.ids_NT < NUM_UNITS)
+    part = (found.times_NT[row, slot] * num_bins).astype(np.int64)
+    counts = np.zeros((NUM_ROWS[split], num_bins, NUM_UNITS))
+    np.add.at(counts, (row, part, found.ids_NT[row, slot]), 1)
+    return counts
+
+
+def explained(guess: NDArray[np.float64], truth: NDArray[np.float32]) -> float:
+    """Return R^2 over all queries and dimensions together."""
+    return float(1 - ((guess - truth) ** 2).sum() / ((truth - truth.mean(axis=0)) ** 2).sum())
+
+
+def test_a_row_is_events_padding_and_queries() -> None:
+    found = rows_of("test", 50)
+    assert found.ids_NT.shape == found.times_NT.shape == (50, 256)
+    assert found.latent_NQD.shape == (50, 16, 2)
+    assert (found.ids_NT.dtype, found.times_NT.dtype) == (np.int64, np.float64)
+    assert found.latent_NQD.dtype == np.float32
+
+    for ids_T, times_T in zip(found.ids_NT, found.times_NT, strict=True):
+        num_events = int((ids_T < 16).sum())
+        assert ids_T[:num_events].max() < 16 and ids_T.max() <= PADDING
+        assert (ids_T[num_events:240] == PADDING).all()
+        assert (ids_T[240:] == QUERY).all()
+
+        event_E = times_T[:num_events]
+        assert (np.diff(event_E) >= 0).all() and event_E[0] >= 0 and event_E[-1] < 1
+        assert (times_T[num_events:240] == 0).all()
+        np.testing.assert_array_equal(times_T[240:], np.arange(1, 32, 2) / 32)
+
+
+def test_a_row_keeps_the_first_events() -> None:
+    short = rows_of("train", 5, 46)
+    whole = rows_of("train", 5)
+    np.testing.assert_array_equal(short.ids_NT[:, :30], whole.ids_NT[:, :30])
+    np.testing.assert_array_equal(short.times_NT[:, :30], whole.times_NT[:, :30])
+    np.testing.assert_array_equal(short.latent_NQD, whole.latent_NQD)
+
+
+def test_the_latent_is_what_it_says() -> None:
+    """A plain sum gives its values at the queries; mean, variance and covariance fit the law."""
+    amplitude_N2DF = amplitudes("train", 2000)
+    latent_NQD = rows_of("train", 5).latent_NQD
+    for amplitude_2DF, latent_QD in zip(amplitude_N2DF[:5], latent_NQD, strict=True):
+        np.testing.assert_allclose(latent_QD, curve(amplitude_2DF, QUERY_S), atol=1e-6)
+
+    values = np.stack([latent(each, QUERY_S) for each in amplitude_N2DF])
+    assert VARIANCE_F.sum() == pytest.approx(1)
+    at_once = values[:, 5].ravel()
+    assert stats.kstest(at_once, stats.norm.cdf).pvalue > 1e-6
+    # Covariance between the dimensions, and between queries 2 and 9, which are 7/16 s apart.
+    expected = (VARIANCE_F * np.cos(2 * np.pi * FREQUENCY_F * 7 / 16)).sum()
+    assert np.mean(values[:, 5, 0] * values[:, 5, 1]) == pytest.approx(0, abs=0.1)
+    assert np.mean(values[:, 2] * values[:, 9]) == pytest.approx(expected, abs=0.1)
+
+
+def test_units_fire_at_their_rates() -> None:
+    """Each unit's counts in each sixteenth of the second match the integral of the model.
+
+    They are summed separately over the rows with high and with low expected counts, because a
+    rate that is right only on average would otherwise pass.
+    """
+    counts_NBU = binned("train")
+    time_T = (np.arange(16 * NUM_BINS) + 0.5) / (16 * NUM_BINS)
+    expected = []
+    for amplitude_2DF in amplitudes("train", len(counts_NBU)):
+        drive_TU = curve(amplitude_2DF, time_T) @ units().direction_UD.T * units().gain_U
+        rate_TU = units().peak_U / (1 + np.exp(-drive_TU))
+        expected.append(rate_TU.reshape(NUM_BINS, 16, -1).mean(axis=1) / NUM_BINS)
+    expected_NBU = np.stack(expected)
+
+    much_NBU = expected_NBU > np.median(expected_NBU, axis=0)
+    for chosen_NBU in (much_NBU, ~much_NBU):
+        count_BU = (counts_NBU * chosen_NBU).sum(axis=0)
+        mean_BU = (expected_NBU * chosen_NBU).sum(axis=0)
+        chi_square = ((count_BU - mean_BU) ** 2 / mean_BU).sum()
+        assert mean_BU.min() > 5
+        assert 1e-6 < stats.chi2.sf(chi_square, count_BU.size) < 1 - 1e-6
+
+
+def test_the_task_is_neither_trivial_nor_hopeless() -> None:
+    """Ridge regression on binned counts explains about 75 %; its strength is not critical."""
+    trained = many("train").latent_NQD.reshape(NUM_ROWS["train"], -1)
+    tested = many("test").latent_NQD.reshape(NUM_ROWS["test"], -1)
+    x = binned("train").reshape(len(trained), -1)
+    mean = x.mean(axis=0)
+
+    gram = (x - mean).T @ (x - mean) + 100 * np.eye(x.shape[1])
+    weight = np.linalg.solve(gram, (x - mean).T @ (trained - trained.mean(axis=0)))
+    guess = (binned("test").reshape(len(tested), -1) - mean) @ weight + trained.mean(axis=0)
+    assert 0.65 < explained(guess, tested) < 0.8

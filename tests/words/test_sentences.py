@@ -1,0 +1,213 @@
+"""Tests of the sentences about runs that no committed record shows."""
+
+from dataclasses import replace
+
+import pytest
+from support.records import diverged, ended_at, report_on, runs_of, unfinished
+from support.refused import refused
+
+from rope_exp.figures.curves import by_tokens
+from rope_exp.probes import drift, repeat
+from rope_exp.report import build, table_csv, table_md
+from rope_exp.runs import Run
+
+
+def seeds_of(*rows: str) -> list[Run]:
+    """Return the runs of rows of the campaign `english`, at three seeds."""
+    return runs_of("english", *rows, seeds=(0, 1, 2))
+
+
+def test_a_run_without_an_end_is_a_word_and_never_a_number() -> None:
+    """A row that lost all its runs has no loss, and one that lost a seed says so."""
+    reference = seeds_of("qk_rope")
+    vo, k, nope = (seeds_of(row) for row in ("vo_rope", "k_rope", "nope"))
+    lost = [*map(diverged, vo), *map(unfinished, k), *nope[:2], diverged(nope[2])]
+    report = build([*reference, *lost], ["pe"])
+
+    lines = table_csv(report).splitlines()
+    for label, word in (("vo_rope", "diverged"), ("k_rope", "unfinished")):
+        [cells] = [line.split(",") for line in lines if f",{label}," in line]
+        assert cells[3:11] == ["0", "", "", "", "", "", "", word]
+    text = table_md(report)
+    assert "| VO-RoPE | v o | 0 | diverged | — |" in text
+    assert "worse (1 diverged) |" in text
+    said = report.told("notes")
+    assert "VO-RoPE, seed 0: diverged after 250 of 500 steps (english/vo_rope-s0)." in said
+    assert "K-RoPE, seed 0: unfinished after 0 of 500 steps (english/k_rope-s0)." in said
+    assert "‡ NoPE: mean and Δ over seeds 0, 1." in said
+
+
+def test_interrupted_and_unequal_runs_are_noted() -> None:
+    """A device that differs only between blocks affects no difference within a seed."""
+    qk, vo, k = runs_of("english", "qk_rope", "vo_rope", "k_rope", seeds=(0,))[:3]
+    marks = {"device": "A100", "marks": ["went on with world_size 2 after 1"]}
+    git = {"commit": "0123456789abcdef", "dirty": True}
+    runs = [
+        replace(qk, env={**qk.env, **marks, "git": None}),
+        replace(vo, env={**vo.env, "device": "H200", "git": git}),
+        replace(k, env={**k.env, "device": "H200", "git": git}),
+    ]
+    report = build(runs, ["pe"], left_out={"g/scraps": "it holds no run <pe>/seed<k>"})
+    said = report.told("notes")
+    name = report.rows[qk.config.pe.label].name
+    assert f"{name}, seed 0: went on with world_size 2 after 1 ({qk.where})." in said
+    assert any(note.startswith("Runs of seed 0 differ in device: ") for note in said)
+    assert any(note.startswith("Runs of seed 0 differ in git: ") for note in said)
+    assert "g/scraps was left out: it holds no run <pe>/seed<k>." in said
+
+    blocks = [
+        replace(run, env={**run.env, "device": f"card {run.config.seed}"})
+        for run in runs_of("english", "qk_rope", "vo_rope", seeds=(0, 1))
+    ]
+    assert "Seeds differ in device: card 0, card 1." in build(blocks, ["pe"]).told("notes")
+
+
+def test_a_row_of_other_code_is_named() -> None:
+    codes = {"qk_rope": ("0", False), "nope": ("0", False), "vo_rope": ("1", True)}
+    runs = []
+    for run in runs_of("english", *codes, seeds=(0,)):
+        commit, dirty = codes[run.row]
+        runs.append(replace(run, env={**run.env, "git": {"commit": commit * 40, "dirty": dirty}}))
+    assert build(runs, ["pe"]).told("terminal")[-2:] == [
+        "VO-RoPE: trained at commit 1111111111+; most runs at 0000000000.",
+        "+: the code had uncommitted changes.",
+    ]
+
+
+def test_what_cannot_be_ordered_is_not() -> None:
+    """One seed tests nothing; rows without a common seed have no order."""
+    nine = report_on("english", seeds=(0,))
+    assert "".join(nine.told("summary")).startswith("One seed: no difference can be tested. Best: ")
+    claims = [line for line in table_md(nine).splitlines() if " > " in line]
+    assert claims == ['- Published order: QK ≈ QKVO > K ≈ VO > QKV > NoPE > Q/V/O (">" is better).']
+
+    apart = [*runs_of("english", "qk_rope", seeds=(0,)), *runs_of("english", "nope", seeds=(1,))]
+    assert "".join(build(apart, ["pe"]).told("summary")) == "Rows share too few seeds for an order."
+    begun = build([unfinished(run) for run in apart], ["pe"])
+    assert "".join(begun.told("summary")) == "Nothing to compare. Rows with a loss: none."
+
+
+@pytest.mark.parametrize(
+    ("others", "is_told"), [(("vo_rope",), False), (("vo_rope", "nope"), True)]
+)
+def test_tau_is_of_three_published_variants(others: tuple[str, ...], is_told: bool) -> None:
+    """With two variants, tau is only a sign."""
+    report = report_on("english", "qk_rope", *others, seeds=(0,))
+    assert ("tau" in "".join(report.told("summary"))) == is_told
+
+
+def test_a_verdict_that_hangs_on_pooling_is_marked() -> None:
+    """QK's losses are 0.05 apart, so QKVO's lead of 0.1 is open unless noise is pooled."""
+    levels = {
+        "qk_rope": (3.5, 1),
+        "qkvo_rope": (3.4, 0),
+        "vo_rope": (3.8, 0.5),
+        "k_rope": (3.9, -0.5),
+    }
+    runs = []
+    for run in seeds_of(*levels):
+        level, share = levels[run.row]
+        runs.append(ended_at(run, level + share * 0.05 * (run.config.seed - 1)))
+    report = build(runs, ["pe"])
+    text = table_md(report)
+    assert "| better † |" in text
+    [relation] = [line for line in text.splitlines() if line.startswith("| QK-RoPE ≈ QKVO-RoPE")]
+    assert relation.endswith("| contradicted † |")
+    said, mark = [note for note in report.told("notes") if "paired t test" in note]
+    assert mark == "†: open in the paired t test (Holm)."
+    assert "QKVO-RoPE ? QK-RoPE > VO-RoPE ? K-RoPE" in said
+    assert [note for note in report.alone.told("notes") if "†" in note] == []
+
+
+# -- the reference ---------------------------------------------------------------------------------
+
+
+def test_another_reference_is_named_by_label_or_name() -> None:
+    """Both differences, ours and the published one, move to it."""
+    runs = runs_of("english", "qk_rope", "vo_rope", "nope", seeds=(0,))
+    losses = {run.row: run.loss for run in runs}
+    for reference in ("nope", "NoPE"):
+        row = build(runs, ["pe"], reference).lines["vo_rope"]
+        assert row["delta"] == pytest.approx(losses["vo_rope"] - losses["nope"])  # type: ignore[operator]
+        assert row["published_delta"] == pytest.approx(2.770 - 2.795)
+
+
+def test_a_reference_that_the_group_lacks_is_refused() -> None:
+    """A note says that the default reference is missing; an explicit one is refused."""
+    runs = runs_of("english", "nope", seeds=(0,))
+    with refused("--reference qk_rope matches no rows. Available: nope or NoPE"):
+        build(runs, ["pe"], "qk_rope")
+    report = build(runs, ["pe"])
+    assert report.lines["nope"]["delta"] is None
+    [said] = [note for note in report.told("notes") if "so there is no Δ" in note]
+    assert said.startswith("qk_rope has no finished run here")
+
+
+# -- what runs were like ---------------------------------------------------------------------------
+
+
+def test_nothing_published_stands_beside_hidden_tokens() -> None:
+    runs = [run for run in runs_of("mlm", "qk_rope", "vo_rope") if [*run.factors] == ["seed"]]
+    report = build(runs, ["pe"])
+    assert report.published is None
+    said = (
+        "".join(report.told("caption"))
+        + "".join(report.told("summary"))
+        + "\n".join(report.told("notes"))
+    )
+    assert "published" not in said
+    assert any(
+        line.startswith("Objective mlm: attention is bi") for line in report.told("assumptions")
+    )
+
+
+def test_stages_are_said_and_drawn_at_their_tokens() -> None:
+    """Steps have 4,096 tokens in the first stage and 8,192 in the second."""
+    [run] = runs_of("english", "qk_rope", seeds=(0,))
+    stages = [[256, 400], [512, 100, 16]]
+    staged = replace(run, config=run.config.replace("train", stages=stages))
+    report = build([staged], ["pe"])
+    assert f"stages {stages}" in "\n".join(report.told("assumptions"))
+    assert f"{400 * 4096 + 100 * 512 * 16:,} tokens per run" in "".join(report.told("caption"))
+
+    curve = by_tokens([staged], "val/loss")[0]
+    steps = [row["step"] for row in run.metrics if "val/loss" in row]
+    assert curve.index.tolist() == [
+        4096 * min(step, 400) + 8192 * max(step - 400, 0) for step in steps
+    ]
+
+
+def test_runs_that_copy_are_counted_with_their_losses() -> None:
+    """The second reading gains 0.4, 0.2 and 2 nats, so two of the three runs copy."""
+    readings = {0: [4.0, 3.6], 1: [4.0, 3.8], 2: [4.0, 2.0]}
+    probed = [
+        replace(run, probes={"repeat": {"reading": [1, 2], "loss": readings[run.config.seed]}})
+        for run in seeds_of("qk_rope")
+    ]
+    losses = {run.config.seed: run.loss or 0.0 for run in probed}
+    line = repeat.tables(build(probed, ["pe"]))[1].splitlines()[-1]
+    copying = (losses[0] + losses[2]) / 2
+    assert line == f"| QK-RoPE | 2 of 3 | 0.8667 | {copying:.4f} | {losses[1]:.4f} |"
+
+
+@pytest.mark.parametrize(
+    ("medians", "said"),
+    [
+        ([0.05], "0.05 for q and k (one seed, below 0.1)."),
+        ([0.05, 0.1, 0.2], "0.117 for q and k (0.05 to 0.2 over 3 seeds, below 0.1 in 1 of them)."),
+    ],
+)
+def test_drift_is_judged_seed_by_seed(medians: list[float], said: str) -> None:
+    runs = [
+        replace(run, probes={"drift": {"sites": {"qk": {"median": median}}}})
+        for run, median in zip(seeds_of("qk_rope"), medians, strict=False)
+    ]
+    [sentence] = drift.notes(build(runs, ["pe"]))
+    assert sentence.endswith(said)
+
+
+def test_plain_columns_are_aligned() -> None:
+    table, *_ = report_on("english").told("terminal")
+    lines = table.splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert set(lines[1]) == {"-", " "}

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rope_exp.config import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_keys
+from rope_exp.config import DEFAULT_OUTPUT, FACTORS, RunConfig, TrainConfig, differing_keys
 from rope_exp.errors import EXIT_CODES, ConfigError, log
 from rope_exp.files import is_full, make_folders, try_lock
 from rope_exp.folder import (
@@ -28,7 +28,6 @@ from rope_exp.generated import open_data
 from rope_exp.jobs import Job
 from rope_exp.prepare import pin_revision
 from rope_exp.ranks import POLL_SECONDS
-from rope_exp.sections import TrainConfig
 from rope_exp.settle import resolve
 from rope_exp.tokenizer import pin_tokenizer
 from rope_exp.tracker import check_trackers

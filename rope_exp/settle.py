@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from rope_exp.config import RunConfig
+from rope_exp.config import LaunchConfig, RunConfig
 from rope_exp.identity import Rule, refuse
 from rope_exp.machine import cpu_has_bf16, gpus, gpus_have_bf16, has_compiler
-from rope_exp.sections import MIN_VOCAB_SIZE, LaunchConfig
+from rope_exp.sections import MIN_VOCAB_SIZE
 
 # Floating-point operations of a run from which compiling pays back on a CPU, as measured
 # (docs/performance.md) in a sweep, whose later runs reuse the first one's compiled code.

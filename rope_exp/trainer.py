@@ -14,7 +14,7 @@ from torch import nn
 from typing_extensions import TypedDict
 
 from rope_exp import checkpoint
-from rope_exp.config import RunConfig, differing_keys
+from rope_exp.config import RunConfig, TrainConfig, differing_keys
 from rope_exp.costs import flops_per_token
 from rope_exp.costs import peak_flops_per_s as listed_peak_flops_per_s
 from rope_exp.decoder import Decoder, weights
@@ -27,7 +27,6 @@ from rope_exp.identity import Natural, NonNegative, OrderSha256, Sha256
 from rope_exp.kernels import ChosenBackends
 from rope_exp.parallel import Parallel
 from rope_exp.provenance import MARKED, machine_facts, spelled
-from rope_exp.sections import TrainConfig
 from rope_exp.signals import StopSignal
 from rope_exp.sources import held_out_rows
 from rope_exp.step import (

@@ -10,7 +10,7 @@ from rope_exp.attn.decay import Config as DecayConfig
 from rope_exp.attn.linear import Config as LinearConfig
 from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.compose import run_config
-from rope_exp.config import RunConfig
+from rope_exp.config import RunConfig, TrainConfig
 from rope_exp.costs import (
     attention_flops_per_token,
     flops_per_token,
@@ -18,7 +18,7 @@ from rope_exp.costs import (
     peak_flops_per_s,
 )
 from rope_exp.decoder import Decoder
-from rope_exp.sections import Architecture, Kind, SoftmaxConfig, TrainConfig
+from rope_exp.sections import Architecture, Kind, SoftmaxConfig
 
 
 @pytest.mark.parametrize("size", ["nano", "10m", "30m", "60m", "125m", "350m", "1b", "sequel"])

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from support.refused import refused
 
 from rope_exp.compose import run_config
-from rope_exp.config import RunConfig
+from rope_exp.config import RunConfig, TrainConfig
 from rope_exp.costs import flops_per_token, run_flops
 from rope_exp.plan import tables as plan
-from rope_exp.sections import TrainConfig
 from rope_exp.settle import operations, resolve
 
 # 6,144 tokens a step.

@@ -7,11 +7,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from rope_exp.compose import run_config
-from rope_exp.config import RunConfig
+from rope_exp.config import RunConfig, TrainConfig
 from rope_exp.costs import checkpoint_bytes, flops_per_token, num_parameters
 from rope_exp.decoder import Decoder
 from rope_exp.plan import tables as plan
-from rope_exp.sections import TrainConfig
 from rope_exp.settle import resolve
 
 MLM = "train.objective=mlm"

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from rope_exp.config import RunConfig
+from rope_exp.config import RunConfig, TrainConfig
 from rope_exp.decoder import Decoder
 from rope_exp.evaluate import Finished
-from rope_exp.sections import DataConfig, TrainConfig
+from rope_exp.sections import DataConfig
 from support.models import VOCAB
 
 LENGTH = 16

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rope_exp import step as scheduling
-from rope_exp.config import RunConfig
+from rope_exp.config import RunConfig, TrainConfig
 from rope_exp.schedule.wsd import Config as WsdConfig
-from rope_exp.sections import AdamWConfig, CosineConfig, ScheduleConfig, TrainConfig
+from rope_exp.sections import AdamWConfig, CosineConfig, ScheduleConfig
 
 PEAK = 1e-3
 COSINE = CosineConfig(warmup_fraction=0.1, final_fraction=0.1)

@@ -79,7 +79,6 @@ def write_record(
     Args:
         path: <records>/<campaign>/<cell>.json.
         row, factors, test: see `Run`.
-
     Raises:
         ReportError: the folder is no complete record of one run, the run is not done, or its code
             was changed since its commit. An installed package has no commit, and is accepted.
@@ -105,7 +104,7 @@ def write_record(
         "config": {key: config[key] for key in config if key not in _NOT_OF_CONFIG},
         "env": {key: run.env[key] for key in run.env if key not in _NOT_OF_ENV},
         "result": run.result,
-        "curve": {key: [row.get(key) for row in run.metrics] for key in _Curve.__annotations__},
+        "curve": {key: [line.get(key) for line in run.metrics] for key in _Curve.__annotations__},
         "probes": read_json(folder / PROBES) if (folder / PROBES).exists() else {},
     }
     if test is not None:
@@ -122,7 +121,7 @@ def _check_commit(run: Run) -> None:
     git = run.env.get("git") or {}
     states = [git, *run.env.get("earlier_git", ())]
     # Version 0.2.0 recorded the code of earlier starts only in the words of its marks.
-    marks = [mark for mark in run.env["marks"] if mark.startswith("went on with git ")]
+    marks = [mark for mark in run.env.get("marks", ()) if mark.startswith("went on with git ")]
     if any(state and state["dirty"] for state in states) or any("+" in mark for mark in marks):
         raise ReportError(
             f"{run.folder} was trained with code that was changed since {git.get('commit')!s:.10}: "

@@ -55,9 +55,6 @@ _OF_PAIRS = ("a", "sign", "b", "num_seeds", "delta", *_INTERVALS, *_P_VALUES, *_
 _OF_PAIRS_ALONE = ("sign", "delta_ci_low", "delta_ci_high", "p_adjusted")
 
 
-# -- spelling --------------------------------------------------------------------------------------
-
-
 def number(value: Any, form: str = "") -> str:
     """Return a value as text: empty if it is missing, and 0 without a sign."""
     if pd.isna(value):
@@ -82,11 +79,9 @@ def seeds(counts: Iterable[int]) -> str:
     return "one seed" if spelled == "1" else f"{spelled} seeds"
 
 
-def spell_p(p: float, *, sign: bool = False) -> str:
-    """Return a p-value as text; with `sign`, in the form that follows the letter p."""
-    if p < 0.0001:
-        return "< 0.0001"
-    return f"= {p:.4f}" if sign else f"{p:.4f}"
+def spell_p(p: float, equals: str = "") -> str:
+    """Return a p-value as text; `equals` comes before a number, where the letter p is."""
+    return "< 0.0001" if p < 0.0001 else f"{equals}{p:.4f}"
 
 
 def millions(count: float) -> str:
@@ -108,19 +103,12 @@ def setting_name(config: RunConfig) -> str:
 
 
 class Column(NamedTuple):
-    """A column of a frame, for readers.
-
-    Attributes:
-        heading: above it.
-        key: the column of the frame that it shows.
-        form: the format of its numbers; empty: text, which is aligned left.
-        text: returns a cell's text from its line of the frame, instead of `form`.
-    """
+    """A column of a frame, for readers."""
 
     heading: str
     key: str
-    form: str = ""
-    text: Callable[[Mapping[Any, Any]], str] | None = None
+    form: str = ""  # of its numbers; empty: text, which is aligned left
+    text: Callable[[Mapping[Any, Any]], str] | None = None  # of a line, instead of `form`
 
     def spell(self, line: Mapping[Any, Any]) -> str:
         """Return a cell's text; a dash for a missing value."""
@@ -168,12 +156,8 @@ class Table:
 
 def markdown_table(frame: pd.DataFrame, form: str = "") -> str:
     """Return a whole frame as a Markdown table of text: floats by `form`."""
-
-    def spell(key: str) -> Callable[[Mapping[Any, Any]], str]:
-        return lambda line: number(line[key], form if isinstance(line[key], float) else "")
-
-    columns = [Column(key, key, "", spell(key)) for key in map(str, frame)]
-    return Table(columns, frame).markdown()
+    told = frame.map(lambda value: number(value, form if isinstance(value, float) else ""))
+    return Table([Column(key, key) for key in map(str, told)], told).markdown()
 
 
 def csv_of(frame: pd.DataFrame, *, signed: bool = False) -> str:
@@ -190,9 +174,6 @@ def csv_of(frame: pd.DataFrame, *, signed: bool = False) -> str:
         is_p = name == "p" or name.startswith("p_")
         told[name] = [f"{x:.2e}" if is_p and 0 < x < 5e-7 else number(x, form) for x in told[name]]
     return told.to_csv(index=False)
-
-
-# -- a report --------------------------------------------------------------------------------------
 
 
 # Compared by identity, as it has a frame and charts of its own.
@@ -273,8 +254,6 @@ class Report:
         """
         return replace(self, noise=self.noise and replace(self.noise, is_paired=True))
 
-    # -- what the rows are --
-
     @property
     def of_variants(self) -> bool:
         """True if rows differ only in their variant."""
@@ -314,8 +293,6 @@ class Report:
         }
         return {label: answers for label, answers in found.items() if answers}
 
-    # -- what leaves tell --
-
     def told(self, part: str) -> list[str]:
         """Return the paragraphs, or the sentences, that words/ and probes/ tell.
 
@@ -335,8 +312,6 @@ class Report:
         functions = parts("figure", "figures", "probes")
         drawn = {name: draw(figure, self) for name, figure in functions.items()}
         return {name: svg for name, svg in drawn.items() if svg is not None}
-
-    # -- the frame --
 
     @cached_property
     def lines(self) -> dict[str, dict[str, Any]]:
@@ -419,16 +394,14 @@ def is_always_paired(runs: Sequence[Run]) -> bool:
 
 def _label(reference: str, rows: Mapping[str, Row]) -> str:
     """Return the label of the row with this label or displayed name."""
-    if reference in rows:
-        return reference
-    named = [label for label, row in rows.items() if reference == row.name]
-    if len(named) != 1:
-        either = (dict.fromkeys([label, row.name]) for label, row in rows.items())
-        there = ", ".join(" or ".join(names) for names in either)
-        raise ReportError(
-            f"--reference {reference} matches {len(named) or 'no'} rows. Available: {there}"
-        )
-    return named[0]
+    named = [label for label, row in rows.items() if reference in (label, row.name)]
+    if len(named) == 1 or reference in rows:
+        return reference if reference in rows else named[0]
+    either = (dict.fromkeys([label, row.name]) for label, row in rows.items())
+    there = ", ".join(" or ".join(names) for names in either)
+    raise ReportError(
+        f"--reference {reference} matches {len(named) or 'no'} rows. Available: {there}"
+    )
 
 
 def standard(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
@@ -441,14 +414,12 @@ def standard(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
         alike = [label for label, config in configs.items() if config.pe.rotate == ("q", "k")]
         return alike[0] if alike and REFERENCE not in rows else REFERENCE
 
-    plain = []
-    for label, config in configs.items():
-        model = config.model
-        is_grouped = model.num_key_value_heads != model.num_attention_heads
+    for label, config in configs.items() if ROW in keys else ():
+        heads, kv_heads = config.model.num_attention_heads, config.model.num_key_value_heads
         is_softmax = isinstance(config.attn, SoftmaxConfig)
-        if is_softmax and config.pe.label == REFERENCE and not is_grouped:
-            plain.append(label)
-    return [*(plain if ROW in keys else []), *rows][0]
+        if is_softmax and heads == kv_heads and config.pe.label == REFERENCE:
+            return label
+    return next(iter(rows))
 
 
 def is_too_easy(runs: Iterable[Run]) -> bool:
@@ -548,46 +519,37 @@ def p_of(judged: Pair) -> str:
 def main_table(report: Report) -> Table:
     """Return the table of rows; published columns only if there is a published table."""
     delta = f"Δ to {report.reference.name}"
-    lines = report.lines.values()
-    found = [
-        Column("variant" if report.of_variants else ", ".join(report.keys), "name"),
-        Column("rotates", "rotates"),
-    ]
-    if ROW in report.keys:
-        found += [
-            Column("kind", "attention"),
-            Column("parameters", "params", ",d"),
-            Column("cached per token and layer", "cached", text=_cached),
-        ]
-    if has_own_rates(report.rows, report.keys):
-        found.append(Column("learning rate", "learning_rate"))
-    found += [Column("seeds", "num_seeds", "d"), Column("loss (mean)", "loss_mean", ".4f", _loss)]
-    if any(line[LAST_OF_CSV] for line in lines):
-        found.append(Column("perplexity", "perplexity", ".2f"))
-        found.append(Column("bits per byte", LAST_OF_CSV, ".4f"))
-    found += [Column("sd over seeds", "loss_sd", ".4f"), Column(delta, "delta", "+.4f")]
-    if report.noise:
-        found.append(Column("95 % interval", "delta_ci_low", text=_interval))
-        if report.is_pooled:
-            found.append(Column(OWN, "delta_ci_low_alone", text=_interval_alone))
-        found.append(Column("p (Holm)", "p"))
-        found.append(Column("verdict", "verdict", text=_marked))
-    if report.published:
-        found.append(Column("published loss", "published_loss", ".3f"))
-        found.append(Column(f"published {delta}", "published_delta", "+.3f"))
-    found.append(Column("rank", "rank", "d"))
-    if report.published:
-        found.append(Column("published rank", "published_rank", "d"))
-    return Table(found, report.frame)
+    has_text = any(line[LAST_OF_CSV] for line in report.lines.values())
+    columns = {
+        Column("variant" if report.of_variants else ", ".join(report.keys), "name"): True,
+        Column("rotates", "rotates"): True,
+        Column("kind", "attention"): ROW in report.keys,
+        Column("parameters", "params", ",d"): ROW in report.keys,
+        Column("cached per token and layer", "cached", text=_cached): ROW in report.keys,
+        Column("learning rate", "learning_rate"): has_own_rates(report.rows, report.keys),
+        Column("seeds", "num_seeds", "d"): True,
+        Column("loss (mean)", "loss_mean", ".4f", _loss): True,
+        Column("perplexity", "perplexity", ".2f"): has_text,
+        Column("bits per byte", LAST_OF_CSV, ".4f"): has_text,
+        Column("sd over seeds", "loss_sd", ".4f"): True,
+        Column(delta, "delta", "+.4f"): True,
+        Column("95 % interval", "delta_ci_low", text=_interval): report.noise,
+        Column(OWN, "delta_ci_low_alone", text=_interval_alone): report.is_pooled,
+        Column("p (Holm)", "p"): report.noise,
+        Column("verdict", "verdict", text=_marked): report.noise,
+        Column("published loss", "published_loss", ".3f"): report.published,
+        Column(f"published {delta}", "published_delta", "+.3f"): report.published,
+        Column("rank", "rank", "d"): True,
+        Column("published rank", "published_rank", "d"): report.published,
+    }
+    return Table([column for column, is_shown in columns.items() if is_shown], report.frame)
 
 
 def _cached(line: Mapping[str, Any]) -> str:
-    cached, state = line["cached"], line["state"]
-    if pd.isna(cached):
+    if pd.isna(line["cached"]):
         return ""
-    if not state:
-        return f"{cached:,}"
-    return f"{cached:,}, plus {state:,} fixed" if cached else f"{state:,} fixed"
+    numbers = {"{:,}": line["cached"], "{:,} fixed": line["state"]}
+    return ", plus ".join(form.format(count) for form, count in numbers.items() if count) or "0"
 
 
 def _loss(line: Mapping[str, Any]) -> str:
@@ -661,17 +623,11 @@ def _settling(pair: Pair) -> str:
     """Say how an open published relation could be settled."""
     if pair["verdict"] != "open":
         return "a difference is shown, but not whether it exceeds the margin"
-    low, high, num_seeds = (
-        pair[key] for key in ("seeds_needed_low", "seeds_needed_high", "num_seeds")
-    )
+    low, high = (pair[key] and pair[key] - pair["num_seeds"] for key in _SEEDS_NEEDED)
     if low is None:
         return f"settling it needs more than {MOST_SEEDS} seeds"
-    if high is None:
-        count = f"{low - num_seeds} to more than {MOST_SEEDS - num_seeds}"
-    else:
-        count = span((low - num_seeds, high - num_seeds))
-    more = "seed" if count == "1" else "seeds"
-    told = f"{count} more {more} would settle it in 4 of 5 cases"
+    count = span((low, high)) if high else f"{low} to more than {MOST_SEEDS - pair['num_seeds']}"
+    told = f"{count} more {'seed' if count == '1' else 'seeds'} would settle it in 4 of 5 cases"
     if pair["published"] == SIGNS["equivalent"]:
         return f"{told}; a difference may then still be below the margin"
     return told
@@ -689,9 +645,6 @@ def pairs_csv(report: Report) -> str:
     return csv_of(table[columns].astype(dict.fromkeys(_SEEDS_NEEDED, "Int64")))
 
 
-# -- formats ---------------------------------------------------------------------------------------
-
-
 def table_csv(report: Report) -> str:
     """Return table.csv, with six decimals and empty cells for missing numbers."""
     return csv_of(report.frame.loc[:, :LAST_OF_CSV], signed=True)
@@ -699,25 +652,20 @@ def table_csv(report: Report) -> str:
 
 def table_md(report: Report, pictures: Iterable[str] = ()) -> str:
     """Return table.md: the table, the summary, notes, every assumption, and pictures by path."""
-    relations = []
-    if report.relations:
-        relations = [
-            "Published relations (Δ: the second variant's loss minus the first's):",
-            relations_table(report).markdown(),
-        ]
+    relations = [
+        "Published relations (Δ: the second variant's loss minus the first's):",
+        relations_table(report).markdown(),
+    ]
+    title = "Assumptions that the source leaves open (docs/comparing.md lists those without a key):"
     return paragraphs(
         *(f"**{caption}**" for caption in report.told("caption")),
         main_table(report).markdown(),
         *report.told("summary"),
-        *relations,
+        *(relations if report.relations else []),
         *report.told("tables"),
         *(f"![{PurePosixPath(picture).stem}]({picture})" for picture in pictures),
         *bullets("Notes:", report.told("notes")),
-        *bullets(
-            "Assumptions that the source leaves open (docs/comparing.md lists those without a "
-            "key):",
-            report.told("assumptions"),
-        ),
+        *bullets(title, report.told("assumptions")),
     )
 
 

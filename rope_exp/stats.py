@@ -30,16 +30,12 @@ MARGIN = 0.01
 POWER = 0.8
 # Larger numbers of seeds are not reported.
 MOST_SEEDS = 200
-# By the verdict on a pair (a, b): a is better than b, worse, equal within the margin, or none is
-# shown yet.
+# By the verdict on a pair (a, b): a is better, worse, equal within the margin, or nothing is shown.
 SIGNS = {"better": ">", "worse": "<", "equivalent": "≈", "open": "?"}
 
 
 def table_of(losses: Mapping[str, Mapping[int, float]]) -> pd.DataFrame:
-    """Return the table of the rows' losses by seed.
-
-    Seeds ascend, so that sums do not depend on the order of reading.
-    """
+    """Return the losses by seed and row; seeds ascend, so sums do not depend on reading order."""
     return pd.DataFrame(losses, dtype=float).sort_index()
 
 
@@ -75,10 +71,9 @@ def contrasts(table: pd.DataFrame, reference: str) -> pd.DataFrame:
     """Compare every row with the reference, which may be missing.
 
     Returns:
-        A line for each row, best first: num_seeds, loss_mean, loss_sd (of a sample), delta and
-        rank, with None for missing numbers. Rows without a number come last, and equal rows in the
-        order given. Equal rows share the better rank, and the next rank is left out. If shared
-        seeds do not connect all rows, none has a rank.
+        num_seeds, loss_mean, loss_sd (of a sample), delta and rank of each row, with None for
+        missing numbers; best first, rows without a number last. Equal rows share the better rank,
+        and the next rank is left out. If shared seeds do not connect all rows, none has a rank.
     """
     lines = pd.DataFrame(
         {
@@ -110,8 +105,7 @@ def noise_of(table: pd.DataFrame, *, paired: bool = False) -> Noise | None:
 
     With equal noise, the standard deviation of each pair's differences is sqrt(2) times the
     residual's. An F test checks this for each pair; `p_equal` is the smallest p-value after Holm.
-    Residuals by row would say less: a noisy row affects the mean of its seed, and so the residuals
-    of all rows.
+    Residuals by row would say less, as a noisy row affects those of all rows by its seed's mean.
 
     Args:
         paired: never pool; otherwise noise is pooled unless `p_equal` rejects equal noise.
@@ -121,7 +115,6 @@ def noise_of(table: pd.DataFrame, *, paired: bool = False) -> Noise | None:
     df = int(np.sum(~np.isnan(table_SV))) - rank
     if df < 1:
         return None
-
     variance = float(np.nansum((table_SV - fitted_SV) ** 2)) / df
     p = []
     for a, b in itertools.combinations(table_SV.T, 2) if variance else ():
@@ -139,22 +132,19 @@ def deviating(own: float, own_df: int, variance: float, df: int) -> float:
     """Return the two-sided p-value that a pair's variance is twice the layout's, by F.
 
     A pair's differences use `own_df` of the layout's degrees, and own_df * own / 2 of its sum of
-    squares. The rest is independent of them, so own/2 over the rest's variance follows
-    F(own_df, df - own_df).
+    squares; the rest is independent of them.
     """
-    rest = max(df * variance - own_df * own / 2, np.finfo(float).tiny)
-    f = stats.f(own_df, df - own_df)
-    ratio = own / 2 / (rest / (df - own_df))
-    return 2 * float(min(f.cdf(ratio), f.sf(ratio)))
+    rest_df = df - own_df
+    rest = max(df * variance - own_df * own / 2, np.finfo(float).tiny) / rest_df
+    f = stats.f(own_df, rest_df)
+    return 2 * float(min(f.cdf(own / 2 / rest), f.sf(own / 2 / rest)))
 
 
 def holm(p: Array) -> Array:
     """Return p-values adjusted by Holm's step-down rule."""
     order = np.argsort(p)
     stepped = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
-    adjusted = np.empty_like(p)
-    adjusted[order] = np.minimum(stepped, 1.0)
-    return adjusted
+    return np.asarray(np.minimum(stepped, 1.0)[np.argsort(order)])
 
 
 def judge(
@@ -180,11 +170,10 @@ def judge(
             continue
         # Two rows that share two seeds have a residual.
         assert noise is not None
-        error, df = noise.deviation * math.sqrt(2 / count), noise.df
-        if noise.is_paired:
-            error, df = float(differences.std(ddof=1)) / math.sqrt(count), count - 1
         line = {"a": a, "b": b, "num_seeds": count, "delta": float(differences.mean())}
-        lines.append({**line, "error": error, "df": df})
+        own = {"error": differences.std(ddof=1) / math.sqrt(count), "df": count - 1}
+        pooled = {"error": noise.deviation * math.sqrt(2 / count), "df": noise.df}
+        lines.append(line | (own if noise.is_paired else pooled))
     if not lines:
         return {}
 
@@ -199,8 +188,8 @@ def judge(
     frame["p"] = 2 * stats.t.sf(np.abs(delta) / tiny, df_P)
     adjusted = frame["p_adjusted"] = holm(frame["p"].to_numpy())
     # Of a difference of at least the margin: the larger of both one-sided p-values.
-    equivalent = holm(np.asarray(stats.t.sf((MARGIN - np.abs(delta)) / tiny, df_P)))
-    frame["p_equivalent"] = equivalent
+    past_margin = np.asarray(stats.t.sf((MARGIN - np.abs(delta)) / tiny, df_P))
+    equivalent = frame["p_equivalent"] = holm(past_margin)
     # A real difference below the margin does not matter.
     cases = [equivalent < ALPHA, ~(adjusted < ALPHA), delta > 0]
     frame["verdict"] = np.select(cases, ["equivalent", "open", "better"], "worse")
@@ -230,10 +219,9 @@ def outcome(pair: Pair, published: str) -> str:
 def _seeds_needed(pair: Pair) -> dict[str, int | None]:
     """Return the fewest and the most seeds that would settle an open pair with the power `POWER`.
 
-    The true difference may lie anywhere in the 95 % interval: a large difference and none at all
-    need the fewest seeds, and half the margin about the most. The level is that of the first step
-    of Holm's rule, so the numbers err on the high side. None: the pair is settled, or needs more
-    than `MOST_SEEDS`.
+    The true difference may lie anywhere in the 95 % interval: a large one and none at all need the
+    fewest seeds, half the margin about the most. The level is that of Holm's first step, so the
+    numbers err on the high side. None: the pair is settled, or needs more than `MOST_SEEDS`.
     """
     if pair["verdict"] != "open":
         return dict.fromkeys(("seeds_needed_low", "seeds_needed_high"))
@@ -262,7 +250,6 @@ def _seeds_needed(pair: Pair) -> dict[str, int | None]:
     open_DN = np.maximum(inside_DN, 0).sum(axis=0)
 
     settled_DN = np.hstack([detected_DN, 1 - open_DN[:, num_early:]]) >= POWER
-    needed = [int(counts[row.argmax()]) if row.any() else None for row in settled_DN]
-    known = [count for count in needed if count is not None]
-    most = None if None in needed else max(known)
-    return {"seeds_needed_low": min(known, default=None), "seeds_needed_high": most}
+    needed = [counts[row.argmax()] if row.any() else math.inf for row in settled_DN]
+    ends = {"seeds_needed_low": min(needed), "seeds_needed_high": max(needed)}
+    return {key: int(count) if count < math.inf else None for key, count in ends.items()}

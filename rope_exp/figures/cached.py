@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -24,8 +23,6 @@ ORDER = 6
 _PANEL = {"width": 245, "height": 260}
 # Bytes of a bf16 number, as the axis label says.
 _BYTES = 2
-# Of a point: less is better for both numbers. The last two are its interval, if it has one.
-_COLUMNS = ["label", "num_bytes", "delta", "low", "high"]
 
 
 def figure(report: Report) -> alt.HConcatChart | None:
@@ -35,20 +32,20 @@ def figure(report: Report) -> alt.HConcatChart | None:
     """
     if ROW not in report.keys:
         return None
-    drawn = [
-        report.rows[label]
-        for label, line in report.lines.items()
-        if line["cached"] and line["delta"] is not None
-    ]
-    ours = pd.DataFrame(_ours(report, drawn), columns=_COLUMNS)
+    lines = report.frame.set_index(pd.Index(report.rows, name="label")).dropna(subset="delta")
+    lines = lines[lines["cached"].fillna(0) > 0]
+    ours = _points(lines["cached"], lines.filter(["delta", "delta_ci_low", "delta_ci_high"]))
     if ours["num_bytes"].nunique() < 2:
         return None
 
     y_title = f"loss minus {report.reference.name}'s ({report.unit})"
     panels = [_panel("ours", y_title, ours)]
-    theirs = pd.DataFrame(_published(report, drawn), columns=_COLUMNS)
+    known = report.published.cached if report.published else {}
+    numbers = pd.Series(known, dtype="Int64").reindex(lines.index)
+    theirs = _points(numbers, lines.filter(["published_delta"]))
     if len(theirs):
         panels.append(_panel("published", None, theirs))
+    drawn = [report.rows[label] for label in ours["label"]]
     return alt.hconcat(
         *panels,
         key_of(drawn),
@@ -68,26 +65,12 @@ def front(points: pd.DataFrame) -> pd.DataFrame:
     return ordered[ordered["delta"] < best_before]
 
 
-def _ours(report: Report, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """Yield a point for each row, with its interval if it has one."""
-    for row in rows:
-        line = report.lines[row.label]
-        yield {
-            "label": row.label,
-            "num_bytes": _BYTES * line["cached"],
-            "delta": line["delta"],
-            "low": line["delta_ci_low"],
-            "high": line["delta_ci_high"],
-        }
-
-
-def _published(report: Report, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """Yield a point for each row with a published difference and cache size."""
-    numbers = report.published.cached if report.published else {}
-    for row in rows:
-        delta = report.lines[row.label]["published_delta"]
-        if row.label in numbers and delta is not None:
-            yield {"label": row.label, "num_bytes": _BYTES * numbers[row.label], "delta": delta}
+def _points(numbers: pd.Series, lines: pd.DataFrame) -> pd.DataFrame:
+    """Return a point for each row with a number that it caches, a difference, and its interval."""
+    points = lines.set_axis(["delta", "low", "high"][: lines.shape[1]], axis="columns")
+    points = points.reindex(columns=["delta", "low", "high"]).assign(num_bytes=_BYTES * numbers)
+    found = points.dropna(subset=["num_bytes", "delta"]).astype(float)
+    return found.astype({"num_bytes": int}).reset_index()
 
 
 def _panel(title: str, y_title: str | None, points: pd.DataFrame) -> alt.LayerChart:
@@ -102,15 +85,13 @@ def _panel(title: str, y_title: str | None, points: pd.DataFrame) -> alt.LayerCh
         .axis(labelExpr=SIGNED, tickCount=5, grid=True)
     )
 
-    # Without bars, Altair could not infer the types of the columns.
-    typed = points.astype({"low": float, "high": float})
-    bars = with_looks(typed.dropna(subset="low")).mark_rule(strokeWidth=1.5)
-    steps = alt.Chart(front(typed)).mark_line(style="quiet", interpolate="step-after")
+    bars = with_looks(points.dropna(subset="low")).mark_rule(strokeWidth=1.5)
+    steps = alt.Chart(front(points)).mark_line(style="quiet", interpolate="step-after")
     return alt.layer(
         zero_line(),
         steps.encode(x=x, y=y),
         bars.encode(x=x, y=alt.Y("low:Q"), y2=alt.Y2("high"), color=COLOR),
-        *markers(with_looks(typed).encode(x=x, y=y), size=60),
+        *markers(with_looks(points).encode(x=x, y=y), size=60),
         title=alt.Title(title),
         **_PANEL,
     )

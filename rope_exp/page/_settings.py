@@ -87,7 +87,7 @@ def answer(report: Report) -> str:
         return _outcomes(report)
     reference = report.reference.name
     for label, judged in report.decided.items():
-        p = spell_p(judged["p_adjusted"], sign=True)
+        p = spell_p(judged["p_adjusted"], "= ")
         return (
             f"{report.rows[label].name} {_PHRASES[judged['verdict']]} {reference}: its loss minus "
             f"{reference}’s is {judged['delta']:+.4f} {report.unit} (95 % interval "

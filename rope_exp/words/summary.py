@@ -56,7 +56,7 @@ def _tau(report: Report) -> str:
         return ""
     if math.isnan(tau):
         return f" Kendall's tau-b against the published losses is undefined (n = {count})."
-    told = f"{tau:.3f} (n = {count}, p {spell_p(p, sign=True)})"
+    told = f"{tau:.3f} (n = {count}, p {spell_p(p, '= ')})"
     return f" Kendall's tau-b against the published losses is {told}."
 
 

@@ -47,7 +47,7 @@ def _test_notes(report: Report) -> list[str]:
         return []
     look = ""
     if noise.p_equal is not None:
-        look = f"; equal noise across rows: p {spell_p(noise.p_equal, sign=True)}"
+        look = f"; equal noise across rows: p {spell_p(noise.p_equal, '= ')}"
     how = "pooled t test"
     protocol = "docs/protocol.md"
     if is_always_paired(report.runs):

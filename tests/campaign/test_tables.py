@@ -38,24 +38,6 @@ def test_a_block_that_was_computed_in_two_ways_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_rates_that_differ_within_a_row_are_refused(tmp_path: Path) -> None:
-    """Rows of a campaign may have learning rates of their own, but only one each."""
-    copy_records(
-        tmp_path / "records", "lr", "qk_rope-optim.lr=0.003-s0", "qk_rope-optim.lr=0.006-s1"
-    )
-    for path in (tmp_path / "records/lr").iterdir():
-        seed = path.stem[-1]
-
-        def own(record: dict[str, Any], seed: str = seed) -> None:
-            record["factors"] = {"seed": int(seed)}
-            record["cell"] = f"qk_rope-s{seed}"
-
-        edit_record(path, own)
-        path.rename(path.with_name(f"qk_rope-s{seed}.json"))
-    with refused("two variants under one name"):
-        write_campaigns(tmp_path / "records", "lr", tmp_path)
-
-
 def test_a_campaign_without_records_is_refused(tmp_path: Path) -> None:
     copy_records(tmp_path / "records", "english", "qk_rope-s0")
     with refused("holds no records of campaign table. Available: english"):

@@ -14,12 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.campaigns import (
-    assert_same_records,
-    records_of,
-    run_campaign_command,
-    start_campaign,
-)
+from support.campaigns import assert_same_records, records_of, run_campaign_command, start_campaign
 from support.configs import REPOSITORY, left_in
 from support.disks import Disk
 from support.runs import Process, assert_same_run, num_rows, numbers, start, train

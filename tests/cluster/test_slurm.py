@@ -104,6 +104,15 @@ class Submitter:
         until(is_empty, seconds)
 
 
+@pytest.fixture
+def begun(cluster: Slurm, tmp_path: Path, corpus: Path, cache: Path) -> Submitter:
+    """Return the submitter of the slow campaign, whose only run is under way."""
+    submit = Submitter(cluster, home_of(tmp_path / "home", corpus, ("vo_rope",), *SLOW), cache)
+    submit(*ASKED)
+    until(lambda: submit.step() > 100, 60)
+    return submit
+
+
 def test_nine_runs_are_an_array_that_is_submitted_once(
     cluster: Slurm, tmp_path: Path, corpus: Path, cache: Path
 ) -> None:
@@ -130,18 +139,15 @@ def test_several_cells_to_a_job(cluster: Slurm, tmp_path: Path, corpus: Path, ca
 
 
 def test_a_cancelled_run_goes_on_when_it_is_submitted_again(
-    cluster: Slurm, tmp_path: Path, corpus: Path, cache: Path, slow: Path
+    cluster: Slurm, begun: Submitter, slow: Path
 ) -> None:
-    submit = Submitter(cluster, home_of(tmp_path / "home", corpus, ("vo_rope",), *SLOW), cache)
-    submit(*ASKED)
-    until(lambda: submit.step() > 100, 60)
-    cluster.command("scancel", submit.job())
-    submit.ended()
-    assert "failed or stopped, see results/slurm/mine/" in submit("--list")
-    assert submit.step() < 3000
-    submit(*ASKED)
-    submit.ended()
-    assert_same_records(submit.home, slow)
+    cluster.command("scancel", begun.job())
+    begun.ended()
+    assert "failed or stopped, see results/slurm/mine/" in begun("--list")
+    assert begun.step() < 3000
+    begun(*ASKED)
+    begun.ended()
+    assert_same_records(begun.home, slow)
 
 
 def test_a_time_limit_saves_and_requeues(
@@ -161,32 +167,22 @@ def test_a_time_limit_saves_and_requeues(
     assert_same_records(submit.home, alone)
 
 
-def test_a_preempted_run_goes_on(
-    cluster: Slurm, tmp_path: Path, corpus: Path, cache: Path, slow: Path
-) -> None:
+def test_a_preempted_run_goes_on(cluster: Slurm, begun: Submitter, slow: Path) -> None:
     """A job of a partition with a higher priority takes the whole node."""
-    submit = Submitter(cluster, home_of(tmp_path / "home", corpus, ("vo_rope",), *SLOW), cache)
-    submit(*ASKED)
-    job = submit.job()
-    until(lambda: submit.step() > 100, 60)
+    job = begun.job()
     cluster.command("sbatch", "-p", "urgent", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 3")
     until(lambda: "Restarts=1" in cluster.command("scontrol", "show", "job", job), 90)
-    submit.ended()
-    assert_same_records(submit.home, slow)
+    begun.ended()
+    assert_same_records(begun.home, slow)
 
 
-def test_a_node_that_goes_down_and_comes_back(
-    cluster: Slurm, tmp_path: Path, corpus: Path, cache: Path, slow: Path
-) -> None:
-    submit = Submitter(cluster, home_of(tmp_path / "home", corpus, ("vo_rope",), *SLOW), cache)
-    submit(*ASKED)
-    until(lambda: submit.step() > 100, 60)
+def test_a_node_that_goes_down_and_comes_back(cluster: Slurm, begun: Submitter, slow: Path) -> None:
     cluster.command("scontrol", "update", f"NodeName={cluster.host}", "State=DOWN", "Reason=test")
-    until(lambda: "RUNNING" not in submit.states(), 60)
-    assert "queued, job" in submit("--list")
+    until(lambda: "RUNNING" not in begun.states(), 60)
+    assert "queued, job" in begun("--list")
     cluster.command("scontrol", "update", f"NodeName={cluster.host}", "State=RESUME")
-    submit.ended()
-    assert_same_records(submit.home, slow)
+    begun.ended()
+    assert_same_records(begun.home, slow)
 
 
 def test_what_slurm_refuses_is_one_sentence(

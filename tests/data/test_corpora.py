@@ -1,8 +1,9 @@
-"""Tests of corpora of files and folders: formats, splits, and errors for unreadable ones."""
+"""Tests of corpora: formats, splits, names, the stdlib, and errors for unreadable ones."""
 
 import gzip
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.configs import left_in
 from support.corpora import (
     BYTES,
     TEXTS,
     all_documents,
+    corpus_of,
     data_config,
     documents_of,
     num_documents,
@@ -23,7 +27,7 @@ from support.corpora import (
 )
 from support.refused import refused
 
-from rope_exp.corpora import open_dataset
+from rope_exp.corpora import library_files, open_dataset
 from rope_exp.errors import ConfigError
 from rope_exp.prepare import prepare
 
@@ -348,3 +352,55 @@ def test_a_path_that_can_be_no_corpus_is_one_sentence(path: str, cache: Path) ->
     with refused("data.path=", by=ConfigError):
         prepare(data_config(path=path), BYTES)
     assert left_in(cache) == []
+
+
+@given(st.lists(st.sampled_from(TEXTS[:30]), max_size=200), st.floats(0.01, 0.99))
+def test_equal_documents_never_stand_on_both_sides(texts: list[str], fraction: float) -> None:
+    corpus = corpus_of(texts, holdout_fraction=fraction)
+    sides: dict[str, set[str]] = {"train": set(), "validation": set()}
+    for side, text in corpus.documents("train"):
+        sides[side].add(text)
+    assert not sides["train"] & sides["validation"]
+    assert sides["train"] | sides["validation"] == set(texts)
+    assert set(corpus.train_texts()) == sides["train"]
+
+
+def test_about_the_asked_share_is_held_out_whatever_the_order() -> None:
+    texts = [f"text {number}" for number in range(4000)]
+    sides = []
+    for order in (texts, texts[::-1]):
+        found = corpus_of(order, holdout_fraction=0.2).documents("train")
+        sides.append({text for side, text in found if side == "validation"})
+    assert sides[0] == sides[1]
+    assert 700 < len(sides[0]) < 900
+
+
+def test_empty_documents_are_passed_over() -> None:
+    found = corpus_of(["", "a", ""], holdout_fraction=1e-9).documents("train")
+    assert list(found) == [("train", "a")]
+
+
+def test_the_library_without_tests_and_build_output() -> None:
+    files = library_files()
+    assert files["json/__init__.py"] == Path(json.__file__)
+    assert {"json/decoder.py", "os.py", "asyncio/base_events.py"} <= files.keys()
+    for name in files:
+        assert not {"test", "site-packages"} & set(name.split("/"))
+        assert not ("_sysconfigdata" in name or name.startswith("config-"))
+
+
+def test_what_cannot_be_decoded_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "lib"
+    library.mkdir()
+    for number in range(40):
+        (library / f"m{number}.py").write_text(f"x = {number}\n" * 20)
+    (library / "bad.py").write_bytes(b"x = '\xff'\n")
+    (library / "latin.py").write_bytes(b"# coding: latin-1\nx = '\xe9'\n")
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(library))
+
+    prepared = prepare(data_config(kind="stdlib"), BYTES)
+    assert prepared.corpus["files_not_decoded"] == 1
+    assert prepared.corpus["python"] == sys.version.split()[0]
+    documents = all_documents(prepared)
+    assert "# coding: latin-1\nx = 'é'\n" in documents
+    assert len(documents) == 41

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import hashlib
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.configs import left_in
 from support.corpora import (
@@ -22,11 +24,17 @@ from support.corpora import (
     start_python,
     write_parquet,
 )
+from support.harm import Harm, efforts, harmed, try_harms
 from support.refused import refused
+from tokenizers import Tokenizer
 
 from rope_exp import prepare as prepare_module
+from rope_exp.batches import training_ids
+from rope_exp.corpora import PIECE_CHARS, SIDES
 from rope_exp.errors import ConfigError, DataError, DiskError
-from rope_exp.prepare import prepare
+from rope_exp.files import json_sha256
+from rope_exp.prepare import BLOCK_BYTES, Prepared, prepare, token_dtype
+from rope_exp.sections import DataConfig, TokenizerConfig
 
 
 @pytest.fixture
@@ -96,6 +104,8 @@ def test_a_prepared_folder_survives_a_power_cut(
     folder = prepare(data_config(path=path, cache_dir=str(top / "cache")), BYTES).folder
     made = [tmp_path, top, top / "cache", folder, *folder.iterdir()]
     assert [each for each in made if each.stat().st_ino not in synced] == []
+    # The folder gets its name last.
+    assert synced[-1] == (top / "cache").stat().st_ino
 
 
 # -- processes -------------------------------------------------------------------------------------
@@ -203,3 +213,152 @@ def test_files_that_change_while_they_are_read_are_not_kept(
     with refused("changed while they were read", by=DataError):
         prepare(data_config(path=path), BYTES)
     assert left_in(cache) == []
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, BPE], ids=["bytes", "bpe"])
+def test_tokens_equal_those_of_the_plain_library(
+    tmp_path: Path, tokenizer: TokenizerConfig
+) -> None:
+    write_parquet(tmp_path / "data" / "train-00000.parquet", TEXTS)
+    write_parquet(tmp_path / "data" / "validation.parquet", TEXTS[:20])
+    write_parquet(tmp_path / "data" / "test.parquet", ["never read"] * 20)
+    prepared = prepare(data_config(path=tmp_path / "data"), tokenizer, seq_len=64)
+
+    plain = Tokenizer.from_file(str(prepared.tokenizer_file))
+    end_id = plain.token_to_id("<|endoftext|>")
+    for side, texts in (("train", TEXTS), ("validation", TEXTS[:20])):
+        tokens = prepared.tokens[side][:]
+        expected = []
+        for text in texts:
+            expected += [*plain.encode(text).ids, end_id]
+        assert tokens.dtype == np.uint16
+        assert tokens.tolist() == expected
+        assert prepared.corpus["documents"][side] == len(texts)
+        assert prepared.corpus["text_bytes"][side] == sum(len(text.encode()) for text in texts)
+        assert prepared.corpus["tokens"][side] == len(tokens)
+    assert prepared.vocab_size == plain.get_vocab_size()
+
+
+@pytest.mark.parametrize("max_tokens", [200, 500, 3000])
+def test_training_stops_at_the_limit_exactly(tmp_path: Path, max_tokens: int) -> None:
+    path = write_parquet(tmp_path / "a.parquet", TEXTS)
+    data = data_config(path=path, holdout_fraction=0.5)
+    whole = prepare(data, BYTES)
+    part = prepare(dataclasses.replace(data, max_tokens=max_tokens), BYTES)
+    assert part.tokens["train"][:].tolist() == whole.tokens["train"][:max_tokens].tolist()
+    # A byte has a token here, and the end of a document none of the bytes.
+    assert part.corpus["text_bytes"]["train"] <= max_tokens
+    held_out = part.tokens["validation"][:].tolist()
+    assert held_out == whole.tokens["validation"][: len(held_out)].tolist()
+
+
+# BPE training is slow on long words; with this limit it reads only the first document.
+QUICK = dataclasses.replace(BPE, train_bytes=20_000)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, QUICK], ids=["bytes", "bpe"])
+def test_a_long_document_gives_the_tokens_that_it_gives_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: TokenizerConfig
+) -> None:
+    """Neither the size of the batches nor cutting the document into pieces matters."""
+    words = [f"word{number}" for number in range(20_000)]
+    text = " ".join([*words, "日x" * 3_000, *words, "\n  x \n\n y" * 10_000])
+    assert len(text) > 5 * PIECE_CHARS
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "train-0.txt").write_text(" ".join(words))
+    for name in ("train-1.txt", "validation.txt"):
+        (tmp_path / "d" / name).write_text(text)
+    found = []
+    for size in (1 << 30, 1 << 16):
+        monkeypatch.setattr(prepare_module, "BATCH_CHARS", size)
+        data = data_config(path=tmp_path / "d", cache_dir=str(tmp_path / f"cache{size}"))
+        prepared = prepare(data, tokenizer)
+        found.append((prepared.data_sha256, prepared.corpus["text_bytes"]))
+        assert prepared.corpus["documents"] == {"train": 2, "validation": 1}
+
+    assert found[0] == found[1]
+    plain = Tokenizer.from_file(str(prepared.tokenizer_file))
+    assert prepared.tokens["validation"][:-1].tolist() == plain.encode(text).ids
+
+
+NAMES = ("train.bin", "validation.bin", "meta.json", "tokenizer.json")
+
+Blocks = tuple[DataConfig, Prepared]
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Blocks:
+    """Return a config and its prepared corpus, which has several blocks per side."""
+    folder = tmp_path_factory.mktemp("blocks")
+    (folder / "text").mkdir()
+    for number in range(40):
+        text = "".join(f"{number * place % 977:03x} " for place in range(3000))
+        (folder / "text" / f"{number}.txt").write_text(text)
+    data = data_config(path=folder / "text", holdout_fraction=0.5, cache_dir=str(folder / "c"))
+    prepared = prepare(data, BYTES)
+    assert all(2 * len(prepared.tokens[side]) > 4 * BLOCK_BYTES for side in SIDES)
+    return data, prepared
+
+
+def test_the_digest_is_that_of_blocks(blocks: Blocks) -> None:
+    """The records of earlier versions hold this digest, so it must not change."""
+    _, prepared = blocks
+    digests = []
+    for side in SIDES:
+        content = (prepared.folder / f"{side}.bin").read_bytes()
+        parts = [content[n : n + BLOCK_BYTES] for n in range(0, len(content), BLOCK_BYTES)]
+        digests.append("".join(hashlib.sha256(part).hexdigest() for part in parts))
+    tokenizer = hashlib.sha256(prepared.tokenizer_file.read_bytes()).hexdigest()
+    assert prepared.data_sha256 == json_sha256([tokenizer, "uint16", *digests])
+
+
+@efforts(30, 2000)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_harmed_file_is_found(blocks: Blocks, name: str, effort: int) -> None:
+    data, prepared = blocks
+    path = prepared.folder / name
+    content = path.read_bytes()
+
+    def check(harm: Harm) -> None:
+        path.write_bytes(harmed(content, harm))
+        try:
+            found = prepare(data, BYTES)
+        except DataError as error:
+            assert str(error).startswith(f"{prepared.folder} is damaged: ")
+            assert str(error).endswith("; remove it and prepare again")
+            assert "\n" not in str(error)
+        else:
+            # The harm was in white space of meta.json.
+            assert name == "meta.json"
+            assert found == prepared
+        finally:
+            path.write_bytes(content)
+
+    try_harms(check, effort)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_file_is_found(blocks: Blocks, name: str) -> None:
+    data, prepared = blocks
+    path = prepared.folder / name
+    path.rename(path.with_suffix(".gone"))
+    try:
+        with refused(f"{prepared.folder} is damaged: ", "; remove it and", by=DataError):
+            prepare(data, BYTES)
+    finally:
+        path.with_suffix(".gone").rename(path)
+
+
+def test_batches_of_the_file_are_those_of_the_array(blocks: Blocks) -> None:
+    _, prepared = blocks
+    array = np.fromfile(prepared.folder / "train.bin", "<u2")
+    for samples in (range(5), range(30, 35), range(495, 500)):
+        from_file = training_ids(prepared.tokens["train"], 3, samples, 700)
+        np.testing.assert_array_equal(from_file, training_ids(array, 3, samples, 700))
+
+
+def test_ids_are_as_wide_as_the_vocabulary_asks() -> None:
+    sizes = (257, 65536, 65537, 2**32)
+    assert [token_dtype(size) for size in sizes] == [np.uint16] * 2 + [np.uint32] * 2
+    with refused("tokenizer.vocab_size", "2^32", by=ConfigError):
+        token_dtype(2**32 + 1)

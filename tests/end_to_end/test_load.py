@@ -6,11 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.refused import refused
-from support.runs import (
-    num_rows,
-    start,
-    wait_for,
-)
+from support.runs import num_rows, start, wait_for
 
 from rope_exp import load_run
 from rope_exp.commands.generate import main as generate

@@ -8,7 +8,7 @@ import torch
 from support.configs import TINY
 from support.exported import read
 from support.own import PULL
-from support.runs import final_weights, train
+from support.runs import train
 
 from rope_exp import load_run
 from rope_exp.commands.export import main as export
@@ -45,50 +45,27 @@ def test_it_is_in_one_table_with_ours_and_generates(
     assert "a text" in capsys.readouterr().out
 
 
-@pytest.mark.torture
-def test_it_resumes_bit_for_bit_and_a_changed_file_does_not(
+def test_a_run_of_a_changed_file_does_not_go_on(
     trained: Path, tmp_path: Path, corpus: Path, cache: Path
 ) -> None:
-    """A run without its result and newest checkpoint resumes from the checkpoint before."""
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
-    run = tmp_path / "results/runs/g/pull/seed0"
-    whole = final_weights(run)
-    (run / "result.json").unlink()
-    words = [*command(corpus, cache), "pe=pull", "train.keep_checkpoints=2"]
-    text = (tmp_path / "my/pull.py").read_text()
-
-    (tmp_path / "my/pull.py").write_text(text.replace("torch.ones(", "2 * torch.ones("))
-    changed = train(*words, cwd=tmp_path)
+    (tmp_path / "my/pull.py").write_text(PULL.replace("torch.ones(", "2 * torch.ones("))
+    changed = train(*command(corpus, cache), "pe=pull", cwd=tmp_path)
     assert changed.returncode == 2
     assert "pe.code_sha256" in changed.stderr
     assert "give the changed file a pe.name of its own" in changed.stderr
 
-    (tmp_path / "my/pull.py").write_text(text)
-    shutil.rmtree(run / "checkpoints/step_00000006")
-    resumed = train(*words, cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    again = final_weights(run)
-    assert again.keys() == whole.keys()
-    assert all(torch.equal(again[name], whole[name]) for name in whole)
-    assert "model.layers.1.self_attn.own.slope" in whole
-
 
 def test_it_is_exported_with_its_class(trained: Path, tmp_path: Path) -> None:
-    """In a process without rope_exp, the export gives our logits and text from a padded batch."""
+    """In a process without rope_exp, the export gives our logits from a padded batch."""
     run, out = trained / "results/runs/g/pull/seed0", tmp_path / "out"
     assert export([str(run), str(out)]) == 0
     found = read(out, tmp_path)
-    decoder, tokenizer = load_run(run)
+    decoder, _ = load_run(run)
     # Only the first text is compared, because the second one is padded.
-    written = torch.tensor([found["ids"][0]])
     with torch.no_grad():
-        ours = decoder(written)[0, -1]
-        assert float((torch.tensor(found["last"][0]) - ours).abs().max()) < 1e-5
-        for _ in range(8):
-            likeliest = decoder(written)[:, -1:].argmax(-1)
-            written = torch.cat([written, likeliest], dim=1)
-    new = written[0, len(found["ids"][0]) :].tolist()
-    assert found["said"][0] == tokenizer.decode(new, skip_special_tokens=False)
+        ours = decoder(torch.tensor([found["ids"][0]]))[0, -1]
+    assert torch.allclose(torch.tensor(found["last"][0]), ours, rtol=0, atol=1e-5)
 
 
 def test_a_mistake_ends_before_anything_is_written(

@@ -1,24 +1,16 @@
 """End-to-end tests of refusals, which take one line and come before anything is written."""
 
 import resource
-import signal
-import time
 from pathlib import Path
 
 import pytest
-from support.runs import (
-    start,
-    train,
-)
+from support.runs import train
 
 USAGE = [
     (["modl=1b"], "modl"),
-    (["pe=nosuch"], "pe=nosuch"),
-    (["pe.rotate=[x]"], "pe.rotate"),
     (["train.num_steps=0"], "train.num_steps=0"),
     (["data=files", "data.path=nowhere"], "data.path=nowhere"),
     (["train.global_batch_size=3", "launch.num_processes=2"], "train.global_batch_size=3"),
-    (["train.micro_batch_size=3"], "train.micro_batch_size=3"),
     (["launch=one_gpu_each"], "launch.device=cuda"),
     (["-m", "pe=glob(*)", "run.dir=same"], "run.dir=same"),
 ]
@@ -45,29 +37,6 @@ def test_a_mistake_answers_at_once_and_writes_nothing(
     assert done.stderr.startswith(f"error: {named}")
     assert done.stderr.count("\n") == 1
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-
-
-def test_a_run_in_a_folder_that_is_being_run_is_refused(
-    tmp_path: Path, tiny_overrides: list[str]
-) -> None:
-    """The refusal also holds with run.fresh=true, and nothing is moved aside."""
-    command = [*tiny_overrides, "train.num_steps=100000"]
-    process = start(*command, cwd=tmp_path)
-    try:
-        while not (tmp_path / "run" / "metrics.jsonl").exists():
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.02)
-        before = sorted(path.name for path in tmp_path.iterdir())
-        fresh = ["run.fresh=true", "optim.lr=0.5"]
-        for second in [start(*command, *more, cwd=tmp_path) for more in ([], fresh)]:
-            _, stderr = second.communicate(timeout=60)
-            assert second.returncode == 2
-            assert "another process is running this run" in stderr
-        assert sorted(path.name for path in tmp_path.iterdir()) == before
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
-    assert process.returncode == 75
 
 
 def test_a_group_takes_no_run_of_another_config(tmp_path: Path, tiny_overrides: list[str]) -> None:

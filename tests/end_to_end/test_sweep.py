@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 
 from support.configs import REPOSITORY
-from support.runs import (
-    train,
-)
+from support.runs import train
 
 from rope_exp.files import read_json
 

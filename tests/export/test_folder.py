@@ -27,13 +27,21 @@ from rope_exp.sources import held_out_rows
 from rope_exp.tokenizer import byte_tokenizer
 
 
-def test_a_process_without_rope_exp_reads_it(
-    whole: tuple[Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, _ = whole
-    out = tmp_path / "out"
-    assert export([str(run), str(out)]) == 0
-    assert "trust_remote_code=True" in capsys.readouterr().out
+@pytest.fixture(scope="module")
+def run(whole: tuple[Path, list[str]]) -> Path:
+    """Return the folder of a run."""
+    return whole[0]
+
+
+@pytest.fixture(scope="module")
+def out(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of its export."""
+    folder = tmp_path_factory.mktemp("export") / "out"
+    assert export([str(run), str(folder)]) == 0
+    return folder
+
+
+def test_a_process_without_rope_exp_reads_it(run: Path, out: Path, tmp_path: Path) -> None:
     found = read(out, tmp_path)
     assert found["class"] == "RopeExpForCausalLM"
     assert found["narrow"] == "torch.bfloat16"
@@ -59,11 +67,7 @@ def test_a_process_without_rope_exp_reads_it(
     assert all(torch.equal(again[name], before[name]) for name in before)
 
 
-def test_files_are_for_everybody_and_text_is_plain(
-    whole: tuple[Path, list[str]], tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    export([str(whole[0]), str(out), "--code", "always"])
+def test_files_are_for_everybody_and_text_is_plain(out: Path) -> None:
     assert (out / "model.safetensors").stat().st_mode & 0o777 == 0o644
     tokenizer = PreTrainedTokenizerFast.from_pretrained(out)
     assert tokenizer.padding_side == "left"
@@ -78,8 +82,7 @@ def test_a_mask_is_the_id_after_the_tokenizers_own() -> None:
     assert made("a<|mask|>b")["input_ids"] == [97, 257, 98]
 
 
-def test_its_loss_is_the_runs(whole: tuple[Path, list[str]]) -> None:
-    run, _ = whole
+def test_its_loss_is_the_runs(run: Path) -> None:
     config = read_config(run)
     data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
     rows = held_out_rows(config, data)
@@ -93,53 +96,47 @@ def test_its_loss_is_the_runs(whole: tuple[Path, list[str]]) -> None:
     assert float(loss) == pytest.approx(result["val/loss"], abs=1e-4)
 
 
-def test_its_card_says_what_the_run_measured(whole: tuple[Path, list[str]], tmp_path: Path) -> None:
-    run, _ = whole
-    out = tmp_path / "out"
-    export([str(run), str(out)])
+def test_its_card_says_what_the_run_measured(run: Path, out: Path) -> None:
     card = ModelCard.load(out / "README.md")
     assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "text-generation")
 
     result = read_result(run)
     assert result is not None
-    loss = result["val/loss"]
-    assert (
-        f"| validation loss | {loss:.4f} nats per token, perplexity {math.exp(loss):.2f}"
-        in card.text
-    )
+    nats = result["val/loss"]
+    loss = f"| validation loss | {nats:.4f} nats per token, perplexity {math.exp(nats):.2f}"
+    assert loss in card.text
     for key in ("config_sha256", "init_sha256", "data_sha256", "order_sha256"):
         assert f"| {key} | {result[key]} |" in card.text
     assert weights_sha256(load_file(out / "model.safetensors")) in card.text
     assert "does not depend on where positions begin" in card.text
     assert 'from_pretrained("out", trust_remote_code=True)' in card.text
-    assert str(tmp_path) not in card.content
+    assert str(out.parent) not in card.content
 
 
 def test_an_earlier_checkpoint_has_no_loss_of_the_last(
-    whole: tuple[Path, list[str]], tmp_path: Path
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    export([str(whole[0]), str(tmp_path / "out"), "--step", "50"])
+    export([str(run), str(tmp_path / "out"), "--step", "50"])
+    assert "trust_remote_code=True" in capsys.readouterr().out
     text = (tmp_path / "out" / "README.md").read_text()
     assert "| validation loss | not measured at step 50 |" in text
     assert "| steps | 50 of 60, seed 0 |" in text
     assert "perplexity" not in text
 
 
-def test_a_folder_that_holds_something_is_refused(
-    whole: tuple[Path, list[str]], tmp_path: Path
-) -> None:
+def test_a_folder_that_holds_something_is_refused(run: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with refused("OUT=", "holds something", by=ConfigError):
-        export([str(whole[0]), str(tmp_path)])
+        export([str(run), str(tmp_path)])
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     with refused("OUT=", "run's own folder", by=ConfigError):
-        export([str(whole[0]), str(whole[0] / "out")])
+        export([str(run), str(run / "out")])
     with refused("RUN_FOLDER=", "no run", by=ConfigError):
         export([str(tmp_path), str(tmp_path / "out")])
 
 
 def test_an_export_that_was_stopped_can_be_made_again(
-    whole: tuple[Path, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error leaves nothing, a kill a hidden folder that the next export removes."""
 
@@ -150,14 +147,14 @@ def test_an_export_that_was_stopped_can_be_made_again(
     with monkeypatch.context() as broken:
         broken.setattr(write, "write_own", fail)
         with pytest.raises(OSError, match="No space left"):
-            export([str(whole[0]), str(out)])
+            export([str(run), str(out)])
     assert list(tmp_path.iterdir()) == []
 
     (tmp_path / ".out.new").mkdir()
     (tmp_path / ".out.new" / "config.json").write_text("half")
     # An empty folder is as good as none.
     out.mkdir()
-    assert export([str(whole[0]), str(out)]) == 0
+    assert export([str(run), str(out)]) == 0
     assert list(tmp_path.iterdir()) == [out]
     assert (out / "config.json").exists()
 

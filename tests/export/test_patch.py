@@ -7,29 +7,18 @@ import torch
 from support.models import BASE, SUBSETS, VOCAB, make_sizes, opinionated, tokens
 from support.refused import refused
 from transformers import (
-    BitNetConfig,
     BitNetForCausalLM,
-    FlexOlmoConfig,
     FlexOlmoForCausalLM,
     Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GlmConfig,
     GlmForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
-    LlamaConfig,
     LlamaForCausalLM,
-    Olmo2Config,
     Olmo2ForCausalLM,
-    Olmo3Config,
     Olmo3ForCausalLM,
-    OlmoConfig,
     OlmoForCausalLM,
-    Qwen3Config,
     Qwen3ForCausalLM,
-    SmolLM3Config,
     SmolLM3ForCausalLM,
-    StableLmConfig,
     StableLmForCausalLM,
 )
 
@@ -51,10 +40,13 @@ SIZES = {
 }
 
 
-def llama(decoder: Decoder) -> Any:
-    model = LlamaForCausalLM(LlamaConfig(**SIZES))
-    model.load_state_dict(weights(decoder))
-    return model.eval()
+NO_ENDS = {"bos_token_id": None, "eos_token_id": None}
+
+
+def make(kind: Any, **changes: Any) -> Any:
+    """Return a small model of one of transformers' classes."""
+    torch.manual_seed(0)
+    return kind(kind.config_class(**SIZES | changes)).eval()
 
 
 @torch.no_grad()
@@ -74,10 +66,22 @@ def difference(model: Any, decoder: Decoder) -> float:
     return float((ours - model(ids_BT).logits).abs().max() / ours.abs().max())
 
 
-@pytest.mark.parametrize("sites", SUBSETS, ids="".join)
-def test_any_subset_is_ours(sites: tuple[str, ...]) -> None:
-    decoder = opinionated(*sites).float()
-    model = llama(decoder)
+MODELS: list[tuple[tuple[str, ...], Any, dict[str, Any], dict[str, Any]]] = [
+    *((sites, LlamaForCausalLM, {}, {}) for sites in SUBSETS),
+    # Queries and keys turn behind their norm.
+    (("q", "k", "v", "o"), Qwen3ForCausalLM, {"head_dim": 8}, {"sizes": make_sizes(qk_norm=True)}),
+    # Layers that rotate nothing stay so.
+    (("v", "o"), SmolLM3ForCausalLM, {"no_rope_layers": [1, 0]}, {"layers": (1, 0)}),
+]
+
+
+@pytest.mark.parametrize(("sites", "kind", "theirs", "ours"), MODELS)
+def test_a_patched_model_is_ours(
+    sites: tuple[str, ...], kind: Any, theirs: dict[str, Any], ours: dict[str, Any]
+) -> None:
+    decoder = opinionated(*sites, **ours).float()
+    model = make(kind, **theirs)
+    model.load_state_dict(weights(decoder))
     undo = patch(model, sites)
     assert difference(model, decoder) < 1e-5
     undo()
@@ -85,59 +89,33 @@ def test_any_subset_is_ours(sites: tuple[str, ...]) -> None:
     assert (difference(model, decoder) < 1e-5) == is_as_before
 
 
-def test_queries_and_keys_turn_behind_their_norm() -> None:
-    decoder = opinionated(*"qkvo", sizes=make_sizes(qk_norm=True)).float()
-    model = Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8))
-    model.load_state_dict(weights(decoder))
-    patch(model.eval(), "qkvo")
-    assert difference(model, decoder) < 1e-5
-
-
 @torch.no_grad()
 def test_norms_of_heads_before_tokens_are_known_by_their_shape() -> None:
     """Gemma 3 norms [B, H, T, K]; of as many tokens as heads, the shape alone says nothing."""
-    torch.manual_seed(0)
-    sizes = {key: value for key, value in SIZES.items() if key != "rope_parameters"}
-    model = Gemma3ForCausalLM(Gemma3TextConfig(**sizes, head_dim=8)).eval()
+    model = make(Gemma3ForCausalLM, head_dim=8, rope_parameters=None)
     ids_BT = tokens(2, SIZES["num_attention_heads"])
     own = model(ids_BT).logits
     patch(model, "qk")
     assert float((model(ids_BT).logits - own).abs().max()) < 1e-5
 
 
-def test_layers_that_rotate_nothing_stay_so() -> None:
-    decoder = opinionated(*"vo", layers=(1, 0)).float()
-    model = SmolLM3ForCausalLM(SmolLM3Config(**SIZES, no_rope_layers=[1, 0]))
-    model.load_state_dict(weights(decoder))
-    patch(model.eval(), "vo")
-    assert difference(model, decoder) < 1e-5
-
-
 @pytest.mark.parametrize("pad_id", [0, 1, None])
 def test_a_padding_token_does_not_hide_the_measure(pad_id: int | None) -> None:
     """Its embedding is zero, so alone it gives no attention at all: 0/0 is no small number."""
-    sizes = SIZES | {"pad_token_id": pad_id, "bos_token_id": None, "eos_token_id": None}
-    patch(LlamaForCausalLM(LlamaConfig(**sizes)), "vo")
+    patch(make(LlamaForCausalLM, pad_token_id=pad_id, **NO_ENDS), "vo")
+    # It norms the heads' outputs before the last projection.
     with refused("BitNetForCausalLM", "does more to v and o"):
-        patch(loud(BitNetForCausalLM(BitNetConfig(**sizes))), "vo")
+        patch(loud(make(BitNetForCausalLM, pad_token_id=pad_id, **NO_ENDS)), "vo")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    ("model", "config"),
-    [
-        (OlmoForCausalLM, OlmoConfig),
-        (Olmo2ForCausalLM, Olmo2Config),
-        (Olmo3ForCausalLM, Olmo3Config),
-        (FlexOlmoForCausalLM, FlexOlmoConfig),
-    ],
+    "kind", [OlmoForCausalLM, Olmo2ForCausalLM, Olmo3ForCausalLM, FlexOlmoForCausalLM]
 )
 @torch.no_grad()
-def test_float32_tables_leave_the_models_dtype(model: Any, config: Any, dtype: torch.dtype) -> None:
+def test_float32_tables_leave_the_models_dtype(kind: Any, dtype: torch.dtype) -> None:
     """OLMo's tables are float32 in any model; with q and k alone it gives its own logits."""
-    sizes = SIZES | {"bos_token_id": None, "eos_token_id": None}
-    torch.manual_seed(0)
-    made = model(config(**sizes)).to(dtype).eval()
+    made = make(kind, **NO_ENDS).to(dtype)
     ids_BT = tokens(2, LENGTH)
     own = made(ids_BT).logits
     undo = patch(made, "qk")
@@ -151,15 +129,17 @@ def test_float32_tables_leave_the_models_dtype(model: Any, config: Any, dtype: t
 def test_a_deep_model_in_bfloat16_is_measured_by_layer() -> None:
     """Rounding grows with depth: the logits of two correct forms differ by several percent."""
     for seed in range(4):
+        deep = make(LlamaForCausalLM, num_hidden_layers=48, hidden_size=64)
         torch.manual_seed(seed)
-        deep = LlamaConfig(**SIZES | {"num_hidden_layers": 48, "hidden_size": 64})
-        patch(LlamaForCausalLM(deep).bfloat16(), "vo")
+        deep.apply(deep._init_weights)
+        patch(deep.bfloat16(), "vo")
 
 
 @torch.no_grad()
 def test_a_patched_model_generates_from_its_cache() -> None:
     decoder = opinionated(*"kvo").float()
-    model = llama(decoder)
+    model = make(LlamaForCausalLM)
+    model.load_state_dict(weights(decoder))
     patch(model, "kvo")
     ids_BT = tokens(1, 9)
     expected = ids_BT
@@ -171,31 +151,41 @@ def test_a_patched_model_generates_from_its_cache() -> None:
     assert said.tolist() == expected.tolist()
 
 
-def test_what_cannot_be_patched_is_refused() -> None:
-    twice = LlamaForCausalLM(LlamaConfig(**SIZES))
+def test_a_model_is_patched_once() -> None:
+    twice = make(LlamaForCausalLM)
     undo = patch(twice, "vo")
     with refused("LlamaAttention", "is patched already"):
         patch(twice, "qk")
     undo()
     patch(twice, "qk")
 
-    yarn = SIZES | {"rope_parameters": {"rope_type": "yarn", "rope_theta": BASE, "factor": 8.0}}
-    with refused("LlamaForCausalLM", "scales its tables"):
-        patch(LlamaForCausalLM(LlamaConfig(**yarn, max_position_embeddings=64)), "vo")
-    with refused("GlmAttention", "pairs other features"):
-        patch(GlmForCausalLM(GlmConfig(**SIZES, head_dim=8)), "vo")
-    with refused("rotate=qx", "some of q, k, v, o"):
-        patch(LlamaForCausalLM(LlamaConfig(**SIZES)), "xq")
-    with refused("OlmoAttention", "clip_qkv"):
-        patch(OlmoForCausalLM(OlmoConfig(**SIZES, clip_qkv=8.0)), "vo")
-    # Its norm has another name, so queries and keys would turn before it.
-    sizes = SIZES | {"bos_token_id": None, "eos_token_id": None}
-    stable = StableLmConfig(**sizes, qk_layernorm=True, partial_rotary_factor=1.0)
-    with refused("StableLmForCausalLM", "does more to q and k"):
-        patch(loud(StableLmForCausalLM(stable)), "qk")
-    # It norms the heads' outputs before the last projection.
-    with refused("BitNetForCausalLM", "does more to v and o"):
-        patch(loud(BitNetForCausalLM(BitNetConfig(**sizes))), "vo")
     gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=8, n_head=1, n_layer=1, vocab_size=9))
     with refused("model=GPT2LMHeadModel", "q_proj"):
         patch(gpt2, "vo")
+
+
+YARN = {"rope_type": "yarn", "rope_theta": BASE, "factor": 8.0}
+# Its norm has another name, so queries and keys would turn before it.
+STABLE = NO_ENDS | {"qk_layernorm": True, "partial_rotary_factor": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "sites", "words"),
+    [
+        (
+            LlamaForCausalLM,
+            {"rope_parameters": YARN, "max_position_embeddings": 64},
+            "vo",
+            ("LlamaForCausalLM", "scales its tables"),
+        ),
+        (LlamaForCausalLM, {}, "xq", ("rotate=qx", "some of q, k, v, o")),
+        (GlmForCausalLM, {"head_dim": 8}, "vo", ("GlmAttention", "pairs other features")),
+        (OlmoForCausalLM, {"clip_qkv": 8.0}, "vo", ("OlmoAttention", "clip_qkv")),
+        (StableLmForCausalLM, STABLE, "qk", ("StableLmForCausalLM", "does more to q and k")),
+    ],
+)
+def test_a_model_that_does_something_else_is_refused(
+    kind: Any, changes: dict[str, Any], sites: str, words: tuple[str, ...]
+) -> None:
+    with refused(*words):
+        patch(loud(make(kind, **changes)), sites)

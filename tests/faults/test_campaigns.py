@@ -82,24 +82,20 @@ def wait(*_):
     print("there", flush=True)
     time.sleep(60)
 import rope_exp.campaign.cells, rope_exp.campaign.campaign
-rope_exp.{module}.campaign.{name} = wait
+rope_exp.{waits} = wait
 """
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "number"),
+    ("waits", "number"),
     [
-        ("plan", "load_campaign", signal.SIGTERM),
-        ("launch", "admit", signal.SIGINT),
-        pytest.param("plan", "load_campaign", signal.SIGINT, marks=pytest.mark.torture),
-        pytest.param("launch", "admit", signal.SIGTERM, marks=pytest.mark.torture),
+        ("campaign.campaign.admit", signal.SIGINT),
+        pytest.param("campaign.cells.load_campaign", signal.SIGTERM, marks=pytest.mark.torture),
     ],
 )
-def test_a_signal_before_any_run(
-    home: Path, module: str, name: str, number: signal.Signals
-) -> None:
+def test_a_signal_before_any_run(home: Path, waits: str, number: signal.Signals) -> None:
     """The command ends as `train` does: exit code 75, one sentence, no traceback."""
-    process = start_campaign(home, prelude=WAITS.format(module=module, name=name))
+    process = start_campaign(home, prelude=WAITS.format(waits=waits))
     assert process.stdout is not None
     assert process.stdout.readline() == "there\n"
     process.send_signal(number)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.configs import REPOSITORY
@@ -43,9 +42,13 @@ def command_line(trial: Trial, run: Path) -> str:
     return " ".join([sys.executable, TRAIN, *trial.command, f"run.dir={run}"])
 
 
-@pytest.fixture(scope="module")
-def broken_saves(broken_files: Path) -> list[dict[str, Any]]:
-    """Return the outcomes of saves that were broken at each operation in each way."""
+def test_a_broken_save_leaves_the_old_or_the_new(broken_files: Path) -> None:
+    """Every way breaks the same operations, more than 20, and every expected outcome occurs.
+
+    Every listed checkpoint verifies, and the run resumes from the newest one: no folder with a
+    checkpoint's name is partly saved or partly deleted. The error of a full disk says so, and no
+    error leaves a temporary folder.
+    """
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "save.py"), str(broken_files)],
         env=os.environ
@@ -55,34 +58,19 @@ def broken_saves(broken_files: Path) -> list[dict[str, Any]]:
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def test_a_save_is_broken_at_every_operation(broken_saves: list[dict[str, Any]]) -> None:
-    """Each way breaks the same operations, more than 20, and every expected outcome occurs."""
-    num_by_how = Counter(save["how"] for save in broken_saves)
+    saves = [json.loads(line) for line in done.stdout.splitlines()]
+    num_by_how = Counter(save["how"] for save in saves)
     assert set(num_by_how) == HOWS
     assert min(num_by_how.values()) == max(num_by_how.values()) > 20
-    outcomes = {(save["how"], save["loaded"]) for save in broken_saves}
+    outcomes = {(save["how"], save["loaded"]) for save in saves}
     assert outcomes >= {("killed before", 2), ("killed before", 3)}
     assert outcomes >= {("disk full", 2), ("input/output error", 2)}
 
-
-def test_a_broken_save_leaves_the_old_or_the_new(broken_saves: list[dict[str, Any]]) -> None:
-    """Every listed checkpoint verifies, and the run resumes from the newest one.
-
-    No folder with a checkpoint's name is partly saved or partly deleted.
-    """
-    for save in broken_saves:
+    for save in saves:
         assert save["verified"] == save["listed"], save
         assert save["listed"] in ([1, 2], [1, 2, 3], [2, 3]), save
         assert save["loaded"] == max(save["listed"]), save
         assert save["after"] == [f"step_{save['loaded']:08d}", "step_00000004"], save
-
-
-def test_a_broken_save_ends_as_it_was_broken(broken_saves: list[dict[str, Any]]) -> None:
-    """The error of a full disk says so, and no error leaves a temporary folder."""
-    for save in broken_saves:
         killed = save["how"].startswith("killed")
         assert (save["status"] == -signal.SIGKILL) == killed, save
         if not killed and save["status"] != 0:

@@ -9,17 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from support.runs import (
     Process,
     Trial,
     assert_same_losses,
-    final_weights,
     num_rows,
     processes_of,
     sabotage,
     start,
-    stopped_by,
     train,
     wait_for,
 )
@@ -77,14 +74,6 @@ def test_a_busy_rank_is_waited_for_and_a_frozen_one_not(trial: Trial, rank: int)
     assert "error: another process of this run is gone or silent" in stderr
     assert "Traceback" not in stderr
     assert not processes_of(trial.folder)
-
-
-@pytest.mark.torture
-def test_a_rank_that_hangs_beside_a_killed_one_is_ended(trial: Trial) -> None:
-    process = trial.start(TWO, FOR_EVER, rows=14, **sabotage(rank=1, step=15, vo_rope="hang"))
-    time.sleep(0.5)
-    os.kill(trial.ranks()[0], signal.SIGKILL)
-    assert_ended_by_sigkill(trial, process, rank=0)
 
 
 @pytest.mark.torture
@@ -156,28 +145,6 @@ def test_one_bad_number_on_one_rank_stops_both(
 
 
 @pytest.mark.torture
-def test_three_ranks_go_on_bit_for_bit(trial: Trial) -> None:
-    """A sum of three depends on its order, in which the first step could differ from later ones."""
-    words = ("launch.num_processes=3", "train.global_batch_size=6", "train.num_steps=12")
-    assert trial.train(*words).returncode == 0
-    whole = final_weights(trial.folder)
-    shutil.rmtree(trial.folder / "checkpoints/step_00000012")
-    (trial.folder / "result.json").unlink()
-    assert trial.train(*words).returncode == 0
-    again = final_weights(trial.folder)
-    assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
-
-
-@pytest.mark.torture
-def test_two_ranks_to_one_is_the_same_run_up_to_rounding(trial: Trial) -> None:
-    """Rounding depends on the number of ranks, so env.json notes the change."""
-    process = trial.start(TWO, rows=20)
-    stopped_by(process, signal.SIGTERM)
-    assert trial.train().returncode == 0
-    assert_same_up_to_rounding(trial, "went on with world_size 1 after 2")
-
-
-@pytest.mark.torture
 def test_four_ranks_one_killed_to_two_is_the_same_run(trial: Trial) -> None:
     """Four ranks train 20 steps or more, and two the others; the reference has one rank."""
     process = trial.start(FOUR, rows=25)
@@ -185,14 +152,9 @@ def test_four_ranks_one_killed_to_two_is_the_same_run(trial: Trial) -> None:
     assert_ended_by_sigkill(trial, process, rank=2, ranks=4)
     resumed = trial.train(TWO)
     assert resumed.returncode == 0
-    assert "went on with world_size 2 after 4" in resumed.stderr
-    assert_same_up_to_rounding(trial, "went on with world_size 2 after 4")
-
-
-def assert_same_up_to_rounding(trial: Trial, mark: str) -> None:
-    """Assert that order and losses are the undisturbed run's, and that env.json has `mark`."""
-    one = read_json(trial.undisturbed / "result.json")
-    moved = read_json(trial.folder / "result.json")
+    mark = "went on with world_size 2 after 4"
+    assert mark in resumed.stderr
+    assert any(mark in each for each in read_json(trial.folder / "env.json")["marks"])
+    one, moved = (read_json(run / "result.json") for run in (trial.undisturbed, trial.folder))
     assert one["order_sha256"] == moved["order_sha256"]
     assert_same_losses(trial.undisturbed, trial.folder, tolerance=2e-4)
-    assert any(mark in each for each in read_json(trial.folder / "env.json")["marks"])

@@ -18,7 +18,6 @@ from support.runs import (
     kill_the_tree,
     num_rows,
     processes_of,
-    sabotage,
     start,
     stopped_by,
     train,
@@ -75,21 +74,6 @@ def test_asked_to_stop_while_it_compiles_it_exits_75(trial: Trial) -> None:
     stopped_by(process, signal.SIGTERM)
     assert not (trial.folder / "result.json").exists()
     assert trial.num_rows() <= 1
-
-
-@pytest.mark.torture
-def test_a_second_signal_leaves_at_once(trial: Trial) -> None:
-    """A step that hangs ignores the first one. The run resumes from its last checkpoint."""
-    process = trial.start(rows=24, **sabotage(step=25, vo_rope="hang"))
-    process.send_signal(signal.SIGTERM)
-    time.sleep(2.5)
-    assert process.poll() is None
-
-    asked = time.monotonic()
-    stopped_by(process, signal.SIGTERM)
-    assert time.monotonic() - asked < 5
-    assert trial.checkpoints() == [10, 20]
-    trial.assert_goes_on()
 
 
 def test_under_nohup_a_closed_terminal_stops_nothing(trial: Trial) -> None:

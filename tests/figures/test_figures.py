@@ -55,13 +55,6 @@ def test_the_forest_draws_intervals_of_scipys_paired_t(nine: Report) -> None:
     assert "Thick: 95 % interval of the paired t test" in explanation(chart)
 
 
-def test_a_bar_is_as_long_as_its_interval(nine: Report) -> None:
-    """A projecting line cap would extend past the interval, and might cross 0."""
-    svg = svg_of(forest(nine).to_dict()).decode()
-    assert 'linecap="square"' not in svg
-    assert 'linecap="round"' not in svg
-
-
 def test_a_cell_of_the_grid_stands_where_its_sites_say(nine: Report) -> None:
     """Colours diverge at 0: equal differences of opposite sign are equally far from the middle."""
     chart = grid(nine)

@@ -1,21 +1,12 @@
 """Tests that labels are moved apart only as far as needed, and keep their order."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rope_exp.figures.style import spread
 
 HEIGHTS = st.lists(st.floats(0, 1), min_size=1, max_size=16)
-
-
-def test_labels_that_are_apart_stay_where_they_are() -> None:
-    assert spread([0.9, 0.1, 0.5], 0.1, 0, 1) == pytest.approx([0.9, 0.1, 0.5])
-
-
-def test_two_at_one_height_share_the_way() -> None:
-    assert spread([0.5, 0.5], 0.1, 0, 1) == pytest.approx([0.45, 0.55])
 
 
 @given(HEIGHTS)

@@ -1,11 +1,8 @@
 """Tests of the looks of rows: each label has one, and variants differ even in grey."""
 
-import re
-
-import numpy as np
 from support.configs import NINE
 
-from rope_exp.figures.style import look, parts
+from rope_exp.figures.style import look
 from rope_exp.sections import SUBSETS
 
 LABELS = {f"{''.join(sites)}_rope" if sites else "nope": sites for sites in SUBSETS}
@@ -33,46 +30,8 @@ def test_hue_says_q_and_k_and_the_dash_says_v_and_o() -> None:
         assert len(set.union(*seen.values())) == 4
 
 
-def test_the_hues_of_q_and_k_are_apart_in_grey() -> None:
-    """Their relative luminances are at least a fifteenth of the scale apart."""
-    hues = {look(label)["color"] for label in NINE}
-    weights = np.array([0.2126, 0.7152, 0.0722])
-    greys = sorted(
-        float(weights @ np.frombuffer(bytes.fromhex(hue[1:]), np.uint8)) / 255 for hue in hues
-    )
-    assert len(greys) == 4
-    assert min(np.diff(greys)) > 1 / 15
-
-
-def test_parts_of_a_subset() -> None:
-    assert parts("qkv_rope") == ("qk", "v")
-    assert parts("nope") == ("", "")
-    assert parts("qk_rope-base500000") is None
-
-
-def test_a_label_has_one_look() -> None:
-    assert look("qk_rope-base500000") == look("qk_rope-base500000") != look("qk_rope")
-    assert str(look("qk_rope-base500000")) not in {str(look(label)) for label in LABELS}
-
-
 def test_rows_of_another_factor_look_different() -> None:
     """Looks follow the row's place, since hashes could give two rows of a figure one colour."""
     looks = [look(f"optim.lr={number}", number) for number in range(9)]
     assert len({one["color"] for one in looks}) == 9
     assert len({one["outline"] for one in looks}) == 9
-
-
-def test_the_filled_part_shows_q_and_k() -> None:
-    """Q fills the left half of a marker, K the right one, both all of it, and none nothing."""
-    for values in ("", "v", "o", "vo"):
-        filled = {
-            scores: look(f"{scores}{values}_rope" if scores + values else "nope")
-            for scores in ("", "q", "k", "qk")
-        }
-        assert filled["qk"]["filled"] == filled["qk"]["outline"]
-        assert filled[""]["filled"] == "M0,0Z"
-        # From the top or bottom at x = 0 to a corner on one side.
-        for scores, side in (("q", -1), ("k", 1)):
-            ends = re.findall(r"[ML](-?[\d.]+),", filled[scores]["filled"].replace("A1,1", "L"))
-            assert {np.sign(float(x)) for x in ends} <= {0, side}
-            assert filled[scores]["filled"] != filled[scores]["outline"]

@@ -25,13 +25,12 @@ pytestmark = pytest.mark.skipif(not DEVICE, reason="there is no GPU")
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 # Sizes at which the fused kernels need no padding.
 SIZES = make_sizes(hidden_size=128, intermediate_size=256, num_key_value_heads=4)
-SCHEMES: list[dict[str, Any]] = [
-    {"bias": "alibi"},
-    {"bias": "t5"},
-    {"input": "sinusoidal"},
-    {"input": "learned"},
-    {"bias": "alibi", "causal": False},
-    {"bias": "t5", "causal": False},
+# The kernel gets a bias as a mask, which has a gradient if the bias is learned.
+VARIANTS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+    *((sites, {}) for sites in SUBSETS),
+    *((("q", "k"), {"bias": bias}) for bias in ("alibi", "t5")),
+    *((("q", "k"), {"bias": bias, "causal": False}) for bias in ("alibi", "t5")),
+    *((("q", "k"), {"input": added}) for added in ("sinusoidal", "learned")),
 ]
 
 
@@ -66,15 +65,11 @@ def assert_alike(exact: Decoder, there: Decoder) -> None:
         assert (found.double().cpu() - parameter.grad).abs().max() <= 1e-3 * scale, name
 
 
-@pytest.mark.parametrize("sites", SUBSETS, ids="".join)
-def test_every_subset_computes_what_a_cpu_does(sites: tuple[str, ...]) -> None:
-    assert_alike(*both(*sites, sizes=SIZES))
-
-
-@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: "-".join(map(str, scheme.values())))
-def test_every_scheme_computes_what_a_cpu_does(scheme: dict[str, Any]) -> None:
-    """The kernel gets a bias as a mask, which has a gradient if the bias is learned."""
-    assert_alike(*both("q", "k", sizes=SIZES, num_positions=64, **scheme))
+@pytest.mark.parametrize(("sites", "scheme"), VARIANTS, ids=str)
+def test_every_variant_computes_what_a_cpu_does(
+    sites: tuple[str, ...], scheme: dict[str, Any]
+) -> None:
+    assert_alike(*both(*sites, sizes=SIZES, num_positions=64, **scheme))
 
 
 @pytest.mark.parametrize("attn", KINDS, ids=lambda attn: attn.label)

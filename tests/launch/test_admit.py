@@ -1,6 +1,6 @@
 """Tests of the checks before a run starts, and of the acquisition of its folder."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -78,25 +78,6 @@ def test_a_key_that_changes_no_number_may_change(begun: Job, on_cpu: OnCpu, over
     begin(on_cpu(override))
 
 
-def test_a_run_that_begins_while_its_folder_is_looked_at(
-    on_cpu: OnCpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The folder is still accepted if another command writes its config during the check."""
-    config = on_cpu()
-    config.folder.mkdir(parents=True)
-    look = Path.iterdir
-
-    def look_late(folder: Path) -> Iterator[Path]:
-        monkeypatch.setattr(Path, "iterdir", look)
-        begin(config)
-        return look(folder)
-
-    monkeypatch.setattr(Path, "iterdir", look_late)
-    [job] = admit([on_cpu()])
-    assert (job.folder / "config.yaml").exists()
-    assert job.exit_code is None
-
-
 def test_a_stage_longer_than_the_corpus_is_refused(on_cpu: OnCpu) -> None:
     config = on_cpu("train.stages=[[16,5],[9000000,1,1]]")
     with refused("train.stages=[[16, 5], ", "a window needs 9000001 tokens and the corpus has"):
@@ -106,15 +87,21 @@ def test_a_stage_longer_than_the_corpus_is_refused(on_cpu: OnCpu) -> None:
 def test_a_folder_is_acquired_by_one_after_another(
     monkeypatch: pytest.MonkeyPatch, on_cpu: OnCpu
 ) -> None:
-    """A run of a sweep is left to the other command; the one run of a command is refused."""
+    """A run of a sweep is left to the other command; the one run of a command is refused.
+
+    With run.fresh=true, too, and nothing is moved aside.
+    """
     monkeypatch.setattr(admit_module, "LOCK_SECONDS", 0.2)
     [first] = admit([on_cpu()])
     [second] = admit([on_cpu()])
+    [fresh] = admit([on_cpu("run.fresh=true", "optim.lr=0.5")])
     assert acquire(first)
     assert not acquire(second)
     assert second.status == "elsewhere"
-    with refused("another process is running this run"):
-        acquire_or_refuse(second)
+    for other in (second, fresh):
+        with refused("another process is running this run"):
+            acquire_or_refuse(other)
+    assert [path.name for path in first.folder.parent.iterdir()] == [first.folder.name]
     first.unlock()
     acquire_or_refuse(second)
     second.unlock()

@@ -48,6 +48,7 @@ def test_a_gpu_is_leased_once_until_it_is_given_back() -> None:
     assert third.keys() == first.keys()
     release(second)
     release(third)
+    assert lease_gpus(settled("launch.device=cpu")) == {}
 
 
 def test_a_run_that_waits_for_two_gpus_holds_none() -> None:
@@ -97,7 +98,3 @@ def test_runs_share_a_gpu_if_each_allows_it() -> None:
     alone = leased(one)
     assert lease_gpus(two) is None
     release(alone)
-
-
-def test_a_run_on_the_cpu_needs_no_lease() -> None:
-    assert lease_gpus(settled("launch.device=cpu")) == {}

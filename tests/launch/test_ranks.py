@@ -60,18 +60,13 @@ def test_a_killed_rank_is_the_reason_of_the_failure(job: Job) -> None:
     assert job.exit_code == 1
 
 
-def test_a_rank_that_said_it_all_leaves_no_reason(job: Job) -> None:
-    run_shells(job, "exit 1")
-    assert job.exit_code == 1
-    assert job.reason == ""
-
-
-def test_ranks_that_wait_for_a_failed_one_are_ended(
-    monkeypatch: pytest.MonkeyPatch, job: Job
+@pytest.mark.parametrize("waiting", [(), ("exec sleep 60",)])
+def test_a_failed_rank_says_it_all_and_the_others_are_ended(
+    monkeypatch: pytest.MonkeyPatch, job: Job, waiting: tuple[str, ...]
 ) -> None:
     """The dispatcher kills them itself, so this is no reason for the run's failure."""
     monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.2)
-    run_shells(job, "exec sleep 60", "exit 1")
+    run_shells(job, *waiting, "exit 1")
     assert (job.exit_code, job.reason) == (1, "")
 
 
@@ -129,3 +124,5 @@ def test_a_second_signal_ends_ranks_that_do_not_hear(
 
         os.kill(os.getpid(), signal.SIGTERM)
         assert job.ranks[0].wait(timeout=20) == -signal.SIGKILL
+        ranks.poll(job)
+    assert (job.exit_code, job.status) == (75, "stopped")

@@ -4,7 +4,7 @@ import json
 import math
 from pathlib import Path
 
-from support.command import assert_refused, command, write
+from support.command import command, write
 from support.configs import REPOSITORY
 
 from rope_exp.files import read_json
@@ -56,12 +56,3 @@ def test_a_sweeper_gets_the_loss_of_every_job(tmp_path: Path, tiny_overrides: li
     assert losses == [results[0]["val/loss"], results[1]["val/loss"], math.inf]
     assert [name for _, _, name in told] == ["NoPE", "VO-RoPE", "VO-RoPE"]
     assert {path.name for path in tmp_path.iterdir()} == {"more", "results", "runs"}
-
-
-def test_every_job_is_checked_before_the_first(tmp_path: Path) -> None:
-    """This includes mistakes that only our own checks find, not Hydra."""
-    done = command("-m", "pe.rotate=[q],[x]", "train.num_steps=1", cwd=tmp_path)
-    assert_refused(done, "pe.rotate=")
-    done = command("-m", "pe=nope", "train.num_step=1,2", cwd=tmp_path)
-    assert_refused(done, "train.num_step: there is no such key; did you mean train.num_steps?")
-    assert list(tmp_path.iterdir()) == []

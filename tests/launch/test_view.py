@@ -33,42 +33,34 @@ def write_row(job: Job, *, step: int, losses: dict[str, float]) -> None:
         print(json.dumps({"step": step, **losses, "tokens_per_s": None}), file=file)
 
 
-def test_a_log_gets_a_line_for_every_change(
-    monkeypatch: pytest.MonkeyPatch, jobs: list[Job], capsys: Capture
+@pytest.mark.parametrize(
+    ("exit_code", "said"),
+    [
+        (3, ["vo_rope-s1: diverged, loss 4.0000", "2 of 2 runs ended"]),
+        (75, ["1 of 2 runs ended, 0:00:00 left"]),
+    ],
+)
+def test_a_log_gets_every_change_and_a_summary(
+    monkeypatch: pytest.MonkeyPatch,
+    jobs: list[Job],
+    capsys: Capture,
+    exit_code: int,
+    said: list[str],
 ) -> None:
-    monkeypatch.setattr(view, "REFRESH_SECONDS", 0.0)
-    with SweepView(jobs) as shown:
-        shown.refresh()
-        jobs[1].exit_code = 3
-        write_row(jobs[1], step=2, losses={"train/loss": 9.0})
-        shown.refresh()
-    assert capsys.readouterr().err.splitlines() == [
-        "vo_rope-s0: finished, loss 3.5000, val 3.2500",
-        "vo_rope-s1: diverged, loss 9.0000",
-    ]
-
-
-def test_a_log_gets_a_summary_every_so_often(
-    monkeypatch: pytest.MonkeyPatch, jobs: list[Job], capsys: Capture
-) -> None:
+    """A run that was stopped has not ended."""
     monkeypatch.setattr(view, "REFRESH_SECONDS", 0.0)
     monkeypatch.setattr(view, "LINE_SECONDS", 0.0)
     with SweepView(jobs) as shown:
-        assert "1 of 2 runs ended, no estimate yet" in capsys.readouterr().err
+        done, summary = capsys.readouterr().err.splitlines()
+        assert done == "vo_rope-s0: finished, loss 3.5000, val 3.2500"
+        assert "1 of 2 runs ended, no estimate yet" in summary
+
         write_row(jobs[1], step=5, losses={"train/loss": 4.0})
+        jobs[1].exit_code = exit_code
         shown.refresh()
-        assert "1 of 2 runs ended, 0:00:00 left" in capsys.readouterr().err
-
-
-def test_a_run_that_was_stopped_has_not_ended(
-    monkeypatch: pytest.MonkeyPatch, jobs: list[Job], capsys: Capture
-) -> None:
-    monkeypatch.setattr(view, "REFRESH_SECONDS", 0.0)
-    monkeypatch.setattr(view, "LINE_SECONDS", 0.0)
-    jobs[1].exit_code = 75
-    with SweepView(jobs):
-        pass
-    assert capsys.readouterr().err.splitlines()[-1].endswith("1 of 2 runs ended, no estimate yet")
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == len(said)
+        assert all(words in line for words, line in zip(said, lines, strict=True))
 
 
 @pytest.mark.parametrize("content", ["no JSON\n", '{"step": 2, "train/loss": "x"}\n', "\0"])

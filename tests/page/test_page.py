@@ -142,15 +142,6 @@ def test_the_glance_has_each_tables_differences(tables: dict[str, Report]) -> No
         assert {*found.values()} <= {"—"}
 
 
-def test_runs_are_named(text: str, tables: dict[str, Report]) -> None:
-    markup = section(text, "english")
-    for run in tables["english"].runs:
-        assert run.where in markup
-        assert f"<code>{run.config.config_sha256}</code>" in markup
-    num_runs = sum(len(report.runs) for report in tables.values())
-    assert f"results of {num_runs} training" in " ".join(text.split())
-
-
 def test_what_is_missing_is_said() -> None:
     runs = runs_of("english", "qk_rope", "nope", seeds=(0,))
     runs[1] = unfinished(replace(runs[1], probes={}))

@@ -87,6 +87,7 @@ def test_other_initial_weights_take_what_is_published() -> None:
     began = [replace(run, config=replace(run.config, init_weights="0" * 64)) for run in runs]
     found = build(began, ["pe"])
     assert (found.source, list(found.relations)) == (None, [])
+    assert "Initial weights: 000000000000 from a finished run" in "".join(found.told("assumptions"))
 
 
 def test_several_kinds_of_data_have_no_common_answers() -> None:

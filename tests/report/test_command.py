@@ -100,15 +100,6 @@ def test_a_sweep_of_learning_rates_end_to_end(tmp_path: Path, report: Command) -
     assert "| QK-RoPE | 1 | 3.5000 | +0.1000 (1) | 0.01" in (out / "rates.md").read_text()
 
 
-def test_a_group_is_chosen_by_name(tmp_path: Path) -> None:
-    for group in ("small", "large"):
-        make_run(tmp_path / "runs", group=group)
-    with refused("holds 2 groups", "large, small"):
-        write(tmp_path / "runs", None, tmp_path)
-    write(tmp_path / "runs", "small", tmp_path)
-    assert table_rows(tmp_path)["qk_rope"]["group"] == "small"
-
-
 def test_a_file_that_the_system_refuses_is_a_refusal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import os
 import pickle
 import shutil
@@ -13,12 +14,32 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import strategies as st
-from support.checkpoints import FILES, save, seal, tensors
 from support.harm import Harm, efforts, harmed, try_harms
 from support.refused import refused
 
 from rope_exp import checkpoint
 from rope_exp.errors import CheckpointError
+from rope_exp.files import write_json
+
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
+
+
+def tensors(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {"a.weight": (5, 3), "b": (7,)}
+    return {name: torch.randn(size, generator=generator) for name, size in sizes.items()}
+
+
+def save(folder: Path, step: int) -> None:
+    """Save a small checkpoint, different at each step."""
+    moments = {"a.weight.exp_avg": torch.ones(5, 3)}
+    checkpoint.save(folder, step, tensors(step), moments, {"order_sha256": f"{step:x}"})
+
+
+def seal(path: Path) -> None:
+    """Write a manifest that matches the current files of a checkpoint."""
+    digests = {name: hashlib.sha256((path / name).read_bytes()).hexdigest() for name in FILES[:3]}
+    write_json(path / "manifest.json", {name: {"sha256": found} for name, found in digests.items()})
 
 
 def test_what_was_saved_is_what_is_loaded(tmp_path: Path) -> None:

@@ -159,22 +159,6 @@ def test_a_run_of_a_sweep_is_named_by_what_is_swept(
         job.release()
 
 
-def test_a_resumed_run_is_sent_the_rows_that_it_lacks(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: dict[int, Any] = {}
-    online = SimpleNamespace(
-        starting_step=3,
-        define_metric=lambda *_, **__: None,
-        log=lambda values, step: sent.update({step: values}),
-    )
-    monkeypatch.setattr(wandb, "init", lambda **_: online)
-    tracker = Tracker(*write(*OFFLINE))
-    tracker.row(row(4))
-    assert list(sent) == [3, 4]
-    assert sent[3] == {"tokens": 192, "train/loss": 2.0, "val/loss": 4.5}
-
-
 # -- failures ------------------------------------------------------------------------------------
 
 

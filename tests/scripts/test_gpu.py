@@ -122,33 +122,26 @@ def test_failed_tests_end_the_command(tmp_path: Path) -> None:
     assert {name: part["exit_code"] for name, part in parts.items()} == {"tests": 0, "tune": 0}
 
 
-def install(folder: Path, name: str, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a program first on the path."""
-    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-    (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-
-
 def test_mps_ends_with_the_campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the option it reads its commands from standard input."""
     monkeypatch.delenv("ROPE_EXP_DEVICE", raising=False)
-    told = tmp_path / "told"
-    script = f'[ "$1" = -d ] && echo start >> {told} || cat >> {told}'
-    install(tmp_path, "nvidia-cuda-mps-control", script, monkeypatch)
+    log = tmp_path / "log"
+    program = tmp_path / "nvidia-cuda-mps-control"
+    program.write_text(f'#!/bin/sh\n[ "$1" = -d ] && echo start >> {log} || cat >> {log}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with gpu.mps():
-        assert told.read_text() == "start\n"
-    assert told.read_text() == "start\nquit\n"
+        assert log.read_text() == "start\n"
+    assert log.read_text() == "start\nquit\n"
 
 
-def test_results_lie_under_the_short_name_of_the_card(
+def test_a_machine_without_a_gpu_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ROPE_EXP_DEVICE", raising=False)
-    install(tmp_path, "nvidia-smi", "exit 1", monkeypatch)
+    monkeypatch.setenv("PATH", str(tmp_path))
     with refused("this machine shows no GPU"):
         gpu.card()
-    install(tmp_path, "nvidia-smi", "echo NVIDIA H100 80GB HBM3", monkeypatch)
-    assert gpu.card() == "H100"
 
 
 # This code starts a child process, prints its pid, and waits.

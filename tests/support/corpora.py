@@ -30,27 +30,22 @@ def data_config(
     *, kind: str = "files", path: Path | str | None = None, **changes: Any
 ) -> DataConfig:
     """Return the config of a corpus named `mine`."""
+    of_files = {"text_column": "text", "validation_split": "validation"}
     values: dict[str, Any] = {
         "name": "mine",
         "kind": kind,
         "path": None if path is None else str(path),
-        "subset": None,
-        "revision": None,
-        "text_column": None if kind == "stdlib" else "text",
         "sample_by": "document" if kind == "files" else None,
-        "validation_split": None if kind == "stdlib" else "validation",
         "holdout_fraction": 0.1,
-        "max_tokens": None,
-        "cache_dir": None,
-        "seed": None,
+        **({} if kind == "stdlib" else of_files),
     }
     return DataConfig(**{**values, **changes})
 
 
 def tokenizer_config(kind: str, **changes: Any) -> TokenizerConfig:
     """Return the config of a tokenizer, named after its kind."""
-    values = {"vocab_size": None, "train_bytes": None, "path": None, "revision": None}
-    return TokenizerConfig(**{"name": kind, "kind": kind, **values, **changes})
+    values = {"name": kind, "kind": kind, "vocab_size": None, "train_bytes": None}
+    return TokenizerConfig(**{**values, **changes})
 
 
 BYTES = tokenizer_config("bytes")

@@ -59,7 +59,7 @@ def sabotage(*, step: int, rank: int = 0, **what: str) -> dict[str, str]:
     """Return environment variables that break one rank of some runs at one step.
 
     Args:
-        what: by variant, one of raise, hang, busy (for 12 s), memory, loss (becomes infinite), nan
+        what: by variant, one of raise, busy (for 12 s), memory, loss (becomes infinite), nan
             or inf (in a gradient).
     """
     harms = [f"{pe}:{rank}:{step}:{kind}" for pe, kind in what.items()]
@@ -178,11 +178,6 @@ def assert_same_losses(left: Path, right: Path, *, tolerance: float) -> None:
     """Assert that two runs' training losses are equal up to rounding."""
     for one, other in zip(numbers(left), numbers(right), strict=True):
         assert abs(one["train/loss"] - other["train/loss"]) <= tolerance
-
-
-def kill_alone(pid: int) -> None:
-    """Kill only the dispatcher (SIGKILL); its child must then end, and release the run."""
-    os.kill(pid, signal.SIGKILL)
 
 
 def kill_the_tree(pid: int) -> None:

@@ -47,31 +47,6 @@ def test_steps_agree_with_those_launched_one_by_one(make: Make, words: tuple[str
         torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=atol, msg=name)
 
 
-@pytest.mark.parametrize("optim", ["adamw", "muon"])
-def test_the_steps_before_a_capture_change_nothing(make: Make, optim: str) -> None:
-    """At the first of two lengths they also create the optimizer's state, which stays 0."""
-    seen: list[dict[str, torch.Tensor]] = []
-    first_bad_steps: list[int] = []
-
-    class Watched(Uncaptured):
-        def _captured(self, launch: Callable[[], None]) -> Callable[[], None]:
-            before = state(trainer)
-            replay = super()._captured(launch)
-            after = state(trainer)
-            seen.append(after)
-            assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
-            assert not any(after[name].any() for name in after.keys() - before.keys())
-            return replay
-
-    words = ("pe=vo_rope", "pe.trainable=true", f"optim={optim}", "train.stages=[[8,2],[16,4]]")
-    trainer = uncaptured(make("run", *words), Watched)
-    for step in range(1, 7):
-        trainer.train_step(step)
-        first_bad_steps.append(int(trainer.train_step.first_bad_step))
-    assert len(seen) == 2
-    assert first_bad_steps == [0] * 6
-
-
 def test_what_a_graph_uses_stays_in_place(make: Make) -> None:
     """Its numbers are those of the step that was made last."""
     trainer = uncaptured(make("run", "pe=qkvo_rope", "pe.trainable=true", "pe.trainable_lr=3"))

@@ -27,10 +27,7 @@ def test_what_changed_since_the_last_start_is_noted(
     assert (
         third["marks"]
         == second["marks"]
-        == [
-            "went on with torch 2.10 after 2.9",
-            "went on with git 0000000000 after None",
-        ]
+        == ["went on with torch 2.10 after 2.9", "went on with git 0000000000 after None"]
     )
     assert len(third["started"]) == 3
     assert third["earlier_git"] == [None]
@@ -51,8 +48,6 @@ def test_a_result_is_what_the_run_did(make: Make) -> None:
     assert trainer.train() == "finished"
     assert read_result(trainer.folder) is not None
     result = read_json(trainer.folder / "result.json")
-    assert (result["status"], result["pe"], result["rotate"]) == ("finished", "vo_rope", ["v", "o"])
-    assert (result["steps"], result["tokens"]) == (6, 6 * 4 * 16)
     assert result["params"] == sum(p.numel() for p in trainer.decoder.parameters())
     assert result["order_sha256"] == trainer.train_step.order_sha256
     assert trainer.identity.items() <= result.items()

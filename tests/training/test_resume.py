@@ -43,14 +43,7 @@ def untouched(folder: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "key",
-    [
-        "order_sha256",
-        "init_sha256",
-        "config_sha256",
-        "data_sha256",
-        "elapsed_s",
-        "unrecorded",
-    ],
+    ["order_sha256", "init_sha256", "config_sha256", "data_sha256", "elapsed_s", "unrecorded"],
 )
 def test_an_incomplete_or_edited_state_is_refused(make: Make, finished: Trainer, key: str) -> None:
     for words, change in (
@@ -121,7 +114,3 @@ def test_ranks_that_begin_differently_are_refused(key: str) -> None:
     theirs = mine | {key: "another"}
     with refused("process 2 begins", f"{key}: {mine[key]} -> another", "same runs/x"):
         agree([mine, dict(mine), theirs], Path("runs/x"))
-
-
-def test_ranks_that_begin_alike_may_train() -> None:
-    agree([{"step": 7}, {"step": 7}], Path("runs/x"))

@@ -76,16 +76,6 @@ def test_weights_without_a_finite_held_out_loss_diverged(make: Make) -> None:
     assert [step for step, _, _ in losses(trainer)] == [1, 2, 3, 4, 5]
 
 
-def test_a_stop_at_the_start_saves_nothing(make: Make) -> None:
-    trainer = make("run")
-    trainer.stop.requested = True
-    assert trainer.train() == "stopped"
-    assert not (trainer.folder / "checkpoints").exists()
-    again, whole = make("run"), make("whole")
-    assert (again.train(), whole.train()) == ("finished", "finished")
-    assert losses(again) == losses(whole)
-
-
 @pytest.mark.parametrize("reads_late", [False, True])
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_a_stop_in_an_evaluation_saves_and_its_row_follows(

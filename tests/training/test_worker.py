@@ -1,7 +1,5 @@
 """Tests of a rank's process: its memory and collector settings, its log, and its exit code."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -17,35 +15,6 @@ from rope_exp.errors import (
     explained,
 )
 from rope_exp.worker import explain_errors
-
-FAULTS = """
-import resource, sys
-import torch
-from rope_exp.worker import keep_memory
-if sys.argv[1] == "kept":
-    keep_memory()
-for round in range(10):
-    torch.ones(2**24)  # 64 MiB, freed at once
-    if round == 4:  # until the heap is as large as it gets
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
-def test_memory_that_a_step_freed_is_used_again() -> None:
-    """Otherwise each step fetches it from the kernel again, with a page fault for every page."""
-    faults = {
-        how: int(
-            subprocess.run(
-                [sys.executable, "-c", FAULTS, how], check=True, capture_output=True, text=True
-            ).stdout
-        )
-        for how in ("kept", "given back")
-    }
-    # Five tensors of 32 huge pages (2 MiB), if the kernel gives those.
-    assert faults["given back"] >= 5 * 32
-    assert faults["kept"] < faults["given back"] / 4
 
 
 def fails(error: Exception) -> Callable[[], int]:

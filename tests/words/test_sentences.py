@@ -161,17 +161,6 @@ def test_nothing_published_stands_beside_hidden_tokens() -> None:
     )
 
 
-def test_what_runs_began_with_is_said() -> None:
-    runs = runs_of("english", "qk_rope", "vo_rope", seeds=(0,))
-    weights = "1" * 64
-    began = [replace(run, config=replace(run.config, init_weights=weights)) for run in runs]
-    report = build(began, ["pe"])
-    assert f"Initial weights: {weights:.12} from a finished run" in "\n".join(
-        report.told("assumptions")
-    )
-    assert report.published is None
-
-
 def test_stages_are_said_and_drawn_at_their_tokens() -> None:
     """Steps have 4,096 tokens in the first stage and 8,192 in the second."""
     [run] = runs_of("english", "qk_rope", seeds=(0,))

@@ -38,8 +38,6 @@ if "SABOTAGE" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
                 return healthy(self, step)
             if what == "raise":
                 raise RuntimeError(f"sabotage of process {rank}")
-            if what == "hang":
-                time.sleep(600)
             if what == "busy":
                 time.sleep(12)
                 return healthy(self, step)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.corpora import data_config
-from support.kinds import KINDS, allowed
+from support.kinds import KINDS
 from support.models import SUBSETS, VOCAB, make_sizes, num_numbers, opinionated
 from torch import Tensor
 
@@ -18,16 +18,6 @@ from rope_exp.sections import Kind, ModelConfig
 END = 0
 # A row of 24 tokens has three documents: 5 tokens of one that began before it, then 8 and 11.
 LENGTHS = (5, 8, 11)
-SCHEMES: list[dict[str, Any]] = [
-    {"input": "sinusoidal"},
-    {"input": "learned"},
-    {"bias": "alibi"},
-    {"bias": "t5"},
-    {"input": "learned", "bias": "t5"},
-    {"trainable": "log", "trainable_scope": "head"},
-    {"layers": (1, 0)},
-]
-WITH_KEYS = [attn for attn in KINDS if attn.keeps_keys]
 
 
 def decoder_of(rotate: tuple[str, ...], attn: Kind, sizes: ModelConfig, **changes: Any) -> Decoder:
@@ -92,20 +82,3 @@ def test_documents_beside_a_cache_are_refused() -> None:
     with pytest.raises(ValueError, match="documents take the whole rows at once"):
         decoder(ids_BT, cache=cache, document_BT=document_BT)
     assert cache.length == 0 == num_numbers(cache)
-
-
-@pytest.mark.parametrize("changes", SCHEMES, ids=str)
-def test_so_it_is_in_every_scheme(changes: dict[str, Any]) -> None:
-    """Biases and added positions depend only on places within the document."""
-    decoder = decoder_of(("v", "o"), KINDS[0], make_sizes(), **changes)
-    check(decoder, is_absolute="input" in changes)
-
-
-@pytest.mark.parametrize("attn", WITH_KEYS, ids=str)
-@pytest.mark.parametrize("window", [None, 6])
-def test_so_it_is_in_every_kind_with_keys(attn: Kind, window: int | None) -> None:
-    """Documents are also separate with a window, which hides earlier keys anyway."""
-    rotate = tuple(site for site in "qkvo" if allowed(attn, site))
-    groups = {} if attn.takes_heads else {"num_key_value_heads": 4}
-    decoder = decoder_of(rotate, attn, make_sizes(window=window, **groups))
-    check(decoder, is_absolute=False)

@@ -4,12 +4,9 @@ import itertools
 import math
 from collections.abc import Collection
 
-import pytest
 import torch
 from support.models import (
-    BASE,
     SIZES,
-    SUBSETS,
     make_decoder,
     make_pe,
     make_positions,
@@ -32,44 +29,6 @@ def heads_of(attention: SoftmaxAttention, x_TD: Tensor) -> list[Tensor]:
     """Return q, k and v as [T, heads, K], not rotated."""
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     return [(x_TD @ p.weight.T).view(len(x_TD), -1, attention.head_dim) for p in projections]
-
-
-def direct_attention(
-    attention: SoftmaxAttention, x_TD: Tensor, sites: Collection[str], base_vo: float = BASE
-) -> Tensor:
-    """Return attention as a sum over j <= i with dense matrices, without tables or a kernel."""
-    q, k, v = heads_of(attention, x_TD)
-    num_shared = q.shape[1] // k.shape[1]
-    dim = attention.head_dim
-    eye = torch.eye(dim, dtype=torch.float64)
-
-    def at(site: str, position: int) -> Tensor:
-        base = base_vo if site in "vo" else BASE
-        return rotation_matrix(position, dim, base) if site in sites else eye
-
-    output = torch.zeros_like(q)
-    for head, i in itertools.product(range(q.shape[1]), range(len(x_TD))):
-        shared = head // num_shared
-        q_i = at("q", i) @ q[i, head]
-        k_j = torch.stack([at("k", j) @ k[j, shared] for j in range(i + 1)])
-        v_j = torch.stack([at("v", j) @ v[j, shared] for j in range(i + 1)])
-
-        a_i = torch.softmax(k_j @ q_i / math.sqrt(dim), dim=0)
-        output[i, head] = at("o", i).T @ (a_i @ v_j)
-    return output.flatten(1) @ attention.o_proj.weight.T
-
-
-@pytest.mark.parametrize("sites", SUBSETS, ids="".join)
-@pytest.mark.parametrize("base_vo", [None, 7.0])
-@torch.no_grad()
-def test_every_subset_equals_the_direct_sum(sites: tuple[str, ...], base_vo: float | None) -> None:
-    attention = attention_of(sites).double()
-    x_TD = normal(9, 32, seed=1)
-
-    at = make_positions(9, SIZES.features_per_head, base_vo=base_vo)
-    ours = attention(x_TD[None], at)[0]
-    direct = direct_attention(attention, x_TD, sites, base_vo or BASE)
-    assert float((ours - direct).abs().max()) < 1e-12
 
 
 @torch.no_grad()

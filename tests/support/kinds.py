@@ -1,7 +1,9 @@
 """Small configs of every kind of attention."""
 
 from collections.abc import Collection
+from typing import Any
 
+import pytest
 import torch
 
 from rope_exp.attention import Attention, make_attention
@@ -11,7 +13,7 @@ from rope_exp.attn.linear import Config as LinearConfig
 from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.attn.shared import Config as SharedConfig
 from rope_exp.sections import Kind, ModelConfig, SoftmaxConfig
-from support.models import SIZES
+from support.models import SIZES, make_sizes
 
 _LATENT = {"kv_rank": 10, "nope_dim": 6, "rope_dim": 4, "value_dim": 5}
 _SHARED = {"groups": 2, "nope_dim": 6, "rope_dim": 4}
@@ -35,6 +37,22 @@ KINDS: list[Kind] = [
     SharedConfig(form="s3", **_SHARED),
 ]
 
+# With what softmax takes besides, as the arguments of tests that hold for every kind.
+CASES = [
+    *(pytest.param(attn, {}, id=str(attn)) for attn in KINDS),
+    pytest.param(SoftmaxConfig(), {"token_shift": True}, id="token shift"),
+    pytest.param(SoftmaxConfig(), {"qk_norm": True}, id="norms"),
+]
+
+
+def sizes_for(attn: Kind, **changes: Any) -> ModelConfig:
+    """Return sizes in which two query heads share a key/value head, if the kind allows it."""
+    return make_sizes(num_key_value_heads=2 if attn.takes_heads else 4, **changes)
+
+
+def all_sites(attn: Kind) -> tuple[str, ...]:
+    return tuple(site for site in "qkvo" if site in attn.sites())
+
 
 def allowed(attn: Kind, sites: Collection[str]) -> bool:
     return set(sites) <= set(attn.sites())
@@ -51,6 +69,8 @@ def make_layer(
             if parameter.ndim == 2:
                 std = parameter.shape[1] ** -0.5
                 torch.nn.init.normal_(parameter, std=std, generator=generator)
+            elif name == "token_shift":
+                parameter.copy_(torch.linspace(-0.3, 1.2, len(parameter)))
             elif name.endswith("norm.weight"):
                 torch.nn.init.uniform_(parameter, 0.5, 1.5, generator=generator)
     return layer

@@ -1,7 +1,9 @@
 """Tests of the attention written out for CPUs, against its definition and torch's kernel."""
 
+import itertools
 import math
 from functools import partial
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -38,17 +40,34 @@ def inputs(
     return tuple(x.to(dtype) for x in drawn)
 
 
-def direct(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: int | None = None) -> Tensor:
-    """Return attention by definition: scores, a mask, softmax and the weighted sum."""
+def direct(
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGK: Tensor,
+    window: int | None = None,
+    *,
+    bias: Tensor | float = 0.0,
+    causal: bool = True,
+    document_BT: Tensor | None = None,
+    sink_H: Tensor | None = None,
+) -> Tensor:
+    """Return attention by definition: scores, bias, mask, sink, softmax and the weighted sum."""
     shared = q_BTHK.shape[2] // k_BTGK.shape[2]
     k_BTHK, v_BTHK = (x.repeat_interleave(shared, dim=2) for x in (k_BTGK, v_BTGK))
-    s_BHTT = torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK) / math.sqrt(q_BTHK.shape[3])
-    hidden = torch.ones(s_BHTT.shape[-2:], dtype=torch.bool).triu(1)
+    s_BHTT = torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK) / math.sqrt(q_BTHK.shape[3]) + bias
+    length = q_BTHK.shape[1]
+    hidden = torch.zeros(len(q_BTHK), 1, length, length, dtype=torch.bool)
+    if causal:
+        hidden |= torch.ones(length, length, dtype=torch.bool).triu(1)
     if window is not None:
-        hidden |= torch.ones(s_BHTT.shape[-2:], dtype=torch.bool).tril(-window)
-    return torch.einsum(
-        "bhts,bshk->bthk", s_BHTT.masked_fill(hidden, -torch.inf).softmax(-1), v_BTHK
-    )
+        hidden |= torch.ones(length, length, dtype=torch.bool).tril(-window)
+    if document_BT is not None:
+        for row, i, j in itertools.product(range(len(q_BTHK)), range(length), range(length)):
+            hidden[row, 0, i, j] |= bool(document_BT[row, i] != document_BT[row, j])
+    s_BHTT = s_BHTT.masked_fill(hidden, -torch.inf)
+    if sink_H is not None:
+        s_BHTT = torch.cat([s_BHTT, sink_H[:, None, None].expand(*s_BHTT.shape[:-1], 1)], dim=-1)
+    return torch.einsum("bhts,bshk->bthk", s_BHTT.softmax(-1)[..., :length], v_BTHK)
 
 
 def fused(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
@@ -129,3 +148,49 @@ def test_past_its_length_torchs_kernel_takes_over(
         with_gradients(attention, arguments), with_gradients(direct, arguments), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("longest", [MAX_WRITTEN_OUT, 0], ids=["written out", "torch's"])
+@pytest.mark.parametrize("of_documents", [False, True])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("rows", [(), (2,)], ids=["one bias", "a bias for each row"])
+@pytest.mark.parametrize("has_sink", [False, True])
+def test_biases_documents_and_sinks_with_all_gradients(
+    rows: tuple[int, ...], has_sink: bool, causal: bool, of_documents: bool, longest: int
+) -> None:
+    """The length without documents makes several query blocks."""
+    length = 40 if of_documents else 2 * MIN_BLOCK + 5
+    *leaves, gradient = inputs(length, 4, 2, 6, 1, torch.float64)
+    leaves.append(drawn(*rows, 4, length, length, seed=5))
+    if has_sink:
+        leaves.append(drawn(4, seed=6))
+    for leaf in leaves:
+        leaf.requires_grad_()
+
+    masks: dict[str, Any] = {"causal": causal}
+    if of_documents:
+        masks["document_BT"] = torch.tensor([[0] * 7 + [1] * 33, [4] * 20 + [5] + [4] * 19])
+    if has_sink:
+        masks["sink_H"] = leaves[4]
+    expected = direct(*leaves[:3], bias=leaves[3], **masks)
+    with mock.patch.object(kernel, "MAX_WRITTEN_OUT", longest):
+        ours = attention(*leaves[:3], bias_HTE=leaves[3], **masks)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-11)
+
+    slopes = torch.autograd.grad(ours, leaves, gradient)
+    for own, right in zip(slopes, torch.autograd.grad(expected, leaves, gradient), strict=True):
+        torch.testing.assert_close(own, right, rtol=0, atol=1e-11)
+
+
+def test_a_bias_in_bfloat16_errs_as_the_rest_does() -> None:
+    """The bias is added in float32, so the error is that of the bfloat16 inputs alone."""
+    q, k, v = (drawn(1, 200, 2, 16, seed=seed) for seed in range(3))
+    bias_HTT = 100 * drawn(2, 200, 200, seed=3)
+    exact = attention(q, k, v, bias_HTE=bias_HTT)
+    narrow = attention(*(x.bfloat16() for x in (q, k, v)), bias_HTE=bias_HTT.float())
+    assert float((narrow.double() - exact).norm() / exact.norm()) < 0.02

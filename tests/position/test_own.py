@@ -168,28 +168,6 @@ def test_partial_frequencies_are_the_highest_of_all() -> None:
     torch.testing.assert_close(kept, frequencies(64, 10000.0, torch.float64)[:24])
 
 
-@pytest.mark.parametrize("name", ["Wave", "Forget", "Tide", "Polar"])
-@torch.no_grad()
-def test_an_example_is_cached_padded_and_measured(name: str) -> None:
-    pe = example(name)
-    decoder = decoder_of(pe)
-    ids_BT = tokens(2, 12)
-    whole = decoder(ids_BT)
-    cache = decoder.new_cache()
-    parts = [decoder(part, cache=cache) for part in ids_BT.split([5, 1, 1, 5], dim=1)]
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-9)
-
-    # Padding on the left does not change a row's logits.
-    padded = torch.cat([torch.zeros(2, 3, dtype=torch.int64), ids_BT], dim=1)
-    found = decoder(padded, cache=decoder.new_cache(torch.tensor([3, 3])))
-    torch.testing.assert_close(found[:, 3:], whole, rtol=0, atol=1e-9)
-
-    measured = certificate(make_sizes(), pe)["decoder"]
-    expected = {"Wave": None, "Tide": "changed"}
-    assert measured["expected"] == expected.get(name, "invariant")
-    assert measured["cached"] < 1e-9
-
-
 def test_what_a_file_learns_has_gradients_and_its_own_stream() -> None:
     decoder = decoder_of(example("Forget"))
     ids_BT = tokens(2, 12)

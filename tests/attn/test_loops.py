@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.kinds import KINDS, allowed, make_layer
+from support.kinds import CASES, all_sites, allowed, make_layer
 from support.models import BASE, SIZES, make_positions, make_sizes, normal, rotation_matrix
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.linear import Config as LinearConfig
 from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.attn.shared import Config as SharedConfig
-from rope_exp.sections import SUBSETS, Kind
+from rope_exp.sections import SUBSETS, Kind, SoftmaxConfig
 
 LENGTH = 7
 BASE_VO = 7.0
@@ -29,13 +29,25 @@ class Loop:
     """One layer, evaluated by dense rotation matrices, one position and head at a time."""
 
     def __init__(
-        self, layer: Attention, sites: tuple[str, ...], x_TD: Tensor, base_vo: float | None
+        self,
+        layer: Attention,
+        sites: tuple[str, ...],
+        x_TD: Tensor,
+        base_vo: float | None = None,
+        documents: tuple[int, ...] = (0,) * LENGTH,
     ) -> None:
         self.sites = sites
         self.base_vo = base_vo or BASE
         self.x_TD = x_TD
+        self.window = layer.window or LENGTH
+        self.documents = documents
         self.weights = {name: p.detach() for name, p in layer.named_parameters()}
         self.rotary_dim = layer.rotary_dim
+
+    def met(self, i: int) -> list[int]:
+        """Return the keys that query i attends to."""
+        reached = range(max(i - self.window + 1, 0), i + 1)
+        return [j for j in reached if self.documents[j] == self.documents[i]]
 
     def project(self, name: str, features: int) -> Tensor:
         """Return [T, heads, features], not rotated."""
@@ -61,15 +73,38 @@ def softmax_of(loop: Loop, q: Tensor, keys: Any, values: Any) -> Tensor:
         heads = []
         for h in range(HEADS):
             q_i = loop.turn("q", i, q[i, h])
-            k_j = torch.stack([keys(h, j) for j in range(i + 1)])
-            v_j = torch.stack([values(h, j) for j in range(i + 1)])
+            k_j = torch.stack([keys(h, j) for j in loop.met(i)])
+            v_j = torch.stack([values(h, j) for j in loop.met(i)])
             scores = k_j @ q_i / math.sqrt(len(q_i))
             if "sink_H" in loop.weights:
                 scores = torch.cat([scores, loop.weights["sink_H"][h : h + 1]])
-            a_j = torch.softmax(scores, dim=0)[: i + 1]
+            a_j = torch.softmax(scores, dim=0)[: len(v_j)]
             heads.append(loop.turn("o", i, a_j @ v_j))
         rows.append(torch.stack(heads))
     return loop.end(torch.stack(rows))
+
+
+def softmax(loop: Loop, attn: SoftmaxConfig) -> Tensor:
+    """Return grouped softmax attention; keys and values may mix in the token before."""
+    q = loop.project("q_proj", DIM)
+    if "token_shift" in loop.weights:
+        mixed = []
+        for t, x_D in enumerate(loop.x_TD):
+            begins = t == 0 or loop.documents[t - 1] != loop.documents[t]
+            before_D = x_D if begins else loop.x_TD[t - 1]
+            mu_D = loop.weights["token_shift"]
+            mixed.append((1 - mu_D) * x_D + mu_D * before_D)
+        loop.x_TD = torch.stack(mixed)
+    k, v = loop.project("k_proj", DIM), loop.project("v_proj", DIM)
+    if "q_norm.weight" in loop.weights:
+        q = rms(q, SIZES.rms_norm_eps) * loop.weights["q_norm.weight"]
+        k = rms(k, SIZES.rms_norm_eps) * loop.weights["k_norm.weight"]
+    per_group = HEADS // k.shape[1]
+
+    def turned(site: str, x: Tensor) -> Any:
+        return lambda h, j: loop.turn(site, j, x[j, h // per_group])
+
+    return softmax_of(loop, q, turned("k", k), turned("v", v))
 
 
 def latent(loop: Loop, attn: LatentConfig) -> Tensor:
@@ -189,6 +224,7 @@ def decay(loop: Loop, attn: DecayConfig) -> Tensor:
 
 
 LOOPS: dict[str, Any] = {
+    "softmax": softmax,
     "latent": latent,
     "shared": shared,
     "linear": linear,
@@ -197,21 +233,41 @@ LOOPS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("attn", [kind for kind in KINDS if kind.kind in LOOPS], ids=str)
+@pytest.mark.parametrize(("attn", "sizes"), CASES)
 @pytest.mark.parametrize("base_vo", [None, BASE_VO])
 @torch.no_grad()
-def test_every_subset_equals_the_loop(attn: Kind, base_vo: float | None) -> None:
+def test_every_subset_equals_the_loop(
+    attn: Kind, sizes: dict[str, Any], base_vo: float | None
+) -> None:
     x_TD = normal(LENGTH, SIZES.hidden_size, seed=1)
     for sites in SUBSETS:
         if not allowed(attn, sites):
             continue
-        layer = make_layer(attn, sites).double()
-        at = make_positions(LENGTH, layer.rotary_dim, base_vo=base_vo)
-        ours = layer(x_TD[None], at)[0]
+        layer = make_layer(attn, sites, sizes=make_sizes(**sizes)).double()
+        if layer.sink_H is not None:
+            layer.sink_H.copy_(torch.tensor([-1.0, 0.0, 1.0, 3.0]))
+        ours = layer(x_TD[None], make_positions(LENGTH, layer.rotary_dim, base_vo=base_vo))[0]
         by_loop = LOOPS[attn.kind](Loop(layer, sites, x_TD, base_vo), attn)
         # A learned decay is float32. Errors are relative, as floored denominators give large o.
         tolerance = 1e-6 if getattr(attn, "gamma", None) == "learned" else 1e-12
         assert float((ours - by_loop).abs().max() / by_loop.abs().max()) < tolerance, sites
+
+
+@pytest.mark.parametrize(("attn", "sizes"), [case for case in CASES if case.values[0].keeps_keys])
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("documents", [(0,) * LENGTH, (3, 3, 8, 9, 3, 3, 3)], ids=["one", "many"])
+@torch.no_grad()
+def test_windows_and_documents_equal_the_loop(
+    attn: Kind, sizes: dict[str, Any], window: int | None, documents: tuple[int, ...]
+) -> None:
+    """One of the documents is a single token."""
+    x_TD = normal(LENGTH, SIZES.hidden_size, seed=4)
+    sites = all_sites(attn)
+    layer = make_layer(attn, sites, sizes=make_sizes(window=window, **sizes)).double()
+    at = make_positions(LENGTH, layer.rotary_dim)
+    ours = layer(x_TD[None], at._replace(document_BT=torch.tensor([documents])))[0]
+    by_loop = LOOPS[attn.kind](Loop(layer, sites, x_TD, documents=documents), attn)
+    assert float((ours - by_loop).abs().max()) < 1e-10
 
 
 @pytest.mark.parametrize("normalise", ["none", "sqrt"])
@@ -227,38 +283,3 @@ def test_every_head_that_may_learn_its_decay_begins_at_retnets(normalise: Any) -
     o_BTD = layer(normal(1, LENGTH, sizes.hidden_size), make_positions(LENGTH, 2))
     (gradient_H,) = torch.autograd.grad(o_BTD.square().sum(), layer.nu)
     assert bool((gradient_H.isfinite() & (gradient_H != 0)).all())
-
-
-@pytest.mark.parametrize("attn", KINDS, ids=str)
-def test_the_gradient_is_the_slope(attn: Kind) -> None:
-    """Finite differences check the gradients of the input and of every parameter."""
-    sites = tuple(site for site in "qkvo" if site in attn.sites())
-    layer = make_layer(attn, sites).double()
-    at = make_positions(LENGTH, layer.rotary_dim)
-    names, parameters = zip(*layer.named_parameters(), strict=True)
-    direction = normal(SIZES.hidden_size, seed=3)
-
-    def output(x_BTD: Tensor, *weights: Tensor) -> Tensor:
-        named = dict(zip(names, weights, strict=True))
-        out: Tensor = torch.func.functional_call(layer, named, (x_BTD, at))
-        return out @ direction
-
-    leaves = [normal(1, LENGTH, SIZES.hidden_size, seed=2), *(p.detach() for p in parameters)]
-    assert torch.autograd.gradcheck(
-        output, [leaf.requires_grad_() for leaf in leaves], fast_mode=True
-    )
-
-
-@pytest.mark.parametrize("attn", KINDS, ids=str)
-@torch.no_grad()
-def test_bfloat16_is_near_float32(attn: Kind) -> None:
-    """The relative error is that of a few bfloat16 roundings."""
-    sites = tuple(site for site in "qkvo" if site in attn.sites())
-    layer = make_layer(attn, sites)
-    x_BTD = normal(2, 200, SIZES.hidden_size, seed=4).float()
-    at = make_positions(200, layer.rotary_dim, dtype=torch.float32)
-    exact = layer(x_BTD, at)
-    with torch.autocast("cpu", torch.bfloat16):
-        ours = layer(x_BTD, at)
-    assert ours.dtype == torch.bfloat16
-    assert float((ours.float() - exact).norm() / exact.norm()) < 0.03

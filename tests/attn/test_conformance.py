@@ -1,0 +1,390 @@
+"""What holds for every kind of attention: of rope_exp/attn, and softmax in the core."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.kinds import CASES, KINDS, all_sites, allowed, make_layer, sizes_for
+from support.models import (
+    BASE,
+    SIZES,
+    SUBSETS,
+    make_pe,
+    make_positions,
+    make_sizes,
+    normal,
+    num_numbers,
+    opinionated,
+    tokens,
+)
+from torch import Tensor
+
+from rope_exp.attention import Attention, Cache, LayerCache, Positions
+from rope_exp.costs import kept as kept_of
+from rope_exp.decoder import Decoder
+from rope_exp.errors import LawError
+from rope_exp.identity import choices
+from rope_exp.laws.certificate import certificate, expected_class
+from rope_exp.rope import rotate
+from rope_exp.sections import Kind
+
+# Past the end of a table of 4,096 positions.
+FAR = 4100
+LENGTH = 12
+TOLERANCE = 1e-9
+# Relative SD of one rounding to bf16's 8 significant bits: uniform, and at most 2^-8.
+ROUNDING = 2**-8 / math.sqrt(3)
+# Documents of one row, one of them a single token.
+DOCUMENTS = torch.tensor([[3, 3, 3, 3, 8, 8, 9, 3, 3, 3, 3, 3]])
+# Models in which v and o turn by other frequencies than q and k.
+APART: list[dict[str, Any]] = [
+    {"base": 10_000.0, "base_vo": BASE},
+    {"trainable": "log"},
+    {"trainable": "raw", "trainable_scope": "layer"},
+    {"trainable": "log", "trainable_scope": "head"},
+    {"layers": (1, 0), "layers_vo": (0, 1)},
+    {"layers": (1, 1), "layers_vo": (0, 1), "base_vo": 7.0},
+]
+ROTATES_ALL = [attn for attn in KINDS if allowed(attn, "qkvo")]
+# Values are features of the keys.
+SHARES = [
+    attn
+    for attn in ROTATES_ALL
+    if getattr(attn, "value_rope", False) or getattr(attn, "form", None) == "s2"
+]
+every_case = pytest.mark.parametrize(("attn", "sizes"), CASES)
+
+
+def decoder_of(
+    attn: Kind, sites: tuple[str, ...], sizes: dict[str, Any], **changes: Any
+) -> Decoder:
+    """Return a float64 decoder with non-uniform attention and learned frequencies moved apart."""
+    decoder = opinionated(*sites, attn=attn, sizes=sizes_for(attn, **sizes), scale=8, **changes)
+    moved = {"inv_freq": 0.3, "inv_freq_vo": -0.4}
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            parameter.add_(moved.get(name.rpartition(".")[2], 0.0))
+    return decoder.double().eval()
+
+
+def fed(decoder: Decoder, ids_BT: Tensor, parts: list[int], cache: Cache | None = None) -> Tensor:
+    """Return the logits of ids that are fed to a cache in parts."""
+    cache = cache or decoder.new_cache()
+    return torch.cat([decoder(part, cache=cache) for part in ids_BT.split(parts, dim=1)], dim=1)
+
+
+def windows(attn: Kind) -> tuple[int | None, ...]:
+    return (None, 1, 5) if attn.keeps_keys else (None,)
+
+
+def deviation(ours: Tensor, expected: Tensor) -> float:
+    return float((ours - expected).abs().max())
+
+
+def test_every_file_is_covered() -> None:
+    assert {attn.kind for attn in KINDS} == {"softmax", *choices("attn")}
+
+
+# -- the cache -------------------------------------------------------------------------------------
+
+
+@every_case
+@torch.no_grad()
+def test_any_parts_at_far_positions_are_the_whole(attn: Kind, sizes: dict[str, Any]) -> None:
+    """Under every subset, in windows, and where v and o have a base of their own."""
+    ids_BT = tokens(2, LENGTH)
+    for sites in SUBSETS:
+        if not allowed(attn, sites):
+            continue
+        tried = [({"window": window}, {}) for window in windows(attn)]
+        if {"v", "o"} & {*sites}:
+            tried.append(({}, {"base_vo": 7.0}))
+        for of_model, of_pe in tried:
+            decoder = decoder_of(attn, sites, sizes | of_model, start=FAR, **of_pe)
+            whole = decoder(ids_BT)
+            for parts in ([1] * LENGTH, [5, 1, 1, 5], [11, 1], [LENGTH]):
+                assert deviation(fed(decoder, ids_BT, parts), whole) < TOLERANCE, (sites, parts)
+
+
+@every_case
+@torch.no_grad()
+def test_padding_on_the_left_changes_nothing(attn: Kind, sizes: dict[str, Any]) -> None:
+    """Each row has the logits that it has alone, also if its padding ends where a part ends."""
+    sites = tuple(site for site in "qv" if site in attn.sites())
+    pads = [0, 3, 7, 11]
+    ids_BT = tokens(len(pads), LENGTH)
+    for window in windows(attn):
+        decoder = decoder_of(attn, sites, sizes | {"window": window})
+        alone = [decoder(ids_BT[row : row + 1, pad:])[0] for row, pad in enumerate(pads)]
+        for parts in ([8, 1, 3], [3, 4, 5], [1] * LENGTH, [LENGTH]):
+            ours = fed(decoder, ids_BT, parts, decoder.new_cache(pads_B=torch.tensor(pads)))
+            assert bool(ours.isfinite().all())
+            for row, pad in enumerate(pads):
+                assert deviation(ours[row, pad:], alone[row]) < TOLERANCE, (window, pad, parts)
+
+
+@pytest.mark.parametrize("changes", APART, ids=str)
+@pytest.mark.parametrize("attn", ROTATES_ALL, ids=str)
+@torch.no_grad()
+def test_two_rotations_are_relative_and_cached(attn: Kind, changes: dict[str, Any]) -> None:
+    decoder = decoder_of(attn, tuple("qkvo"), {}, **changes)
+    ids_BT = tokens(2, 20)
+    whole = decoder(ids_BT)
+    shifted = decoder(ids_BT, positions_BT=13 + torch.arange(20)[None])
+    assert deviation(shifted, whole) < TOLERANCE
+    assert deviation(fed(decoder, ids_BT, [8, 1, 11]), whole) < TOLERANCE
+
+
+@every_case
+def test_a_cache_holds_what_the_config_says(attn: Kind, sizes: dict[str, Any]) -> None:
+    """A layer keeps `costs.kept` elements: some per token, and some that do not grow."""
+    for sites in SUBSETS:
+        if not allowed(attn, sites):
+            continue
+        decoder = decoder_of(attn, sites, sizes)
+        model = decoder.architecture.model
+        kept = []
+        for length in (LENGTH, 2 * LENGTH):
+            cache = decoder.new_cache()
+            fed(decoder, tokens(3, length), [length], cache)
+            kept.append(num_numbers(cache) / 3 / model.num_hidden_layers)
+        a_token, at_all = kept_of(attn, model, decoder.architecture.pe)
+        assert kept == [at_all + count * a_token for count in (LENGTH, 2 * LENGTH)]
+        held = [*cache.layers[0].rows.values(), *cache.layers[0].states.values()]
+        assert not any(tensor.requires_grad for tensor in held)
+
+
+@pytest.mark.parametrize("changes", APART, ids=str)
+@pytest.mark.parametrize("attn", ROTATES_ALL, ids=str)
+@torch.no_grad()
+def test_the_layer_that_keeps_the_most_is_counted(attn: Kind, changes: dict[str, Any]) -> None:
+    for sites in ("vo", "kv", "qkvo"):
+        decoder = decoder_of(attn, tuple(sites), {}, **changes)
+        cache = decoder.new_cache()
+        decoder(tokens(3, LENGTH), cache=cache)
+        kept = max(sum(row[0, 0].numel() for row in each.rows.values()) for each in cache.layers)
+        assert kept == kept_of(attn, decoder.architecture.model, decoder.architecture.pe)[0], sites
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_one"),
+    [({}, True), ({"fraction": 0.5}, True), *((each, False) for each in APART)],
+    ids=str,
+)
+@pytest.mark.parametrize("attn", SHARES, ids=str)
+def test_one_rotation_has_one_row(attn: Kind, changes: dict[str, Any], is_one: bool) -> None:
+    """If both pairs always rotate alike, values are read from the keys' cached row."""
+    decoder = decoder_of(attn, tuple("qkvo"), {}, **changes)
+    cache = decoder.new_cache()
+    decoder(tokens(1, LENGTH), cache=cache)
+    assert all(set(layer.rows) == {"k"} for layer in cache.layers) == is_one
+
+
+# -- gradients and precision -----------------------------------------------------------------------
+
+
+@every_case
+def test_the_gradient_is_the_slope(attn: Kind, sizes: dict[str, Any]) -> None:
+    """Finite differences check the gradients of the input and of every parameter."""
+    layer = make_layer(attn, all_sites(attn), sizes=make_sizes(**sizes)).double()
+    at = make_positions(LENGTH, layer.rotary_dim)
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+    direction = normal(SIZES.hidden_size, seed=3)
+    for document_BT in (None, DOCUMENTS) if attn.keeps_keys else (None,):
+
+        def output(x_BTD: Tensor, *weights: Tensor, document_BT: Any = document_BT) -> Tensor:
+            named = dict(zip(names, weights, strict=True))
+            read = at._replace(document_BT=document_BT)
+            out: Tensor = torch.func.functional_call(layer, named, (x_BTD, read))
+            return out @ direction
+
+        leaves = [normal(1, LENGTH, SIZES.hidden_size, seed=2), *(p.detach() for p in parameters)]
+        leaves = [leaf.requires_grad_() for leaf in leaves]
+        assert torch.autograd.gradcheck(output, leaves, fast_mode=True)
+
+
+@every_case
+@torch.no_grad()
+def test_in_bf16_layer_and_cache_are_near(attn: Kind, sizes: dict[str, Any]) -> None:
+    """A layer under autocast, past one chunk, keeps keys in bfloat16 and states in float32.
+
+    After the projections, which both share, each path rounds at most eight times: a feature or a
+    norm, the rotation, a score, a weight, a sum, a quotient, the rotation back, and the last
+    projection. Scores are of size 1, so each rounding counts about once. The squares of sixteen
+    independent errors add up, which gives four times one error.
+    """
+    length = 200
+    sites = all_sites(attn)
+    if getattr(attn, "form", None) == "both":
+        # A rotated denominator may cancel to almost 0, and the quotient then has no correct digit.
+        sites = ("v", "o")
+    layer = make_layer(attn, sites, sizes=make_sizes(**sizes))
+    x_BTD = normal(2, length, SIZES.hidden_size, seed=4).float()
+    at = make_positions(length, layer.rotary_dim, dtype=torch.float32)
+    exact = layer(x_BTD, at)
+
+    cache = LayerCache()
+    of_tokens = zip(*(part.split(1, dim=-2) for part in (x_BTD, *at.qk)), strict=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        whole = layer(x_BTD, at)
+        outputs = []
+        for x_B1D, cos, sin in of_tokens:
+            outputs.append(layer(x_B1D, Positions((cos, sin)), cache))
+        ours = torch.cat(outputs, dim=1)
+
+    assert ours.dtype == whole.dtype == torch.bfloat16
+    assert float((whole.float() - exact).norm() / exact.norm()) < 0.03
+    difference = (ours.double() - whole.double()).norm() / whole.double().norm()
+    assert float(difference) < math.sqrt(16) * ROUNDING
+    assert {tensor.dtype for tensor in cache.rows.values()} <= {torch.bfloat16}
+    assert {tensor.dtype for tensor in cache.states.values()} <= {torch.float32}
+    assert bool(cache.rows) == attn.keeps_keys
+
+
+# -- documents and biases --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("attn", "sizes"), [case for case in CASES if case.values[0].keeps_keys])
+@torch.no_grad()
+def test_a_document_is_read_as_if_alone(attn: Kind, sizes: dict[str, Any]) -> None:
+    """With positions that begin anew, and also with a window, which hides earlier keys anyway."""
+    ids_BT = tokens(1, LENGTH)
+    ends = np.cumsum([4, 2, 1, 5])
+    number_BT = torch.repeat_interleave(torch.arange(4), torch.tensor([4, 2, 1, 5]))[None]
+    place_BT = torch.arange(LENGTH)[None] - torch.tensor([0, 4, 6, 7])[number_BT]
+    for window in (None, 3):
+        decoder = decoder_of(attn, all_sites(attn), sizes | {"window": window})
+        whole = decoder(ids_BT, positions_BT=place_BT, document_BT=number_BT)
+        for first, last in zip([0, *ends], ends, strict=False):
+            alone = decoder(ids_BT[:, first:last])
+            assert deviation(whole[:, first:last], alone) < TOLERANCE
+        assert deviation(decoder(ids_BT, positions_BT=place_BT), whole) > 1e-3
+
+
+@pytest.mark.parametrize("attn", [kind for kind in KINDS if kind.keeps_keys], ids=str)
+@pytest.mark.parametrize("bias", ["alibi", "t5"])
+@torch.no_grad()
+def test_kinds_with_keys_take_a_bias(attn: Kind, bias: str) -> None:
+    """Cached decoding equals the full forward pass, and the bias changes the logits."""
+    biased, plain = (decoder_of(attn, ("q", "k"), {}, bias=each) for each in (bias, "none"))
+    ids_BT = tokens(2, LENGTH)
+    whole = biased(ids_BT)
+    assert deviation(fed(biased, ids_BT, [5, 1, 6]), whole) < TOLERANCE
+    assert deviation(plain(ids_BT), whole) > 1e-3
+
+
+@pytest.mark.parametrize("attn", [kind for kind in KINDS if kind.keeps_keys], ids=str)
+@torch.no_grad()
+def test_without_an_order_tokens_are_a_bag(attn: Kind) -> None:
+    """NoPE learns positions from the causal mask, which masked language models lack."""
+    ids_BT = tokens(2, 30)
+    order_T = torch.randperm(30, generator=torch.Generator().manual_seed(1))
+    for causal in (True, False):
+        decoder = decoder_of(attn, (), {}, causal=causal)
+        moved = deviation(decoder(ids_BT[:, order_T]), decoder(ids_BT)[:, order_T])
+        assert moved > 1e-2 if causal else moved < TOLERANCE
+
+
+# -- laws ------------------------------------------------------------------------------------------
+
+
+@every_case
+@pytest.mark.parametrize("window", [None, 3])
+def test_each_subset_keeps_its_law(attn: Kind, sizes: dict[str, Any], window: int | None) -> None:
+    """The certificate covers the shift, the cache, and the absorbed or parallel formula."""
+    if window is not None and not attn.keeps_keys:
+        return
+    expected = {"cached"} | ({"absorbed"} if attn.kind == "latent" else set())
+    expected |= set() if attn.keeps_keys else {"parallel"}
+    for sites in SUBSETS:
+        if allowed(attn, sites):
+            model = make_sizes(window=window, **sizes)
+            checked = certificate(model, make_pe(*sites, start=3), attn)
+            assert checked["measured"] == expected_class(sites)
+            assert set(checked["formulas"]) == expected
+    if attn.keeps_keys:
+        # Masked language models and spikes attend both ways, and cache nothing.
+        sites = ("q", "k") if allowed(attn, "qk") else ()
+        assert certificate(SIZES, make_pe(*sites), attn, causal=False)["formulas"] == {}
+
+
+def forward_only(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Tensor:
+    """Return x rotated, with the mistake of rotating outputs forward."""
+    return rotate(x, cos, sin)
+
+
+def negated(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Tensor:
+    """Return x rotated, with the mistake of an inverse that also negates the cosine (-R_m)."""
+    return rotate(x, -cos, -sin) if inverse else rotate(x, cos, sin)
+
+
+def not_at_all(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Tensor:
+    """Return x rotated, with the mistake of not rotating outputs back."""
+    return x if inverse else rotate(x, cos, sin)
+
+
+def twice(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Tensor:
+    """Return x rotated, with the mistake of rotating values again after heads are repeated."""
+    turned = rotate(x, cos, sin, inverse=inverse)
+    return turned if inverse else rotate(turned, cos, sin)
+
+
+@pytest.mark.parametrize("mistake", [forward_only, negated, not_at_all, twice])
+@pytest.mark.parametrize("attn", [kind for kind in KINDS if allowed(kind, ("v", "o"))], ids=str)
+def test_a_wrong_rotation_is_refused(
+    attn: Kind, mistake: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rope_exp.attention.rotate", mistake)
+    with pytest.raises(LawError, match="refusing to train"):
+        certificate(SIZES, make_pe("v", "o"), attn)
+
+
+@pytest.mark.parametrize("attn", [kind for kind in KINDS if allowed(kind, ("q", "k"))], ids=str)
+@pytest.mark.parametrize("times", [-1, 0], ids=["the other way", "not at all"])
+@pytest.mark.parametrize("site", ["q", "k"])
+def test_a_query_or_key_that_turns_wrongly_is_refused(
+    attn: Kind, site: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = Attention.turn
+
+    def wrong(self: Attention, of_site: str, x: Tensor, at: Positions) -> Tensor:
+        cos, sin = at.qk
+        by = (cos if times else torch.ones_like(cos), times * sin)
+        return turn(self, of_site, x, at._replace(qk=by) if of_site == site else at)
+
+    monkeypatch.setattr(Attention, "turn", wrong)
+    with pytest.raises(LawError, match="refusing to train"):
+        certificate(SIZES, make_pe("q", "k"), attn)
+
+
+@pytest.mark.parametrize("attn", [kind for kind in KINDS if allowed(kind, "vo")], ids=str)
+def test_v_and_o_by_different_tables_are_refused(
+    attn: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """v rotates by its own base, but o is rotated back by the base of q and k.
+
+    The heads' outputs already show it; the logits, which are measured next, would show it too.
+    """
+    turn = Attention.turn
+
+    def wrong(self: Attention, site: str, x: Tensor, at: Positions) -> Tensor:
+        return turn(self, site, x, at._replace(vo=at.qk) if site == "o" else at)
+
+    monkeypatch.setattr(Attention, "turn", wrong)
+    with pytest.raises(LawError, match="the rotation of test is neither"):
+        certificate(SIZES, make_pe(*attn.sites(), base_vo=7.0), attn)
+
+
+@pytest.mark.parametrize("changes", APART[:4], ids=str)
+@pytest.mark.parametrize("attn", SHARES, ids=str)
+def test_values_from_the_keys_row_are_refused(
+    attn: Kind, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The certificate detects values read from rotated keys, also with learned frequencies."""
+    pe = make_pe(*"qkvo", **changes)
+    assert certificate(SIZES, pe, attn)["measured"] == "invariant"
+    monkeypatch.setattr(Attention, "has_values_in_keys", lambda self, at: True)
+    with pytest.raises(LawError, match="the rotation of test is neither"):
+        certificate(SIZES, pe, attn)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rope_exp.encoding import Position, Sizes
-    from rope_exp.export.patch import patch
     from rope_exp.frames import load_metrics, load_probes, load_runs, load_table
     from rope_exp.load import load_run
 

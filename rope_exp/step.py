@@ -46,7 +46,7 @@ def learning_rate(step: int, config: RunConfig) -> float:
         height = 0.5 * (1 + math.cos(math.pi * done))
     else:
         own = chosen("schedule", schedule.name, "schedule.name")
-        height = own.height(step, num_steps, schedule)
+        height = own.height(schedule, step, warmup, num_steps)
     floor = schedule.final_fraction
     return peak * (floor + (1 - floor) * height)
 

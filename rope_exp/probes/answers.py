@@ -6,8 +6,7 @@ decoding. Each split but the trained one is read in as many rows as there are he
 Shapes: N rows, B of a micro-batch, T positions, V vocabulary, E examples.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any
@@ -38,7 +37,7 @@ from rope_exp.report import (
 )
 from rope_exp.rows import TRAIN
 from rope_exp.runs import Run
-from rope_exp.stats import Pair, judge, noise_of, outcome
+from rope_exp.stats import Pair, judge, noise_of, outcome, table_of
 
 # Below the published relations, above other probes.
 ORDER = 3
@@ -94,115 +93,91 @@ def _right_and_nats(logits_BTV: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]
 
 # -- report ----------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class Part:
-    """The examples of a split with spans from `first` to `last`, inclusive.
-
-    Attributes:
-        name: the spans as text; empty for a whole split.
-    """
-
-    split: str
-    name: str
-    first: int
-    last: int
-
-    @property
-    def key(self) -> str:
-        """The part's name in frames."""
-        return f"{self.split} {self.name}".rstrip()
+Ends = tuple[int, int]
 
 
 def tables(report: Report) -> list[str]:
     """Return exact matches by row, split and bin, and published relations judged by them.
 
-    A run's share is the fraction of its examples; a row's share is the mean over its seeds.
+    A row's share is the mean over its seeds.
     """
-    if report.task is None or not report.answers("answers"):
+    splits = parts(report)
+    if report.task is None or not splits:
         return []
-    parts = [
+    columns = [Column("variant", "name"), Column("seeds", "num_seeds", "d")]
+    for split, (_, *bins) in splits.items():
+        columns.append(Column(split, split, ".1f", partial(_with_spread, split)))
+        columns += [Column(_name(ends), f"{split} {_name(ends)}", ".1f") for ends in bins]
+
+    lines = []
+    for label, answers in report.answers("answers").items():
+        row = report.rows[label]
+        line: dict[str, Any] = {"name": row.name, "num_seeds": len(answers)}
+        for split, (whole, *bins) in splits.items():
+            percents = 100 * shares(row, split, whole)
+            line |= {split: percents.mean(), f"{split} sd": percents.std()}
+            for ends in bins:
+                line[f"{split} {_name(ends)}"] = 100 * shares(row, split, ends).mean()
+        lines.append(line)
+    about = (
         f"Exact matches in %, by {report.task.span} (mean over seeds; for a whole split, with the "
-        "SD over seeds):",
-        matches(report).markdown(),
-    ]
-    relations = match_relations(report)
-    if any(relations.values()):
-        parts += [
-            "Published relations, judged by exact matches (Δ: the first variant's share minus the "
-            "second's, in percentage points):",
-            _relations(report, relations).markdown(),
-        ]
-    return parts
+        "SD over seeds):"
+    )
+    return [about, Table(columns, pd.DataFrame(lines)).markdown(), *_relations(report)]
 
 
 def files(report: Report) -> dict[str, str]:
     """Return answers.csv, if there are exact matches: a line for each row, split and bin."""
-    found = shares(report)
-    if found.empty:
+    lines = []
+    for label in report.answers("answers"):
+        row = report.rows[label]
+        for split, every in parts(report).items():
+            for ends in every:
+                right = shares(row, split, ends)
+                if right.empty:
+                    continue
+                line = {"pe": label, "split": split, "span_first": ends[0], "span_last": ends[1]}
+                line["num_seeds"] = len(right)
+                line["num_examples"] = sum(_count(run, split, ends)[0] for run in row.runs)
+                lines.append({**line, "right_mean": right.mean(), "right_sd": right.std()})
+    if not lines:
         return {}
-    by = {"label": "pe", "split": "split", "first": "span_first", "last": "span_last"}
-    over_seeds = found.groupby([*by, "part"], sort=False).agg(
-        num_seeds=("share", "count"),
-        num_examples=("count", "sum"),
-        right_mean=("share", "mean"),
-        right_sd=("share", "std"),
-    )
-    table = over_seeds.reset_index().drop(columns="part").rename(columns=by)
-    return {"answers.csv": table.to_csv(index=False, float_format="%.6f")}
+    return {"answers.csv": pd.DataFrame(lines).to_csv(index=False, float_format="%.6f")}
 
 
-def count_matches(run: Run, split: str, first: float, last: float) -> tuple[int, int]:
-    """Return the number of examples of these spans, and the number that a run answered right."""
-    answers = run.probes.get("answers", {}).get(split)
-    if answers is None:
-        return 0, 0
-    columns = zip(answers["span"], answers["count"], answers["right"], strict=True)
-    inside = [(count, right) for span, count, right in columns if first <= span <= last]
-    return sum(count for count, _ in inside), sum(right for _, right in inside)
+def parts(report: Report) -> dict[str, list[Ends]]:
+    """Return the first and last span of each whole split, and of its bins with examples.
 
-
-def with_answers(report: Report) -> list[Row]:
-    """Return the rows with exact matches; none if the data are of several kinds."""
-    return [report.rows[label] for label in report.answers("answers")] if report.task else []
-
-
-def parts(report: Report) -> list[Part]:
-    """Return each split followed by its bins, those with the shortest examples first."""
-    if report.task is None:
-        return []
+    The split with the shortest examples is first. There is none if the data are of several kinds.
+    """
     spans: dict[str, set[int]] = {}
     for run in report.runs:
-        for split, answers in run.probes.get("answers", {}).items():
-            spans.setdefault(split, set()).update(answers["span"])
+        for split, answer in run.probes.get("answers", {}).items():
+            spans.setdefault(split, set()).update(answer["span"])
+    if report.task is None:
+        return {}
 
-    found = []
+    found = {}
     for ordered, split in sorted((sorted(of_split), split) for split, of_split in spans.items()):
-        found.append(Part(split, "", ordered[0], ordered[-1]))
-        for start, following in pairwise([*report.task.bins, ordered[-1] + 1]):
-            inside = [span for span in ordered if start <= span < following]
-            if inside:
-                ends = dict.fromkeys([inside[0], inside[-1]])
-                found.append(Part(split, " to ".join(map(str, ends)), inside[0], inside[-1]))
+        edges = pairwise([*report.task.bins, ordered[-1] + 1])
+        bins = [[span for span in ordered if start <= span < end] for start, end in edges]
+        found[split] = [(part[0], part[-1]) for part in [ordered, *filter(None, bins)]]
     return found
 
 
-def shares(report: Report) -> pd.DataFrame:
-    """Return the share of a part's examples that a run answered without a wrong token.
+def shares(row: Row, split: str, ends: Ends) -> "pd.Series[float]":
+    """Return the share of these examples that a run answered without a wrong token, by seed."""
+    counts = {run.config.seed: _count(run, split, ends) for run in row.runs}
+    found = {seed: right / count for seed, (count, right) in counts.items() if count}
+    return pd.Series(found, dtype=float)
 
-    A line for each row, part and seed. Columns are label, split, part (its name), key, first, last,
-    seed, count (of examples) and share.
-    """
-    columns = ["label", "split", "part", "key", "first", "last", "seed", "count", "share"]
-    found = []
-    for row in with_answers(report):
-        for part in parts(report):
-            told = (row.label, part.split, part.name, part.key, part.first, part.last)
-            for run in row.runs:
-                count, right = count_matches(run, part.split, part.first, part.last)
-                if count:
-                    found.append((*told, run.config.seed, count, right / count))
-    return pd.DataFrame(found, columns=columns)
+
+def _count(run: Run, split: str, ends: Ends) -> tuple[int, int]:
+    """Return the number of examples of these spans, and the number that a run answered right."""
+    answer = run.probes.get("answers", {}).get(split, {"span": [], "count": [], "right": []})
+    columns = zip(answer["span"], answer["count"], answer["right"], strict=True)
+    inside = [(count, right) for span, count, right in columns if ends[0] <= span <= ends[1]]
+    return sum(count for count, _ in inside), sum(right for _, right in inside)
 
 
 def match_relations(report: Report) -> dict[str, list[Pair]]:
@@ -212,75 +187,54 @@ def match_relations(report: Report) -> dict[str, list[Pair]]:
     """
     claim = None if report.published else report.source
     signs = {(a, b): sign for a, sign, b in claim.relations} if claim else {}
-    every = shares(report)
-    found = {}
-    for split, of_split in every[every["part"] == ""].groupby("split", sort=False):
-        wrong = 1 - of_split.pivot_table("share", "seed", "label", sort=False).sort_index()
-        relations = []
+    found: dict[str, list[Pair]] = {}
+    for split, (whole, *_) in parts(report).items():
+        rows = [report.rows[label] for label in report.answers("answers")]
+        wrong = table_of({row.label: dict(1 - shares(row, split, whole)) for row in rows})
         noise = noise_of(wrong, paired=is_always_paired(report.runs))
+        found[split] = []
         for (a, b), pair in judge(wrong, list(signs), noise).items():
             of_both = wrong[[a, b]].to_numpy()
             has_room = np.nanmax(of_both) > ROOM and np.nanmin(of_both) < 1 - ROOM
             said = outcome(pair, signs[a, b]) if has_room else "open; floor or ceiling effect"
-            relations.append({**pair, "published": signs[a, b], "outcome": said})
-        found[str(split)] = relations
+            found[split].append({**pair, "published": signs[a, b], "outcome": said})
     return found
 
 
-def matches(report: Report) -> Table:
-    """Return exact matches in %: a line for each row, a column for each split and bin."""
-    columns = [Column("variant", "name"), Column("seeds", "num_seeds", "d")]
-    for part in parts(report):
-        if part.name:
-            columns.append(Column(part.name, part.key, ".1f"))
-        else:
-            columns.append(Column(part.split, part.key, ".1f", partial(_with_spread, part.key)))
-
-    found = shares(report)
-    percents = (100 * found["share"]).groupby([found["label"], found["key"]])
+def _relations(report: Report) -> list[str]:
+    """Return a table of the published relations, in percentage points, if there are any."""
     lines = []
-    for row in with_answers(report):
-        seeds = {run.config.seed for run in row.runs if "answers" in run.probes}
-        lines.append({"label": row.label, "name": row.name, "num_seeds": len(seeds)})
-    table = pd.DataFrame(lines, columns=["label", "name", "num_seeds"])
-    for numbers in (percents.mean().unstack(), percents.std().unstack().add_suffix(" sd")):
-        table = table.join(numbers, on="label")
-    return Table(columns, table)
+    for split, relations in match_relations(report).items():
+        for relation in relations:
+            names = [report.rows[relation[key]].name for key in ("a", "b")]
+            low, high = (100 * relation[f"delta_ci_{end}"] for end in ("low", "high"))
+            line = {
+                "split": split,
+                "published": f" {relation['published']} ".join(names),
+                "ours": f" {relation['sign']} ".join(names),
+                "Δ": 100 * relation["delta"],
+                "95 % interval": interval(low, high, "+.1f"),
+                "p (Holm)": spell_p(relation["p_adjusted"]),
+                "seeds": relation["num_seeds"],
+                "outcome": relation["outcome"],
+            }
+            lines.append(line)
+    if not lines:
+        return []
+    forms = {"Δ": "+.1f", "95 % interval": "s", "p (Holm)": "s", "seeds": "d"}
+    columns = [Column(key, key, forms.get(key, "")) for key in lines[0]]
+    about = (
+        "Published relations, judged by exact matches (Δ: the first variant's share minus the "
+        "second's, in percentage points):"
+    )
+    return [about, Table(columns, pd.DataFrame(lines)).markdown()]
+
+
+def _name(ends: Ends) -> str:
+    """Return the spans of a bin as text."""
+    return " to ".join(map(str, dict.fromkeys(ends)))
 
 
 def _with_spread(split: str, line: Mapping[str, Any]) -> str:
     spread = number(line[f"{split} sd"], ".1f")
     return f"{number(line[split], '.1f')}{f' ± {spread}' if spread else ''}"
-
-
-def _relations(report: Report, of_splits: Mapping[str, Sequence[Pair]]) -> Table:
-    """Return the published relations, judged by exact matches, in percentage points."""
-    lines = []
-    for split, relations in of_splits.items():
-        for relation in relations:
-            a = report.rows[relation["a"]].name
-            b = report.rows[relation["b"]].name
-            low, high = (100 * relation[f"delta_ci_{end}"] for end in ("low", "high"))
-            lines.append(
-                {
-                    "split": split,
-                    "published": f"{a} {relation['published']} {b}",
-                    "ours": f"{a} {relation['sign']} {b}",
-                    "delta": 100 * relation["delta"],
-                    "interval": interval(low, high, "+.1f"),
-                    "p": spell_p(relation["p_adjusted"]),
-                    "num_seeds": relation["num_seeds"],
-                    "outcome": relation["outcome"],
-                }
-            )
-    columns = [
-        Column("split", "split"),
-        Column("published", "published"),
-        Column("ours", "ours"),
-        Column("Δ", "delta", "+.1f"),
-        Column("95 % interval", "interval", "s"),
-        Column("p (Holm)", "p", "s"),
-        Column("seeds", "num_seeds", "d"),
-        Column("outcome", "outcome"),
-    ]
-    return Table(columns, pd.DataFrame(lines))

@@ -21,7 +21,7 @@ class Config(ScheduleConfig):
             raise ConfigError("schedule.warmup_fraction", self.warmup_fraction, reason)
 
 
-def height(step: int, num_steps: int, config: Config) -> float:
+def height(config: Config, step: int, num_warmup_steps: int, num_steps: int) -> float:
     """Return the rate's height above its last value, from 1 to 0, at a step after the warm-up.
 
     It stays 1, then falls linearly over the last decay_fraction of the run, if that is at least a

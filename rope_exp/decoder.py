@@ -201,11 +201,14 @@ class Rotary(nn.Module):
 
     learned: Mapping[str, str] = {}
 
-    def __init__(self, rotary_dim: int, pe: PeConfig, *, num_layers: int = 1) -> None:
+    def __init__(
+        self, rotary_dim: int, pe: PeConfig, num_layers: int = 1, num_heads: int = 1
+    ) -> None:
         """Make the frequencies of both pairs of sites.
 
         Args:
             rotary_dim: the number of a head's features that could rotate.
+            num_heads: the number of key/value heads, which may learn frequencies of their own.
         """
         super().__init__()
         self.pe = pe
@@ -276,9 +279,10 @@ def encodings(architecture: Architecture, layer: int | None) -> dict[str, Positi
     )
     found = {}
     for name, (key, choice) in chosen_by.items():
-        if choice != "none":
-            found[name] = chosen("position", choice, key).make(pe, sizes)
-    return {name: encoding for name, encoding in found.items() if encoding is not None}
+        encoding = None if choice == "none" else chosen("position", choice, key).make(pe, sizes)
+        if encoding is not None:
+            found[name] = encoding
+    return found
 
 
 class Trunk(nn.Module):
@@ -305,12 +309,11 @@ class Trunk(nn.Module):
         self.embed_tokens = with_weights(undrawn_VD, freeze=False)
         self.layers = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        rotary: Callable[..., Rotary] = Rotary
+        rotary = Rotary
         if pe.trainable:
-            heads = attn.key_heads(config)
-            learned = chosen("position", "trainable", "pe.trainable").LearnedRotary
-            rotary = functools.partial(learned, num_heads=heads)
-        self.rotary_emb = rotary(attn.rotary_dim(config), pe, num_layers=config.num_hidden_layers)
+            rotary = chosen("position", "trainable", "pe.trainable").LearnedRotary
+        per_unit = (config.num_hidden_layers, attn.key_heads(config))
+        self.rotary_emb = rotary(attn.rotary_dim(config), pe, *per_unit)
         for name, encoding in encodings(architecture, layer=None).items():
             self.add_module(name, encoding)
         self.encodings = [child for child in self.children() if isinstance(child, Position)]

@@ -2,7 +2,8 @@
 
     python scripts/config_doc.py
 
-All of it comes from the dataclasses of rope_exp/config; a meaning is the comment above a field.
+All of it comes from the dataclasses of sections.py, config.py and the leaves. A meaning is the
+comment above a field.
 """
 
 import dataclasses
@@ -24,8 +25,8 @@ from rope_exp.machine import ROOT
 PAGE = ROOT / "docs" / "config.md"
 HEAD = """# Every key
 
-Written by `python scripts/config_doc.py` from the dataclasses in `rope_exp/config`. A choice in
-`configs` may replace a default: `model=nano` sets `schedule.warmup_fraction=0.2`, and `data=files`
+Written by `python scripts/config_doc.py` from the dataclasses of the package. A choice in `configs`
+may replace a default: `model=nano` sets `schedule.warmup_fraction=0.2`, and `data=files`
 sets `data.holdout_fraction=0.01`. `rope-exp train --cfg job` shows the values of one run.
 """
 LIMITS = {

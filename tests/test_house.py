@@ -60,7 +60,7 @@ def test_nothing_private_of_hydra_is_imported() -> None:
 
 
 def test_few_modules_know_a_variant_by_name() -> None:
-    """Only the default, the published table and the colours of the nine know variants by name.
+    """Only the default and the published table know variants by name.
 
     Studies are exempt: they may name the variants of one paper.
     """
@@ -74,7 +74,6 @@ def test_few_modules_know_a_variant_by_name() -> None:
     assert knowing == {
         "rope_exp/sections.py",
         "rope_exp/published.py",
-        "rope_exp/figures/_style.py",
     }
 
 

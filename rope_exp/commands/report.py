@@ -54,13 +54,14 @@ def main(words: list[str]) -> int:
                 raise ConfigError(f"--{flag}", ..., allowed)
 
     # Imported late, because figures take a second to import.
-    from rope_exp.campaign.tables import write_campaigns
-    from rope_exp.compile import write
-
     if asked.campaign is not None:
+        from rope_exp.campaign.tables import write_campaigns
+
         name = None if asked.campaign == "all" else asked.campaign
         print("\n".join(write_campaigns(asked.records, name, out)))
         return 0
+
+    from rope_exp.compile import write
 
     runs = asked.runs or DEFAULT_OUTPUT
     factors = tuple(asked.factors or ["pe"])

@@ -6,8 +6,6 @@ theta = theta0 e^s; one per model, per layer, or per key/value head of each laye
 Shapes: B batch, T position, F frequencies, L layers, G key/value heads.
 """
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from rope_exp.attention import Tables
@@ -18,15 +16,13 @@ from rope_exp.sections import PeConfig
 class LearnedRotary(Rotary):
     """A rotation whose frequencies are parameters, of each pair of sites that rotates."""
 
-    def __init__(self, rotary_dim: int, pe: PeConfig, *, num_heads: int = 1, **sizes: Any) -> None:
-        """Make the frequencies, which start as those that are not learned.
-
-        Args:
-            num_heads: the number of key/value heads.
-        """
-        super().__init__(rotary_dim, pe, **sizes)
+    def __init__(
+        self, rotary_dim: int, pe: PeConfig, num_layers: int = 1, num_heads: int = 1
+    ) -> None:
+        """Make the frequencies, which start as those that are not learned."""
+        super().__init__(rotary_dim, pe, num_layers)
         self.learned = dict(zip(pe.trained_pairs, pe.learned_names, strict=True))
-        shape = pe.trained_shape(self.num_layers, num_heads)
+        shape = pe.trained_shape(num_layers, num_heads)
         for pair, name in self.learned.items():
             theta_F = self.get_buffer(f"theta0_{pair}")
             begin_F = theta_F * 0 if pe.trainable == "log" else theta_F

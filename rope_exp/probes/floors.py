@@ -9,9 +9,14 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from rope_exp.config import RunConfig
+from rope_exp.errors import show
 from rope_exp.evaluate import Finished, rounded
 from rope_exp.probes._types import Numbers
 from rope_exp.probes._windows import attentions, instead, loss
+from rope_exp.report import Report
+
+# Below other notes of probes.
+ORDER = 6
 
 
 class Answer(TypedDict):
@@ -50,3 +55,18 @@ def floored(layer: Any) -> Iterator[list[Tensor]]:
 
     with instead(layer, "below", watched):
         yield seen
+
+
+def notes(report: Report) -> list[str]:
+    """Return a note for each run in which eps floors a denominator."""
+    said = []
+    for row in report.rows.values():
+        for run in row.runs:
+            most = max(run.probes.get("floors", {}).get("share", [0.0]))
+            if most:
+                said.append(
+                    f"{row.name}, seed {run.config.seed}: at most {most:.3%} of a layer's "
+                    "denominators are floored at "
+                    f"attn.eps={show(run.config.numeric_value('attn.eps'))} ({run.where})."
+                )
+    return said

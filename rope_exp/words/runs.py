@@ -4,7 +4,6 @@ from collections import Counter
 
 from rope_exp import provenance
 from rope_exp.comparable import differing_surroundings, mixed_blocks
-from rope_exp.errors import show
 from rope_exp.report import Report, has_other_seeds
 from rope_exp.runs import Run
 from rope_exp.words._seeds import spell_seeds
@@ -59,12 +58,6 @@ def _left_out(report: Report) -> list[str]:
 def _run_notes(row: str, run: Run) -> list[str]:
     name = f"{row}, seed {run.config.seed}"
     said = [f"{name}: {mark} ({run.where})." for mark in run.env.get("marks", [])]
-    most = max(run.probes.get("floors", {}).get("share", [0.0]))
-    if most:
-        said.append(
-            f"{name}: at most {most:.3%} of a layer's denominators are floored at "
-            f"attn.eps={show(run.config.numeric_value('attn.eps'))} ({run.where})."
-        )
     if run.status != "finished":
         last = [{"step": 0}, *run.metrics][-1]
         steps = run.result.get("steps", last["step"])

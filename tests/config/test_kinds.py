@@ -124,15 +124,6 @@ def test_softmax_is_in_no_identity() -> None:
     assert run_config(["model.head_dim=32"]).config_sha256 != plain.config_sha256
 
 
-def test_kinds_are_in_the_group() -> None:
-    """The group's name shows the kind, which distinguishes these runs from softmax's."""
-    config = run_config(["attn=mla"])
-    assert config.group.startswith("nano-latent-stdlib-")
-    assert config.group_sha256 != run_config(["attn=mla", "attn.kv_rank=32"]).group_sha256
-    again = RunConfig.from_dict(config.to_dict())
-    assert again == config
-
-
 @pytest.mark.parametrize("words", [["attn=mla"], ["attn=shared_s2", "pe=qkvo_rope"], []])
 def test_matched_parameters_are_met_before_anything_is_hashed(words: list[str]) -> None:
     wanted = 1_500_000

@@ -83,6 +83,9 @@ pe=qkvo_rope pe.layers_vo=[0,1] model.num_hidden_layers=1 | pe.layers_vo= | reac
 pe=sinusoidal model.hidden_size=33 model.head_dim=8 | model.hidden_size=33: must be even |
 pe=nope pe.trainable=true | pe.trainable=true: needs at least one site in pe.rotate |
 pe.base_vo=100 | pe.base_vo=100.0: needs v or o in pe.rotate |
+pe.fraction_vo=0.5 | pe.fraction_vo=0.5: needs v or o |
+pe.layers_vo=[1,0] | pe.layers_vo=[1, 0]: needs v or o |
+pe.trainable_scope=head | pe.trainable_scope=head: needs pe.trainable |
 pe.trainable_lr=2 | pe.trainable_lr=2.0: needs pe.trainable |
 pe.input_scale=2 | pe.input_scale=2.0: needs pe.input=sinusoidal |
 model.window_layers=[1,0] | model.window_layers=[1, 0]: needs model.window |

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.refused import refused
@@ -10,7 +9,6 @@ from support.refused import refused
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig, TrainConfig
 from rope_exp.costs import flops_per_token, run_flops
-from rope_exp.plan import tables as plan
 from rope_exp.settle import operations, resolve
 
 # 6,144 tokens a step.
@@ -130,10 +128,3 @@ def test_operations_are_counted_stage_by_stage() -> None:
     assert run_flops(config, 2048) == operations(config) == operations(short) + operations(long)
     assert flops_per_token(config, 2048, 1024) == flops_per_token(long, 2048)
     assert flops_per_token(config, 2048) == flops_per_token(short, 2048)
-
-
-def test_a_plan_names_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "matmul_flops_per_s", lambda: 1e11)
-    words = ["train.stages=[[256,490],[1024,10]]", "launch.device=cpu"]
-    lines = plan.cost_lines(resolve(run_config(words)))
-    assert any("in 490 steps of 16 x 256, then 10 steps of 4 x 1024, " in line for line in lines)

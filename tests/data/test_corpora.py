@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from support.configs import left_in
 from support.corpora import (
     BYTES,
+    PLAIN_TEXTS,
     TEXTS,
     all_documents,
     corpus_of,
@@ -25,7 +27,8 @@ from support.corpora import (
     num_documents,
     write_parquet,
 )
-from support.refused import refused
+from support.harm import Harm, efforts, harmed, try_harms
+from support.refused import REFUSALS, refused
 
 from rope_exp.corpora import library_files, open_dataset
 from rope_exp.errors import ConfigError
@@ -38,25 +41,33 @@ def texts_of(path: Path, **changes: Any) -> list[str]:
     return list(corpus.read(corpus.splits["train"]))
 
 
-FORMATS = ["a.parquet", "a.jsonl", "a.json", "a.jsonl.gz", "a.jsonl.zst"]
+def parquet_bytes(values: list[Any], **options: Any) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"text": values}), sink, **options)
+    return bytes(sink.getvalue())
 
 
-@pytest.mark.parametrize("name", FORMATS)
+VALUES = [*PLAIN_TEXTS, None, ""]
+ROWS = [{"text": text, "n": {"a": [1]}} for text in VALUES]
+JSON_LINES = "\n".join(map(json.dumps, ROWS)).encode()
+VALID: dict[str, bytes] = {
+    "a.parquet": parquet_bytes(VALUES, row_group_size=25, compression="zstd"),
+    "b.parquet": parquet_bytes(VALUES, compression="none", use_dictionary=False),
+    "a.jsonl": JSON_LINES,
+    "a.json": json.dumps(ROWS).encode(),
+    "a.jsonl.gz": gzip.compress(JSON_LINES),
+    "a.jsonl.zst": pa.compress(JSON_LINES, codec="zstd", asbytes=True),
+    "a.csv": "\n".join(["text", *PLAIN_TEXTS]).encode(),
+    "a.txt": "\n".join(PLAIN_TEXTS).encode(),
+    "a.txt.gz": gzip.compress("\n".join(PLAIN_TEXTS).encode()),
+}
+
+
+@pytest.mark.parametrize("name", VALID)
 def test_rows_of_every_format_are_documents(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    rows = [*TEXTS, None, ""]
-    if name.endswith("parquet"):
-        write_parquet(path, rows)
-    else:
-        content = "".join(json.dumps({"text": row, "n": 1}) + "\n" for row in rows).encode()
-        if name.endswith("gz"):
-            content = gzip.compress(content)
-        elif name.endswith("zst"):
-            content = pa.compress(content, codec="zstd", asbytes=True)
-        path.write_bytes(content)
-
-    prepared = prepare(data_config(path=path), BYTES)
-    assert sorted(all_documents(prepared)) == sorted(TEXTS)
+    (tmp_path / name).write_bytes(VALID[name])
+    prepared = prepare(data_config(path=tmp_path / name, sample_by="line"), BYTES)
+    assert sorted(all_documents(prepared)) == sorted(PLAIN_TEXTS)
     assert prepared.corpus["validation"] == "held out"
 
 
@@ -213,12 +224,6 @@ def test_a_dataset_saved_to_disk_is_read(tmp_path: Path) -> None:
 # -- bad input -------------------------------------------------------------------------------------
 
 
-def parquet_bytes(values: list[Any]) -> bytes:
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({"text": values}), sink)
-    return bytes(sink.getvalue())
-
-
 NO_TEXT = "data.path=…holds no text; of a table, the column data.text_column=text is read"
 NO_FILE = "data.path=…holds no file that ends in .parquet, .arrow, .json, .jsonl, .csv, .txt"
 GOOD = parquet_bytes(TEXTS)
@@ -354,14 +359,15 @@ def test_a_path_that_can_be_no_corpus_is_one_sentence(path: str, cache: Path) ->
     assert left_in(cache) == []
 
 
-@given(st.lists(st.sampled_from(TEXTS[:30]), max_size=200), st.floats(0.01, 0.99))
+@given(st.lists(st.sampled_from(["", *TEXTS[:30]]), max_size=200), st.floats(0.01, 0.99))
 def test_equal_documents_never_stand_on_both_sides(texts: list[str], fraction: float) -> None:
+    """Empty documents are passed over."""
     corpus = corpus_of(texts, holdout_fraction=fraction)
     sides: dict[str, set[str]] = {"train": set(), "validation": set()}
     for side, text in corpus.documents("train"):
         sides[side].add(text)
     assert not sides["train"] & sides["validation"]
-    assert sides["train"] | sides["validation"] == set(texts)
+    assert sides["train"] | sides["validation"] == {*texts} - {""}
     assert set(corpus.train_texts()) == sides["train"]
 
 
@@ -373,11 +379,6 @@ def test_about_the_asked_share_is_held_out_whatever_the_order() -> None:
         sides.append({text for side, text in found if side == "validation"})
     assert sides[0] == sides[1]
     assert 700 < len(sides[0]) < 900
-
-
-def test_empty_documents_are_passed_over() -> None:
-    found = corpus_of(["", "a", ""], holdout_fraction=1e-9).documents("train")
-    assert list(found) == [("train", "a")]
 
 
 def test_the_library_without_tests_and_build_output() -> None:
@@ -404,3 +405,24 @@ def test_what_cannot_be_decoded_is_counted(tmp_path: Path, monkeypatch: pytest.M
     documents = all_documents(prepared)
     assert "# coding: latin-1\nx = 'é'\n" in documents
     assert len(documents) == 41
+
+
+# -- foreign bytes ---------------------------------------------------------------------------------
+
+
+@efforts(20, 2000)
+@pytest.mark.parametrize("name", VALID)
+def test_a_harmed_corpus_file_is_read_or_refused(
+    tmp_path: Path, cache: Path, name: str, effort: int
+) -> None:
+    data = data_config(path=tmp_path / name, sample_by="line", holdout_fraction=0.3)
+
+    def check(harm: Harm) -> None:
+        (tmp_path / name).write_bytes(harmed(VALID[name], harm))
+        try:
+            prepare(data, BYTES)
+        except REFUSALS as error:
+            assert "\n" not in str(error)
+        shutil.rmtree(cache, ignore_errors=True)
+
+    try_harms(check, effort)

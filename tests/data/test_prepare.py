@@ -16,20 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 from support.configs import left_in
-from support.corpora import (
-    BPE,
-    BYTES,
-    TEXTS,
-    data_config,
-    start_python,
-    write_parquet,
-)
+from support.corpora import BPE, BYTES, TEXTS, data_config, start_python, write_parquet
 from support.harm import Harm, efforts, harmed, try_harms
 from support.refused import refused
 from tokenizers import Tokenizer
 
 from rope_exp import prepare as prepare_module
-from rope_exp.batches import training_ids
 from rope_exp.corpora import PIECE_CHARS, SIDES
 from rope_exp.errors import ConfigError, DataError, DiskError
 from rope_exp.files import json_sha256
@@ -347,14 +339,6 @@ def test_a_missing_file_is_found(blocks: Blocks, name: str) -> None:
             prepare(data, BYTES)
     finally:
         path.with_suffix(".gone").rename(path)
-
-
-def test_batches_of_the_file_are_those_of_the_array(blocks: Blocks) -> None:
-    _, prepared = blocks
-    array = np.fromfile(prepared.folder / "train.bin", "<u2")
-    for samples in (range(5), range(30, 35), range(495, 500)):
-        from_file = training_ids(prepared.tokens["train"], 3, samples, 700)
-        np.testing.assert_array_equal(from_file, training_ids(array, 3, samples, 700))
 
 
 def test_ids_are_as_wide_as_the_vocabulary_asks() -> None:

@@ -1,6 +1,7 @@
 """Tests of tokenizers: round trips, encoding in pieces, BPE training, and pretrained ones."""
 
 import json
+import pickle
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.corpora import start_python, tokenizer_config
-from support.refused import refused
+from support.configs import left_in
+from support.corpora import data_config, start_python, tokenizer_config
+from support.harm import Harm, efforts, harmed, try_harms
+from support.refused import REFUSALS, refused
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rope_exp.errors import ConfigError, DataError
+from rope_exp.prepare import prepare
 from rope_exp.tokenizer import (
     END_OF_TEXT,
     build_tokenizer,
@@ -133,6 +137,51 @@ def test_a_vocabulary_out_of_reach_is_refused(
         train_bpe(config, ["hello world, hello there"])
 
 
+# -- foreign bytes ---------------------------------------------------------------------------------
+
+SMALL = tokenizer_config("bpe", vocab_size=300, train_bytes=20_000)
+WORDS = [f"plain words of number {number}" for number in range(60)]
+STORED = train_bpe(SMALL, WORDS).to_str().encode()
+
+
+@efforts(200, 20_000)
+def test_a_harmed_tokenizer_is_read_or_refused(tmp_path: Path, effort: int) -> None:
+    path = tmp_path / "tokenizer.json"
+
+    def check(harm: Harm) -> None:
+        path.write_bytes(harmed(STORED, harm))
+        try:
+            encode(load_tokenizer(path), WORDS)
+        except REFUSALS as error:
+            assert str(path) in str(error)
+            assert "\n" not in str(error)
+
+    try_harms(check, effort)
+
+
+def edited_bpe(**changes: Any) -> bytes:
+    values = json.loads(STORED)
+    values["model"] |= changes
+    return json.dumps(values).encode()
+
+
+HOSTILE_TOKENIZERS = {
+    "no JSON": b"{",
+    "a pickle": pickle.dumps([]),
+    # This makes the Rust library index out of range.
+    "a panic": edited_bpe(continuing_subword_prefix="a" * 100),
+    "merges of nothing": edited_bpe(merges=[["no", "where"]]),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE_TOKENIZERS)
+def test_a_hostile_tokenizer_file_is_refused(tmp_path: Path, case: str) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(HOSTILE_TOKENIZERS[case])
+    with refused(f"{path} cannot be read as a tokenizer: ", by=DataError):
+        load_tokenizer(path)
+
+
 # -- pretrained ------------------------------------------------------------------------------------
 
 
@@ -194,3 +243,13 @@ def test_one_that_is_not_there_is_one_sentence(
     words = "tokenizer.path=nobody/nothing: the tokenizer could not be fetched"
     with refused(words, by=DataError):
         build("nobody/nothing")
+
+
+def test_a_hostile_pretrained_folder_is_refused(
+    bpe: Tokenizer, folder: Path, tmp_path: Path, cache: Path
+) -> None:
+    pretrained = save_as_transformers_does(bpe, tmp_path / "mine", eos_token=END_OF_TEXT)
+    (pretrained / "tokenizer.json").write_bytes(HOSTILE_TOKENIZERS["a panic"])
+    with refused(str(pretrained)):
+        prepare(data_config(path=folder), tokenizer_config("pretrained", path=str(pretrained)))
+    assert left_in(cache) == []

@@ -101,15 +101,11 @@ def test_every_subset_gives_our_logits(sites: tuple[str, ...], code: Any) -> Non
     assert_same(decoder, made)
 
 
-@pytest.mark.parametrize("pe", PE, ids=str)
-def test_every_position_gives_our_logits(pe: dict[str, Any]) -> None:
-    decoder = decoder_of({}, pe)
-    assert_same(decoder, exported(decoder))
-
-
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_every_size_gives_our_logits(sizes: dict[str, Any]) -> None:
-    decoder = decoder_of(sizes, {})
+@pytest.mark.parametrize(
+    ("pe", "sizes"), [*((pe, {}) for pe in PE), *(({}, sizes) for sizes in SIZES)], ids=str
+)
+def test_every_position_and_size_is_ours(pe: dict[str, Any], sizes: dict[str, Any]) -> None:
+    decoder = decoder_of(sizes, pe)
     assert_same(decoder, exported(decoder))
 
 

@@ -23,7 +23,6 @@ from support.models import (
 )
 
 from rope_exp.attention import turned
-from rope_exp.config import RunConfig
 from rope_exp.decoder import Block, Decoder, Rotary
 from rope_exp.errors import ConfigError
 from rope_exp.sections import Architecture, PeConfig
@@ -78,22 +77,6 @@ def test_one_meaning_has_one_spelling() -> None:
         *"qkvo", layers=(1, 0), layers_vo=(1, 0)
     )
     assert make_pe("q", trainable="raw") == make_pe("q", trainable=True)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "needs"),
-    [
-        ("base_vo", 5.0, "v or o"),
-        ("fraction_vo", 0.5, "v or o"),
-        ("layers_vo", (1, 0), "v or o"),
-        ("trainable_lr", 10.0, "pe.trainable"),
-        ("trainable_scope", "head", "pe.trainable"),
-        ("input_scale", 1.0, "pe.input=sinusoidal"),
-    ],
-)
-def test_a_key_without_effect_is_refused(key: str, value: Any, needs: str) -> None:
-    with pytest.raises(ConfigError, match=f"pe.{key}=.*needs {needs}"):
-        RunConfig(pe=make_pe("q", "k", **{key: value}))
 
 
 # -- frequencies -----------------------------------------------------------------------------------

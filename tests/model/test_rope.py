@@ -141,22 +141,6 @@ def test_the_inverse_has_the_bits_of_negated_sines(dtype: torch.dtype) -> None:
         assert torch.equal(ours, theirs)
 
 
-def test_layouts_agree_after_permuting_features() -> None:
-    x = vector(3, 8)
-    permutation = [0, 2, 4, 6, 1, 3, 5, 7]  # interleaved pair f = (2f, 2f + 1) becomes (f, f + 4)
-    theta = BASE ** (-2.0 * np.arange(4) / 8)
-    z = (x.numpy()[..., 0::2] + 1j * x.numpy()[..., 1::2]) * np.exp(5j * theta)
-    interleaved = np.stack([z.real, z.imag], axis=-1).reshape(1, 1, 1, 8)
-    assert close(at(x[..., permutation], 5), torch.from_numpy(interleaved[..., permutation].copy()))
-
-
-def test_a_different_base_gives_a_different_rotation() -> None:
-    # A table cache keyed without theta once returned one base's tables for another's.
-    x = vector(0, 8)
-    assert not close(at(x, 7, base=10000.0), at(x, 7, base=500.0))
-    assert close(at(x, 7, base=10000.0), at(x, 7, base=10000.0))
-
-
 @given(SEEDS)
 def test_features_past_the_tables_pass_through(seed: int) -> None:
     x = vector(seed, 8)

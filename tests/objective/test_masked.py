@@ -62,13 +62,6 @@ def test_the_held_out_loss_is_of_hidden_tokens(micro_batch_size: int) -> None:
     assert loss == pytest.approx(mean(nats_by_hand(decoder, rows)), abs=1e-5)
 
 
-def test_the_loss_of_a_window_is_of_its_hidden_tokens() -> None:
-    decoder = make_decoder("v")
-    losses = ask(decoder, "windows")["loss"]
-    by_hand = nats_by_hand(decoder, rows_of(16, LENGTH))
-    assert losses == pytest.approx([mean([of_row]) for of_row in by_hand], abs=1e-5)
-
-
 def test_losses_by_position_are_of_what_is_hidden_there() -> None:
     """Windows are eight training lengths long, and a bin without a hidden token has no loss. The
     loss at a length is that of the windows' beginnings, read alone.
@@ -86,22 +79,6 @@ def test_losses_by_position_are_of_what_is_hidden_there() -> None:
     for length, loss in zip(found["lengths"], found["loss_at_length"], strict=True):
         beginnings = read(windows_NS[:, : length + 1])
         assert loss == pytest.approx(mean(nats_by_hand(decoder, beginnings)), abs=1e-5)
-
-
-def test_only_absolute_variants_feel_a_shift() -> None:
-    relative = [(), ("q", "k"), ("v", "o"), tuple("qkvo")]
-    for rotate in [*relative, ("q",), ("v",), ("o",), ("q", "k", "v")]:
-        losses = ask(make_decoder(*rotate), "shift")["loss"]
-        moved = max(abs(loss - losses[0]) for loss in losses)
-        assert moved < 1e-4 if rotate in relative else moved > 1e-3
-
-
-def test_attention_by_distance_is_asked_of_what_stands_before() -> None:
-    """Queries attend to all T keys, so uniform weights are 1 / T."""
-    found = ask(make_decoder("q", "k"), "distance")
-    assert found["m"][0] == 0
-    assert found["uniform"] == pytest.approx([1 / LENGTH] * len(found["m"]))
-    assert all(0 < weight < 1 for weights in found["attention"].values() for weight in weights)
 
 
 def test_longer_contexts_are_asked_of_windows_of_their_own() -> None:

@@ -153,13 +153,6 @@ def test_a_factor_of_one_changes_nothing(extend: Callable[[Tensor, float], Tenso
     assert yarn_scale(1.0) == 1
 
 
-def test_interpolation_turns_as_positions_divided_did() -> None:
-    x_BTHK = normal(1, LENGTH, 2, DIM)
-    position_T = torch.arange(LENGTH)
-    divided = turned(x_BTHK, position_T / 4, THETA_F)
-    torch.testing.assert_close(turned(x_BTHK, position_T, EXTENDED["interpolated"]), divided)
-
-
 # -- pairs of sites --------------------------------------------------------------------------------
 
 
@@ -182,28 +175,6 @@ def outputs(theta_v: Tensor, theta_o: Tensor, start: int = 0) -> Tensor:
     return turned(o_BTHK, position_T, theta_o, inverse=True)
 
 
-def scores(theta_q: Tensor, theta_k: Tensor, start: int = 0) -> Tensor:
-    position_T = start + torch.arange(LENGTH)
-    q_BTHK = turned(normal(1, LENGTH, 2, DIM, seed=2), position_T, theta_q)
-    k_BTHK = turned(normal(1, LENGTH, 2, DIM, seed=3), position_T, theta_k)
-    return torch.einsum("bihk,bjhk->bhij", q_BTHK, k_BTHK)
-
-
-@pytest.mark.parametrize("name", EXTENDED)
-def test_v_and_o_of_one_extension_stay_relative(name: str) -> None:
-    """o_i = sum over j of a_ij R_{j-i} v_j at the new frequencies, for any first position."""
-    theta_F = EXTENDED[name]
-    here = outputs(theta_F, theta_F)
-    torch.testing.assert_close(outputs(theta_F, theta_F, SHIFT), here)
-
-    v_BTHK = normal(1, LENGTH, 2, DIM)
-    expected = torch.zeros_like(here)
-    for i in range(LENGTH):
-        from_i_BTHK = turned(v_BTHK, torch.arange(LENGTH) - i, theta_F)
-        expected[:, i] = torch.einsum("hj,bjhk->bhk", weights()[:, i], from_i_BTHK)
-    torch.testing.assert_close(here, expected)
-
-
 @pytest.mark.parametrize(("of_v", "of_o"), TWO)
 def test_v_and_o_of_two_extensions_turn_with_a_shift(of_v: str, of_o: str) -> None:
     """A shift by c rotates outputs by c (theta_v - theta_o); with V alone, by c theta_v."""
@@ -213,36 +184,3 @@ def test_v_and_o_of_two_extensions_turn_with_a_shift(of_v: str, of_o: str) -> No
     by_shift = torch.full((LENGTH,), SHIFT)
     torch.testing.assert_close(shifted, turned(here, by_shift, theta_v - theta_o))
     assert float((shifted - here).abs().max()) > 0.01
-
-
-@pytest.mark.parametrize(("of_qk", "of_vo"), TWO)
-def test_the_two_pairs_may_be_extended_differently(of_qk: str, of_vo: str) -> None:
-    """Scores and outputs are both relative, also if v and o keep their trained frequencies."""
-    theta_qk = EXTENDED[of_qk]
-    torch.testing.assert_close(scores(theta_qk, theta_qk, SHIFT), scores(theta_qk, theta_qk))
-    for theta_vo in (EXTENDED[of_vo], THETA_F):
-        torch.testing.assert_close(outputs(theta_vo, theta_vo, SHIFT), outputs(theta_vo, theta_vo))
-
-    # q and k must have the same frequencies.
-    mixed = scores(theta_qk, EXTENDED[of_vo], SHIFT) - scores(theta_qk, EXTENDED[of_vo])
-    assert float(mixed.abs().max()) > 0.01
-
-
-def test_yarns_scale_belongs_to_logits_alone() -> None:
-    """Scaled tables multiply scores by the scale's square, as intended, but outputs as well.
-
-    With identity attention VO-RoPE would then differ from NoPE. Unrotated features would miss it.
-    """
-    scale = yarn_scale(4.0)
-    theta_F = EXTENDED["yarn"]
-    angle_TF = angles(theta_F, torch.arange(LENGTH))
-    tables = angle_TF.cos() * scale, angle_TF.sin() * scale
-
-    q_BTHK, k_BTHK = normal(2, 1, LENGTH, 2, DIM)
-    scaled = (rotate(q_BTHK, *tables) * rotate(k_BTHK, *tables)).sum(-1)
-    torch.testing.assert_close(scaled, scale**2 * (q_BTHK * k_BTHK).sum(-1))
-
-    v_BTHK = normal(1, LENGTH, 2, DIM + 2)
-    back = rotate(rotate(v_BTHK, *tables), *tables, inverse=True)
-    torch.testing.assert_close(back[..., :DIM], scale**2 * v_BTHK[..., :DIM])
-    torch.testing.assert_close(back[..., DIM:], v_BTHK[..., DIM:])

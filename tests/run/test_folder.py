@@ -1,6 +1,7 @@
 """Tests that the files of a run folder are read back exactly, or refused by name."""
 
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.refused import refused
+from support.harm import Harm, efforts, harmed, try_harms
+from support.refused import REFUSALS, refused
 from support.results import DIVERGED, FINISHED
 
+from rope_exp import load_run
 from rope_exp.compose import run_config
 from rope_exp.files import write_json
 from rope_exp.folder import (
@@ -26,6 +29,8 @@ from rope_exp.folder import (
     read_result,
     write_config,
 )
+from rope_exp.report import build
+from rope_exp.runs import read_runs
 from rope_exp.tokenizer import load_tokenizer
 
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -237,3 +242,28 @@ def test_a_damaged_file_is_left_as_it_is(tmp_path: Path) -> None:
     with refused(f"{METRICS} line 1"):
         MetricsWriter(tmp_path, 5)
     assert path.read_text() == "not json\n"
+
+
+@efforts(60, 3000)
+def test_a_harmed_run_folder_is_read_or_refused(
+    whole: tuple[Path, list[str]], tmp_path: Path, effort: int
+) -> None:
+    runs = tmp_path / "g"
+    folder = runs / "vo_rope" / "seed0"
+    shutil.copytree(whole[0], folder)
+    assert [run.status for run in read_runs([runs])[0]] == ["finished"]
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+
+    def check(harm: Harm, path: Path) -> None:
+        content = path.read_bytes()
+        path.write_bytes(harmed(content, harm))
+        try:
+            for read in (lambda: load_run(folder), lambda: build(read_runs([runs])[0], ("pe",))):
+                try:
+                    read()
+                except REFUSALS as error:
+                    assert "\n" not in str(error)
+        finally:
+            path.write_bytes(content)
+
+    try_harms(check, effort, st.sampled_from(files))

@@ -1,0 +1,53 @@
+"""Deleting a leaf is `rm -r`: without any one folder, the core composes, trains and reports."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.configs import REPOSITORY, TINY
+
+PACKAGE = REPOSITORY / "rope_exp"
+LEAVES = sorted({path.relative_to(PACKAGE).parts[0] for path in PACKAGE.glob("*/**/*.py")})
+# Commands and Hydra's launcher are leaves, too, so the core is called from Python.
+CORE = """
+import sys
+from pathlib import Path
+
+from rope_exp.compile import write
+from rope_exp.compose import compose_jobs, run_config
+from rope_exp.errors import ConfigError
+from rope_exp.sweep import dispatch
+
+assert len(compose_jobs(["+experiment=nine"], multirun=True).configs) == 9
+try:
+    run_config(["train.num_steps=0"])
+except ConfigError as error:
+    assert str(error).startswith("train.num_steps=0: "), error
+else:
+    raise AssertionError("a config that is wrong was not refused")
+
+config = run_config(["pe=qk_rope", "run.group=g", "launch=inline", *sys.argv[1:]])
+assert dispatch([config], [config.name])[0] == 0
+write(Path("results/runs"), "g", Path("results"))
+assert Path("results/table.csv").read_text().splitlines()[1].startswith("g,qk_rope,")
+assert "| QK-RoPE |" in Path("results/table.md").read_text()
+"""
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_the_core_works_without_a_leaf(leaf: str, tmp_path: Path, corpus: Path) -> None:
+    for folder in ("rope_exp", "configs"):
+        shutil.copytree(REPOSITORY / folder, tmp_path / folder)
+    shutil.rmtree(tmp_path / "rope_exp" / leaf)
+    data = [f"data.path={corpus}", "data.holdout_fraction=0.2", "data.cache_dir=cache"]
+    done = subprocess.run(
+        [sys.executable, "-c", CORE, *TINY, *data, "train.num_steps=2"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rope_exp import Position, Sizes
-from rope_exp.rope import angles, frequencies
+from rope_exp.model.rope import angles, frequencies
 
 BASE = 10000.0
 

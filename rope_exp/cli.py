@@ -99,7 +99,7 @@ def _check_surroundings(words: list[str]) -> None:
 def _other(command: str, words: list[str]) -> int:
     from rope_exp.identity import chosen
 
-    module = chosen("commands", command.replace("-", "_"), "command")
+    module = chosen("commands", command.replace("-", "_"), "command", core="train")
     return int(module.main(words))
 
 

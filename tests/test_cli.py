@@ -52,7 +52,7 @@ def test_one_door_has_every_command(tmp_path: Path, words: str, said: str) -> No
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("trian", "command=trian: must be one of campaign, "),
+        ("trian", "command=trian: must be one of train, campaign, "),
         ("report", "results/runs"),
         ("scripts/report.py --nosuch", "usage: "),
         ("plan --nosuch", "--help`"),

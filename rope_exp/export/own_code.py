@@ -15,7 +15,9 @@ from rope_exp.sections import PeConfig
 COPIED = {
     "rope_exp": ("position_rope_exp", "encoding.py"),
     "rope_exp.encoding": ("position_rope_exp", "encoding.py"),
+    "rope_exp.model.position": ("position_rope_exp", "encoding.py"),
     "rope_exp.rope": ("rope_rope_exp", "rope.py"),
+    "rope_exp.model.rope": ("rope_rope_exp", "rope.py"),
 }
 NOTHING = "OWN: Any = None"
 OWN_FILE = "own_rope_exp"

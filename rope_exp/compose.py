@@ -32,9 +32,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.resolvers import oc
 
 from rope_exp.config import RunConfig
-from rope_exp.costs import with_matched
 from rope_exp.errors import ConfigError, first_line
-from rope_exp.identity import chosen, classes_of, defaults_of, known_keys, unknown_key
+from rope_exp.identity import chosen, defaults_of, known_keys, names_of, unknown_key
 from rope_exp.machine import PACKAGE, ROOT
 
 # Beside the package in a checkout; inside it in an installation.
@@ -61,18 +60,18 @@ SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 def store_defaults() -> None:
     """Register the default of every key with Hydra.
 
-    `run_defaults` is merged first. It leaves out the keys of a section that may be one of several
-    dataclasses: its choices merge them, e.g. configs/attn/mla.yaml merges `attn_latent`. Such a
-    section stays open (no struct flag), so that its keys can be overridden even if a file leaves
-    them out.
+    `run_defaults` is merged first. A section that may be one of several dataclasses gets its keys
+    from the file of its choice, e.g. configs/attn/mla.yaml. It stays open (no struct flag), so that
+    its keys can be overridden even if a file leaves them out.
     """
     store = ConfigStore.instance()
     defaults: dict[str, Any] = defaults_of(RunConfig)
     for field in fields(RunConfig):
         if "one_of" in field.metadata:
             defaults[field.name] = OmegaConf.create({}, flags={"struct": False})
-            for name, option in classes_of(field).items():
-                store.store(f"{field.name}_{name}", defaults_of(option), provider="rope_exp")
+            # Files of choices written for version 0.2.0 merge these.
+            for name in names_of(field):
+                store.store(f"{field.name}_{name}", {}, provider="rope_exp")
     store.store("run_defaults", OmegaConf.create(defaults), provider="rope_exp")
 
 
@@ -101,7 +100,12 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
         raise explain(error) from error
     if CAMPAIGNS in plain:
         raise _unknown(CAMPAIGNS)
-    config = with_matched(RunConfig.from_dict(plain))
+    config = RunConfig.from_dict(plain)
+    if config.model.match_params is not None:
+        # Imported late: a mistake is told before torch is imported, which takes two seconds.
+        from rope_exp.costs import with_matched
+
+        config = with_matched(config)
     if config.pe.code is None or config.pe.source is not None:
         return config
     own = chosen("position", "own", "pe.code")

@@ -216,22 +216,29 @@ def class_of(field: dataclasses.Field[Any], values: Any) -> Any:
     return chosen(field.name, name, f"{field.name}.{key}", core=core).Config
 
 
+def names_of(field: dataclasses.Field[Any]) -> list[str]:
+    """Return the names of the choices for a section that is one of several; the core's first."""
+    return [getattr(field.default, field.metadata["one_of"]), *choices(field.name)]
+
+
 def classes_of(field: dataclasses.Field[Any]) -> dict[str, Any]:
     """Return the possible dataclasses of a key, by the choice's name; empty: it is no section."""
-    default = field.default
     if (key := field.metadata.get("one_of")) is None:
+        default = field.default
         return {"": type(default)} if dataclasses.is_dataclass(default) else {}
-    names = [getattr(default, key), *choices(field.name)]
-    return {name: class_of(field, {key: name}) for name in names}
+    return {name: class_of(field, {key: name}) for name in names_of(field)}
 
 
 def known_keys(section: Any, prefix: str = "") -> set[str]:
-    """Return the full path of every key below a section, of any choice."""
+    """Return the full path of every key below a section; of one of several, the core's keys.
+
+    Those of a leaf would need its module, and so torch, before a mistake is told.
+    """
     keys = set()
     for field in dataclasses.fields(section):
         full = prefix + field.name
-        below = [known_keys(option, f"{full}.") for option in classes_of(field).values()]
-        keys |= set().union(*below) if below else {full}
+        is_section = dataclasses.is_dataclass(field.default)
+        keys |= known_keys(field.default, f"{full}.") if is_section else {full}
     return keys
 
 

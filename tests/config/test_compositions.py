@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rope_exp.campaign.cells import load_campaign
 from rope_exp.campaign.file import campaign_files
@@ -56,6 +57,15 @@ def cells_sha256(campaign: str) -> str:
     cells = load_campaign(campaign, None, Path("results/runs")).cells
     about = [[cell.name, cell.row, cell.factors, cell.test] for cell in cells]
     return json_sha256([about, list(described(cell.config for cell in cells))])
+
+
+@pytest.mark.parametrize("group", ["attn", "optim", "schedule"])
+def test_the_file_of_a_choice_lists_its_keys(group: str) -> None:
+    """So that --cfg and TAB show them before the class of the choice is imported."""
+    for path in sorted((CONFIGS / group).glob("*.yaml")):
+        word = f"{group}={path.stem}"
+        [config] = compose_jobs([word, *NEEDS.get(word, [])]).configs
+        assert set(yaml.safe_load(path.read_text())) == set(config.to_dict()[group]), path
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -8,10 +8,10 @@ import math
 
 import torch
 import torch.nn.functional as F
-from rope_exp.model.rope import angles, frequencies
 from torch import Tensor, nn
 
 from rope_exp import Position, Sizes
+from rope_exp.model.rope import angles, frequencies
 
 BASE = 10000.0
 

@@ -70,7 +70,7 @@ def pinned_config(config: RunConfig) -> RunConfig:
     pinned = replace(config, data=data, tokenizer=pin_tokenizer(config.tokenizer))
     if config.run.init_from is None:
         return pinned
-    from rope_exp.worker import with_origin
+    from rope_exp.origin import with_origin
 
     return with_origin(pinned)
 

@@ -25,6 +25,7 @@ from rope_exp.folder import PROBES, RESULT, MetricsWriter, OriginFacts, checked,
 from rope_exp.generated import DataSet
 from rope_exp.identity import Natural, NonNegative, OrderSha256, Sha256
 from rope_exp.kernels import ChosenBackends
+from rope_exp.origin import begin, find_origin
 from rope_exp.parallel import Parallel
 from rope_exp.provenance import MARKED, machine_facts, spelled
 from rope_exp.signals import StopSignal
@@ -39,7 +40,6 @@ from rope_exp.step import (
     optimizer_tensors,
 )
 from rope_exp.tracker import Tracker
-from rope_exp.worker import begin, find_origin
 
 WARMUP_STEPS = 10  # excluded from a run's speed: compilation, first memory accesses
 

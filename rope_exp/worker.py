@@ -1,8 +1,7 @@
-"""Initial weights of a run: drawn from its seed, or those of a finished run (run.init_from).
+"""One rank of one run: set up the process, prepare the data, train, and end.
 
-Runs are told apart by their initial weights, not by a path: `init_weights` is the SHA-256 of the
-weights file in the other run's last checkpoint. A parameter that the other run lacks keeps its
-usual initialisation. One that this run lacks is an error, unless it encodes positions alone.
+The launcher starts it as `python -m rope_exp.worker RUN_FOLDER`. The command line calls it directly
+if its process is already a rank of `accelerate launch` or torchrun.
 """
 
 import ctypes
@@ -12,26 +11,16 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from tokenizers import Tokenizer
-
-from rope_exp import folder as files
 from rope_exp.config import RunConfig
-from rope_exp.decoder import FREQUENCIES, OWN, POSITIONS, Decoder, llama_weights, weights
-from rope_exp.decoder import weights_sha256 as sha256
 from rope_exp.errors import (
     EXIT_CODES,
     EXIT_FAILED,
     EXIT_STOPPED,
     EXIT_USAGE,
     MISTAKES,
-    ConfigError,
-    RecordError,
     explained_by,
     first_line,
     ignoring_output_errors,
@@ -43,108 +32,9 @@ from rope_exp.errors import (
 from rope_exp.files import read_json, write_atomically, write_json
 from rope_exp.folder import ENV, LOG, RESULT, describe, read_config, read_env
 from rope_exp.identity import choices, chosen
-from rope_exp.load import load_run
 from rope_exp.machine import DISPATCHER_ID
 from rope_exp.sections import Kind, ModelConfig, PeConfig
 from rope_exp.signals import StopSignal, end_with_parent
-
-
-class Origin(NamedTuple):
-    """A finished run, its last step, and the SHA-256 of the weights in that checkpoint."""
-
-    folder: Path
-    config: RunConfig
-    step: int
-    weights_sha256: str
-
-
-def with_origin(config: RunConfig) -> RunConfig:
-    """Return a config with the hash of the weights of run.init_from, if it names a run.
-
-    Raises ConfigError or RecordError if that is no finished run, or its weights mean something else
-    in this model.
-    """
-    if config.run.init_from is None:
-        return config
-    try:
-        origin = find_origin(config)
-    except (ConfigError, RecordError):
-        # A run with checkpoints of its own resumes from these, and its origin may be gone.
-        is_begun = not config.run.fresh and files.list_steps(config.folder / "checkpoints")
-        before = files.read_config(config.folder) if is_begun else None
-        if before is None or before.run.init_from != config.run.init_from:
-            raise
-        return replace(config, init_weights=before.init_weights)
-
-    # These determine the meaning of weights, and do not show in their shapes.
-    heads = ["num_attention_heads", "num_key_value_heads", "tie_word_embeddings"]
-    both_learn = set(config.pe.trained_pairs) & set(origin.config.pe.trained_pairs)
-    for key in [f"model.{key}" for key in heads] + ["pe.trainable"] * bool(both_learn):
-        own, other = map(attrgetter(key), (config, origin.config))
-        if own != other:
-            raise ConfigError(key, own, f"must be {other}, as in run.init_from={origin.folder}")
-    return replace(config, init_weights=origin.weights_sha256)
-
-
-def find_origin(config: RunConfig) -> Origin:
-    """Find the finished run that run.init_from names; its weights must be init_weights if set."""
-    folder = Path(str(config.run.init_from)).expanduser()
-    if not (folder / files.CONFIG).exists():
-        raise _unfit(config, "there is no run in this folder")
-    result = files.read_result(folder)
-    if result is None or result["status"] != "finished":
-        raise _unfit(config, "this run is not finished")
-    checkpoint = files.step_folder(folder / "checkpoints", result["steps"])
-    if not checkpoint.exists():
-        raise _unfit(config, f"the checkpoint of its last step, {result['steps']}, is gone")
-    found = files.read_as(checkpoint / files.MANIFEST, files.Manifest)[files.MODEL]["sha256"]
-    if config.init_weights not in (None, found):
-        raise _unfit(config, f"has other weights than init_weights={config.init_weights:.12}")
-    return Origin(folder, files.read_config(folder), result["steps"], found)
-
-
-@torch.no_grad()
-def begin(
-    decoder: Decoder, config: RunConfig, folder: Path, tokenizer_json: str, *, is_main: bool
-) -> dict[str, str]:
-    """Set the initial weights of a decoder that was drawn from its seed; return their hashes.
-
-    {} if the run resumes from its own checkpoints. Raises ConfigError if run.init_from is unfit.
-    """
-    own = weights(decoder)
-    if config.init_weights is not None:
-        if files.list_steps(folder / "checkpoints"):
-            return {}
-        origin = find_origin(config)
-        theirs, tokenizer = load_run(origin.folder, origin.step)
-        if tokenizer.to_str() != Tokenizer.from_str(tokenizer_json).to_str():
-            raise _unfit(config, "has another tokenizer: its tokens mean others")
-        # Learned frequencies are of a pair of sites; the first pair that learns has the first name.
-        here = _learned(config)
-        names = {n: here.get(p, f"{n} of {p}") for p, n in _learned(origin.config).items()}
-        found = {names.get(name, name): each for name, each in weights(theirs).items()}
-        for name, tensor in sorted(found.items()):
-            is_position = name.startswith(POSITIONS) or OWN in name
-            if own[name].shape != tensor.shape if name in own else not is_position:
-                raise _unfit(config, f"has {name} of {list(tensor.shape)}, which does not fit here")
-        for name in found.keys() & own.keys():
-            own[name].copy_(found[name])
-        if is_main:
-            apart = {"left out": found.keys() - own.keys(), "begun anew": own.keys() - found.keys()}
-            said = "".join(f"; {k}: {', '.join(sorted(v))}" for k, v in apart.items() if v)
-            log(f"{config.name}: begins with step {origin.step} of {origin.folder}{said}")
-    return {"init_sha256": sha256(own), "shared_init_sha256": sha256(llama_weights(decoder))}
-
-
-def _learned(config: RunConfig) -> dict[str, str]:
-    """Return the names of learned frequencies by their pair of sites."""
-    names = [FREQUENCIES + name for name in config.pe.learned_names]
-    return dict(zip(config.pe.trained_pairs, names, strict=True))
-
-
-def _unfit(config: RunConfig, reason: str) -> ConfigError:
-    return ConfigError("run.init_from", config.run.init_from, reason)
-
 
 FAILURES = (EXIT_FAILED, EXIT_USAGE)
 
@@ -257,8 +147,16 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
             log(f"{config.name}: resumes from step {trainer.step}")
         for mark in env["marks"][len(old.get("marks", ())) :]:
             log(f"{config.name}: {mark}")
-        log(f"{config.name}: {describe_run(config, trainer.num_parameters)}, in {folder}")
-        log(f"{config.name}: {describe_start(config, data.num_train_tokens)}")
+        log(
+            f"{config.name}: {config.pe.label} {config.model.name}, {trainer.num_parameters:,} "
+            f"parameters, on {config.data.name}, {train.num_steps:,} steps, on {launch.device}, in "
+            f"{folder}"
+        )
+        amount = "generated data"
+        if data.num_train_tokens is not None:
+            amount = f"{train.num_tokens / data.num_train_tokens:.3g} epochs"
+        how = "compiled" if train.compile else "not compiled"
+        log(f"{config.name}: {amount} in {train.precision}, {how}")
         if launch.device == "cuda" and trainer.throughput.peak_flops_per_s is None:
             log(
                 f"{config.name}: MFU is null: the dense bf16 peak of this GPU is neither listed "
@@ -330,28 +228,6 @@ def keep_memory() -> None:
     # fix this one at 128 KiB.
     if any(library.mallopt(M_MMAP_THRESHOLD, most) for most in (2**31 - 1, 2**25)):
         library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def describe_run(config: RunConfig, num_parameters: int) -> str:
-    """Return the model, data and size of a run, for the first line of its log."""
-    return (
-        f"{config.pe.label} {config.model.name}, {num_parameters:,} parameters, on "
-        f"{config.data.name}, {config.train.num_steps:,} steps, on {config.launch.device}"
-    )
-
-
-def describe_start(config: RunConfig, num_tokens: int | None) -> str:
-    """Return the epochs, precision and compilation of a run, for its log.
-
-    Args:
-        num_tokens: tokens in the corpus's training side; None: the data is generated.
-    """
-    train = config.train
-    what = "generated data"
-    if num_tokens is not None:
-        what = f"{train.num_tokens / num_tokens:.3g} epochs"
-    how = "compiled" if train.compile else "not compiled"
-    return f"{what} in {train.precision}, {how}"
 
 
 def _describe_end(status: str, folder: Path) -> str:

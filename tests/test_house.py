@@ -238,7 +238,7 @@ def anchors(page: Path) -> list[str]:
 
 
 # The most syntax nodes and lines of each part. Whoever makes one smaller lowers its numbers.
-SIZES = {"rope_exp": (142_748, 22_725), "scripts": (7_012, 1_025), "tests": (177_423, 23_579)}
+SIZES = {"rope_exp": (142_702, 22_719), "scripts": (7_012, 1_025), "tests": (177_453, 23_587)}
 
 
 @pytest.mark.parametrize("part", SIZES)

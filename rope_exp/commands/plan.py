@@ -9,10 +9,10 @@ from rope_exp.config import DEFAULT_OUTPUT
 def main(words: list[str]) -> int:
     """Print the cost of a config, or a sweep of them, before it runs."""
     from rope_exp.folder import read_result
+    from rope_exp.origin import with_origin
     from rope_exp.plan.tables import cost_lines, sweep_lines
     from rope_exp.prepare import num_prepared_tokens
     from rope_exp.settle import resolve
-    from rope_exp.worker import with_origin
 
     parser = Parser("plan", "Print what a config, or a sweep of them, costs before it runs.")
     configs = [resolve(with_origin(config)) for config in configs_of(parser, words, sweeps=True)]

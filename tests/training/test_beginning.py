@@ -26,8 +26,8 @@ from rope_exp.folder import (
     step_folder,
     write_config,
 )
+from rope_exp.origin import with_origin
 from rope_exp.trainer import Trainer, environment
-from rope_exp.worker import with_origin
 
 Tiny = Callable[..., RunConfig]
 GoOn = Callable[..., Trainer]

@@ -1,5 +1,7 @@
 """Tests of a rank's process: its memory and collector settings, its log, and its exit code."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -22,6 +24,12 @@ def fails(error: Exception) -> Callable[[], int]:
         raise error
 
     return action
+
+
+def test_a_rank_listens_before_it_imports_torch() -> None:
+    """Otherwise a signal in the first seconds would end it without exit code 75."""
+    told = "import sys, rope_exp.worker; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", told], check=True)
 
 
 # A rank's, and a command's.

@@ -16,11 +16,13 @@ import pandas as pd
 from rope_exp.comparable import (
     OF_ROW,
     OWN_RATE,
+    REFUSED_WITHIN_A_BLOCK,
     ROW,
     SEEDS,
     alike,
     check_blocks,
     comparable,
+    differing_surroundings,
     has_blocks,
     label_of,
     level_name,
@@ -76,7 +78,8 @@ def find_sweeps(runs: Sequence[Run], others: Iterable[Run]) -> list[list[Run]]:
     """Return a campaign's runs that differ in row, seed and learning rate only, by setting.
 
     Runs of other campaigns that fit are added, for variants of the campaign, unless its rows have
-    names. If another campaign ran the same cell, the campaign's own run is used.
+    names, or the seed's runs were computed elsewhere. If another campaign ran the same cell, the
+    campaign's own run is used.
     """
     if not has_blocks(runs) or not any(OWN_RATE in run.factors for run in runs):
         return []
@@ -89,7 +92,10 @@ def find_sweeps(runs: Sequence[Run], others: Iterable[Run]) -> list[list[Run]]:
         if sweep is None and run.group == runs[0].group:
             sweeps.append([run])
         elif sweep is not None and all(_cell(run) != _cell(other) for other in sweep):
-            sweep.append(run)
+            block = [other for other in sweep if other.config.seed == run.config.seed]
+            differing = differing_surroundings([*block, run])
+            if run in runs or differing.keys().isdisjoint(REFUSED_WITHIN_A_BLOCK):
+                sweep.append(run)
     return [sweep for sweep in sweeps if len({run.config.optim.lr for run in sweep}) > 1]
 
 

@@ -170,7 +170,7 @@ def open_dataset(data: DataConfig) -> Corpus:
         # Other splits, such as test, are never read.
         sides = {TRAIN: splits[TRAIN]}
         if data.validation_split in splits:
-            sides[VALIDATION] = splits[data.validation_split]
+            sides[VALIDATION] = splits[str(data.validation_split)]
     return Corpus(data, sides, functools.partial(_read, data=data, builder=builder), facts)
 
 
@@ -333,7 +333,7 @@ def _reader(path: Path) -> str | None:
 # -- readers ---------------------------------------------------------------------------------------
 
 
-def _read(paths: Iterable[str], data: DataConfig, builder: Any) -> Iterator[str | None]:
+def _read(paths: Iterable[str], data: DataConfig, builder: Any) -> Iterator[str]:
     """Yield the texts of files here or on the hub.
 
     Args:
@@ -359,7 +359,7 @@ def _read(paths: Iterable[str], data: DataConfig, builder: Any) -> Iterator[str 
                             raise ConfigError("data.text_column", data.text_column, reason)
                         # JSON can hold half of a surrogate pair, which is no text.
                         (text or "").encode()
-                        yield text
+                        yield text or ""
 
 
 def _parquet_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[Any]:
@@ -396,11 +396,11 @@ def _csv_texts(file: BinaryIO, data: DataConfig, options: Any) -> Iterator[str]:
 def _json_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[Any]:
     """Yield the texts of JSON objects: one a line, or all of a file in one value."""
     column = data.text_column
-    keys: dict[str, None] = {}
+    keys: dict[Any, None] = {}
     with io.TextIOWrapper(file, ENCODING) as lines:
         for row in _json_rows(lines):
             # An array may also hold the texts themselves.
-            values = row if isinstance(row, dict) else {column: row}
+            values: dict[Any, Any] = row if isinstance(row, dict) else {column: row}
             keys |= dict.fromkeys(values)
             yield values.get(column)
     if keys:

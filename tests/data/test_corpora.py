@@ -111,11 +111,6 @@ def test_a_text_file_is_cut_as_asked(tmp_path: Path, sample_by: str) -> None:
     assert texts_of(tmp_path / "a.txt.gz", sample_by=sample_by) == CUTS[sample_by]
 
 
-def test_another_column_may_hold_the_text(tmp_path: Path) -> None:
-    path = write_parquet(tmp_path / "a.parquet", TEXTS, column="content")
-    assert num_documents(prepare(data_config(path=path, text_column="content"), BYTES)) == 200
-
-
 def test_another_validation_split_may_be_named(tmp_path: Path) -> None:
     write_parquet(tmp_path / "d" / "train.parquet", TEXTS)
     write_parquet(tmp_path / "d" / "validation.parquet", ["not this"])

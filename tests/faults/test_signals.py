@@ -122,10 +122,10 @@ def test_one_rank_that_is_asked_makes_both_save(trial: Trial, tmp_path: Path, ra
 
 
 @pytest.mark.torture
-def test_the_batch_script_of_the_recipes_goes_on(trial: Trial, tmp_path: Path) -> None:
+def test_the_batch_script_of_the_guide_goes_on(trial: Trial, tmp_path: Path) -> None:
     """At the time limit, SLURM signals every process of a step, and the script requeues."""
-    recipes = (REPOSITORY / "docs" / "recipes.md").read_text(encoding="utf-8")
-    block = re.search(r"    #!/bin/bash\n(?:    .*\n)+", recipes)
+    guide = (REPOSITORY / "docs" / "guide.md").read_text(encoding="utf-8")
+    block = re.search(r"    #!/bin/bash\n(?:    .*\n)+", guide)
     assert block
     script = re.sub(r"^    ", "", block[0], flags=re.MULTILINE)
     command = " ".join([sys.executable, TRAIN, *trial.words])

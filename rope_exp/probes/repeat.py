@@ -22,7 +22,8 @@ from rope_exp.runs import Run
 # Below longer contexts.
 ORDER = 5
 PLACES = {"repeat": ("reading", "loss")}
-# A run copies if a text's second reading has a loss lower by so many nats (docs/protocol-2.md).
+# A run copies if a text's second reading has a loss lower by so many nats
+# (docs/paper/protocol-2.md).
 COPIES = 0.3
 
 

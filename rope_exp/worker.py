@@ -218,7 +218,7 @@ def keep_memory() -> None:
     """Make glibc, if that is the C library, keep memory that a step frees for the next step.
 
     Otherwise it returns every tensor above a threshold of at most 32 MiB to the kernel, which
-    zeroes each page again at its next use: a sixth of a step (docs/decisions/010-kernels.md).
+    zeroes each page again at its next use: a sixth of a step (docs/decisions.md).
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt"):

@@ -49,7 +49,7 @@ def test_the_loss_is_that_of_hidden_tokens(make: Make, micro: str) -> None:
 
     started = trainer.train_step(3)
     assert started is not None
-    assert started.read().loss == pytest.approx(expected, abs=1e-6)
+    assert started().loss == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_masked_run_is_asked_and_opened_and_generates_nothing(make: Make) -> None:

@@ -356,9 +356,10 @@ class SoftmaxAttention(Attention):
         if self.own is not None and "position_BE" in of_tokens:
             more_HTE = self.own.scores(of_tokens, q_BTHK.shape[1])
             if more_HTE is not None:
-                # Another shape, such as that of too few heads, is an error here.
                 sizes = (self.num_heads, q_BTHK.shape[1], k_BTGK.shape[1])
-                more_HTE = more_HTE.expand(*more_HTE.shape[:-3], *sizes)
+                if more_HTE.shape[-3:] != sizes:
+                    shape = tuple(more_HTE.shape)
+                    raise ValueError(f"scores returned the shape {shape}, not {sizes}")
                 # A window may have dropped the first keys.
                 usual_HTE = 0.0 if at.bias_HTE is None else at.bias_HTE[..., -sizes[2] :]
                 at = at._replace(bias_HTE=usual_HTE + more_HTE)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from support.models import (
     make_sizes,
+    num_numbers,
     opinionated,
     tokens,
 )
@@ -43,6 +44,15 @@ def test_a_window_of_one_key_has_its_own_bias() -> None:
     whole = decoder(ids_BT)
     for parts in ([1] * LENGTH, [5, 1, 6]):
         assert float((fed(decoder, ids_BT, parts) - whole).abs().max()) < TOLERANCE, parts
+
+
+def test_documents_beside_a_cache_are_refused() -> None:
+    """Nothing may be cached, because later tokens would attend to other documents' keys."""
+    decoder = decoder_of(SoftmaxConfig(), ("q", "k"))
+    cache = decoder.new_cache()
+    with pytest.raises(ValueError, match="documents take the whole rows at once"):
+        decoder(tokens(1, LENGTH), cache=cache, document_BT=torch.zeros(1, LENGTH))
+    assert cache.length == 0 == num_numbers(cache)
 
 
 @torch.no_grad()

@@ -61,6 +61,8 @@ def test_rotation_is_multiplication_by_e_to_the_i_m_theta(
     x = vector(seed, dim)
     expected = torch.from_numpy(complex_reference(x.numpy(), position, base))
     assert close(at(x, position, base=base), expected)
+    expected = torch.from_numpy(complex_reference(x.numpy(), -position, base))
+    assert close(at(x, position, base=base, inverse=True), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

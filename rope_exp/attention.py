@@ -94,11 +94,12 @@ class LayerCache:
     def append(self, **new: Tensor) -> dict[str, Tensor]:
         """Append new rows, [B, T, ...] each, by the same names each time; return all rows kept."""
         for name, x in new.items():
+            x = x.detach()
             earlier = self.rows.get(name, x[:, :0])
             if self.window is not None:
                 # The first new query attends to the last window - 1 earlier keys.
                 earlier = earlier[:, max(earlier.shape[1] - self.window + 1, 0) :]
-            self.rows[name] = torch.cat([earlier, x.detach()], dim=1)
+            self.rows[name] = torch.cat([earlier, x], dim=1)
         self.num_seen += x.shape[1]
         return self.rows
 

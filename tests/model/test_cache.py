@@ -1,7 +1,6 @@
-"""Tests that cached decoding equals the full forward pass, for every kind and allowed subset."""
+"""Tests of the cache with windows, biases and documents."""
 
-from typing import Any
-
+import pytest
 import torch
 from support.models import (
     make_sizes,
@@ -13,21 +12,10 @@ from torch import Tensor
 
 from rope_exp.attention import Cache
 from rope_exp.decoder import Decoder
-from rope_exp.sections import Kind, SoftmaxConfig
+from rope_exp.sections import SoftmaxConfig
 
-# Past the end of a table of 4,096 positions.
 LENGTH = 12
 TOLERANCE = 1e-10
-# Relative SD of one rounding to bf16's 8 significant bits: uniform, and at most 2^-8.
-
-
-def decoder_of(
-    attn: Kind, sites: tuple[str, ...], *, window: int | None = None, **changes: Any
-) -> Decoder:
-    # Two query heads share a key/value head, if the kind allows it.
-    groups = 2 if attn.takes_heads else 4
-    sizes = make_sizes(num_key_value_heads=groups, window=window)
-    return opinionated(*sites, attn=attn, sizes=sizes, scale=8, **changes).double().eval()
 
 
 def fed(decoder: Decoder, ids_BT: Tensor, parts: list[int], cache: Cache | None = None) -> Tensor:
@@ -39,7 +27,9 @@ def fed(decoder: Decoder, ids_BT: Tensor, parts: list[int], cache: Cache | None 
 @torch.no_grad()
 def test_a_window_of_one_key_has_its_own_bias() -> None:
     """A sink beside it shows the bias, which a softmax over one key would hide."""
-    decoder = decoder_of(SoftmaxConfig(sink=True), ("v", "o"), window=1, bias="alibi")
+    sizes = make_sizes(window=1)
+    attn = SoftmaxConfig(sink=True)
+    decoder = opinionated("v", "o", attn=attn, sizes=sizes, scale=8, bias="alibi").double()
     ids_BT = tokens(2, LENGTH)
     whole = decoder(ids_BT)
     for parts in ([1] * LENGTH, [5, 1, 6]):
@@ -48,7 +38,7 @@ def test_a_window_of_one_key_has_its_own_bias() -> None:
 
 def test_documents_beside_a_cache_are_refused() -> None:
     """Nothing may be cached, because later tokens would attend to other documents' keys."""
-    decoder = decoder_of(SoftmaxConfig(), ("q", "k"))
+    decoder = opinionated("q", "k")
     cache = decoder.new_cache()
     with pytest.raises(ValueError, match="documents take the whole rows at once"):
         decoder(tokens(1, LENGTH), cache=cache, document_BT=torch.zeros(1, LENGTH))

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from rope_exp.config import RunConfig
-from rope_exp.folder import read_metrics, write_config
+from rope_exp.files import read_json
+from rope_exp.folder import PROBES, read_metrics, write_config
 from rope_exp.parallel import Parallel
 from rope_exp.prepare import prepare
 from rope_exp.settle import resolve
@@ -93,6 +94,8 @@ def assert_goes_on(make: Make, *words: str) -> Trainer:
     assert losses(again) == losses(whole)
     assert same(snapshot(again), snapshot(whole))
     assert again.train_step.order_sha256 == whole.train_step.order_sha256
+    if whole.config.train.probes:
+        assert read_json(again.folder / PROBES) == read_json(whole.folder / PROBES)
     return whole
 
 

@@ -74,7 +74,7 @@ def test_a_checkpoint_is_loaded_into_the_same_tensors(make: Make) -> None:
     trainer = uncaptured(make("run"))
     assert trainer.train() == "finished"
     trained = state(trainer)
-    assert trainer.checkpoints.load()["step"] == 6
+    assert trainer.load()["step"] == 6
     assert same(trained, state(trainer))
     assert all(parameter.grad is None for parameter in trainer.decoder.parameters())
 

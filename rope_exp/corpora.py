@@ -243,7 +243,7 @@ def path_error(data: DataConfig, reason: str, path: object = None) -> ConfigErro
 def _root(data: DataConfig) -> Path:
     path = Path(str(data.path)).expanduser().absolute()
     if not path.exists():
-        hint = "; nothing in corpora/ is distributed: docs/recipes.md says what to put there"
+        hint = "; nothing in corpora/ is distributed: docs/guide.md says what to put there"
         is_there = str(data.path).startswith("corpora/")
         raise path_error(data, f"there is no such file or folder{hint if is_there else ''}")
     # datasets resolves links to a folder when it names the folder's files.

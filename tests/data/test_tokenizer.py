@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.configs import left_in
-from support.corpora import data_config, start_python, tokenizer_config
+from support.corpora import start_python, tokenizer_config
 from support.harm import Harm, efforts, harmed, try_harms
 from support.refused import REFUSALS, refused
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rope_exp.errors import ConfigError, DataError
-from rope_exp.prepare import prepare
 from rope_exp.tokenizer import (
     END_OF_TEXT,
     build_tokenizer,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.models import normal, rotation_matrix
+from support.models import normal
 from torch import Tensor
 
 from rope_exp.probes.distance import attention_by_distance, decay_bound, kappa, uniform_by_distance
@@ -30,11 +30,6 @@ def turned(x_HK: Tensor, position_T: Tensor, theta_F: Tensor) -> Tensor:
     return rotate(x_1THK, angle_TF.cos(), angle_TF.sin())[0]
 
 
-def at(x_HK: Tensor, position: int, theta_F: Tensor) -> Tensor:
-    """Return R_i x of each head, at one position."""
-    return turned(x_HK, torch.tensor([position]), theta_F)[0]
-
-
 # -- the bound -------------------------------------------------------------------------------------
 
 
@@ -52,27 +47,6 @@ def test_the_bound_is_a_mean_of_partial_sums(seed: int, count: int, distance: fl
     for theta_F, found_M in zip(theta_LF.tolist(), found_LM.tolist(), strict=True):
         sums = list(itertools.accumulate(cmath.exp(1j * distance * theta) for theta in theta_F))
         assert found_M == pytest.approx([sum(map(abs, sums)) / count], abs=1e-7)
-
-
-@given(SEEDS, DISTANCES)
-def test_no_score_passes_the_bound(seed: int, distance: int) -> None:
-    """Summation by parts gives |score| <= F f(m) max |h_{f+1} - h_f|."""
-    theta_F = theta_of(16)
-    q_K, k_K = normal(2, 16, seed=seed)
-    score = at(q_K[None], distance, theta_F) @ at(k_K[None], 0, theta_F).T
-
-    h_F = torch.complex(q_K[:8], q_K[8:]) * torch.complex(k_K[:8], k_K[8:]).conj()
-    step = float(torch.cat([h_F, torch.zeros(1)]).diff().abs().max())
-    bound = 8 * float(decay_bound(theta_F, torch.tensor([distance]))) * step
-    assert abs(float(score)) <= bound * (1 + 1e-12)
-
-
-@given(DISTANCES)
-def test_the_bound_is_largest_at_distance_zero(distance: int) -> None:
-    both = decay_bound(theta_of(16), torch.tensor([distance, -distance, 0]))
-    assert both[0] == pytest.approx(float(both[1]))
-    assert both[0] <= both[2] + 1e-12
-    assert both[2] == pytest.approx(4.5)
 
 
 # -- weights by distance ---------------------------------------------------------------------------
@@ -94,13 +68,6 @@ def test_weights_are_averaged_over_late_queries(length: int) -> None:
         found = [weights_BHTT[:, :, i, i - distance] for i in late]
         expected.append(float(torch.stack(found).mean()))
     assert attention_by_distance(weights_BHTT).tolist() == pytest.approx(expected, rel=1e-12)
-
-
-def test_weights_that_know_distance_alone_are_found_again() -> None:
-    by_distance = normal(8, seed=1).exp()
-    distance_TT = torch.arange(8)[:, None] - torch.arange(8)
-    weights_TT = by_distance[distance_TT.clamp(min=0)]
-    torch.testing.assert_close(attention_by_distance(weights_TT), by_distance[:4])
 
 
 @given(st.integers(2, 40), st.none() | st.integers(1, 50), st.booleans())
@@ -129,14 +96,6 @@ def test_kappa_is_the_score_of_the_means_at_any_place(seed: int, distance: int) 
 
     found_HM = kappa(q_HK, k_HK, theta_F, torch.tensor([distance]))
     torch.testing.assert_close(found_HM[:, 0], mean_H, atol=1e-9, rtol=0)
-
-
-def test_kappa_turns_the_key_clockwise() -> None:
-    """The dense matrix R_{-m} gives kappa; R_m gives another number."""
-    q_K, k_K = normal(2, 8, seed=3)
-    found = float(kappa(q_K[None], k_K[None], theta_of(8), torch.tensor([5])))
-    assert found == pytest.approx(float(q_K @ rotation_matrix(-5, 8) @ k_K) / math.sqrt(8))
-    assert found != pytest.approx(float(q_K @ rotation_matrix(5, 8) @ k_K) / math.sqrt(8), abs=0.1)
 
 
 def test_kappa_of_grouped_heads_is_that_of_repeated_keys() -> None:

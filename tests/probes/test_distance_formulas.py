@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.models import normal
 from torch import Tensor
 
-from rope_exp.probes.distance import attention_by_distance, decay_bound, kappa, uniform_by_distance
+from rope_exp.probes.distance import attention_by_distance, decay_bound, kappa
 from rope_exp.rope import angles, frequencies, rotate
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -68,17 +68,6 @@ def test_weights_are_averaged_over_late_queries(length: int) -> None:
         found = [weights_BHTT[:, :, i, i - distance] for i in late]
         expected.append(float(torch.stack(found).mean()))
     assert attention_by_distance(weights_BHTT).tolist() == pytest.approx(expected, rel=1e-12)
-
-
-@given(st.integers(2, 40), st.none() | st.integers(1, 50), st.booleans())
-def test_uniform_weights_give_the_reference(length: int, window: int | None, causal: bool) -> None:
-    """Equal weights on a query's keys give the reference, causal, windowed or bidirectional."""
-    reached = torch.ones(length, length, dtype=torch.float64)
-    if causal:
-        reached = reached.tril().triu(1 - (window or length))
-    weights_TT = reached / reached.sum(-1, keepdim=True)
-    expected = uniform_by_distance(length, window if causal else None, causal=causal)
-    torch.testing.assert_close(attention_by_distance(weights_TT), expected)
 
 
 # -- kappa -----------------------------------------------------------------------------------------

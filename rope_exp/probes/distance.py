@@ -9,7 +9,7 @@ F frequencies, M distances.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, NotRequired
+from typing import Annotated, Any, NotRequired
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from rope_exp.decoder import Decoder
 from rope_exp.evaluate import Finished, significant
 from rope_exp.identity import Natural
 from rope_exp.kernels import wide
-from rope_exp.probes._types import Numbers
+from rope_exp.probes._types import ONE_LENGTH, Numbers
 from rope_exp.probes._windows import attentions, bin_edges, instead, share, windows
 from rope_exp.rope import rotate
 from rope_exp.sources import read
@@ -34,14 +34,15 @@ See = Callable[[Tensor, Tensor, Tensor], None]
 _Means = tuple[Tensor, Tensor, Tensor]
 
 
-class Answer(TypedDict):
-    """Numbers by distance; attention and kappa by layer."""
-
+class _Losses(TypedDict):
     m: list[Natural]
     attention: dict[str, Numbers]
     uniform: Numbers
     bound: NotRequired[Numbers]
     kappa: NotRequired[dict[str, list[Numbers]]]
+
+
+Answer = Annotated[_Losses, ONE_LENGTH]
 
 
 def why_not(config: RunConfig) -> str:

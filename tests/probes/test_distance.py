@@ -17,7 +17,6 @@ from rope_exp.attn._recurrence import for_queries
 from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.shared import Config as SharedConfig
 from rope_exp.decoder import Decoder
-from rope_exp.position.alibi import alibi_slopes
 from rope_exp.probes._windows import attentions, instead
 from rope_exp.probes.distance import decay_bound, weighed
 from rope_exp.rope import frequencies
@@ -85,19 +84,6 @@ def test_queries_of_zero_weigh_all_keys_alike(changes: dict[str, Any]) -> None:
     mean = np.mean([1 / number for number in num_keys])
     reach = 3 if "sizes" in changes else LENGTH
     assert found["uniform"] == pytest.approx([mean * (m < reach) for m in M], rel=1e-4)
-
-
-def test_a_bias_alone_gives_weights_by_its_slopes() -> None:
-    """A(m) is the mean of exp(-slope m) / sum over heads and late queries."""
-    found = ask(indifferent(bias="alibi"))
-    slope_H11 = alibi_slopes(4).double()[:, None, None]
-    i_T1 = torch.arange(LENGTH // 2, LENGTH, dtype=torch.float64)[:, None]
-    expected = []
-    for m in M:
-        below = sum(torch.exp(-slope_H11 * n) * (n <= i_T1) for n in range(LENGTH))
-        expected.append(float((torch.exp(-slope_H11 * m) / below).mean()))
-    for by_distance in found["attention"].values():
-        assert by_distance == pytest.approx(expected, rel=1e-4)
 
 
 # -- kappa and the bound ---------------------------------------------------------------------------

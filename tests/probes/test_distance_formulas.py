@@ -95,13 +95,3 @@ def test_kappa_of_grouped_heads_is_that_of_repeated_keys() -> None:
     for head, group in enumerate([0, 0, 1, 1]):
         alone_1M = kappa(q_HK[[head]], k_GK[[group]], theta_GF[group], distance_M)
         torch.testing.assert_close(found_HM[[head]], alone_1M)
-
-
-def test_features_that_do_not_rotate_add_a_constant() -> None:
-    q_HK, k_HK = normal(2, 3, 8, seed=6)
-    theta_F = theta_of(4)
-    distance_M = torch.arange(9)
-    found_HM = kappa(q_HK, k_HK, theta_F, distance_M)
-    rotating_HM = kappa(q_HK[:, :4], k_HK[:, :4], theta_F, distance_M) * math.sqrt(4 / 8)
-    constant_H = (q_HK[:, 4:] * k_HK[:, 4:]).sum(-1) / math.sqrt(8)
-    torch.testing.assert_close(found_HM, rotating_HM + constant_H[:, None])

@@ -29,15 +29,3 @@ def test_copies_are_right_and_lengths_uniform(split: str) -> None:
     lengths = Counter(map(len, strings(split, 1000)))
     assert set(lengths) == set(range(fewest, most + 1))
     assert stats.chisquare(list(lengths.values())).pvalue > 1e-6
-
-
-@each_split
-def test_letters_are_uniform_and_independent(split: str) -> None:
-    """The pairs of neighbours that are counted do not overlap."""
-    pairs = Counter(
-        string[place : place + 2]
-        for string in strings(split, 200)
-        for place in range(0, len(string) - 1, 2)
-    )
-    assert len(pairs) == 16
-    assert stats.chisquare(list(pairs.values())).pvalue > 1e-6

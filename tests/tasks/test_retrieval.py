@@ -58,15 +58,6 @@ def test_distances_are_uniform_over_octaves() -> None:
     assert stats.chisquare(list(third.values())).pvalue > 1e-6
 
 
-def test_keys_values_and_filler_are_uniform() -> None:
-    counts: Counter[str] = Counter()
-    for ids_S in rows(DATA, 0, "train", range(150)).ids_NS:
-        text = spell(ids_S, FACTS.tokens)
-        counts.update(re.sub("[?][A-Z][0-9]", "", text))
-    for alphabet in ("abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789"):
-        assert stats.chisquare([counts[token] for token in alphabet]).pvalue > 1e-6
-
-
 def test_questions_of_a_distance_stand_anywhere() -> None:
     """At distances of 128 to 255, each quarter of the possible places has as many questions."""
     found = rows(DATA, 0, "train", range(600))

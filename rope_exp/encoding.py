@@ -1,7 +1,7 @@
 """The class from which a position encoding derives: a user's own, or one of ours without rotation.
 
 It acts in each layer (on q, k, v, scores and output) or at the input, or both, by the methods that
-it overrides. See docs/own-position.md. This file is copied beside exported weights.
+it overrides. See docs/extending.md. This file is copied beside exported weights.
 
 Shapes: B batch, T position, E keys (the last T are the queries' own), H query heads, K features.
 """

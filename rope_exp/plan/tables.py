@@ -84,7 +84,7 @@ def sweep_lines(
     tokens = sum(config.train.num_tokens for config in configs)
     return [
         f"sweep        {len(configs)} runs, of which the above is the first: {tokens:,} tokens, "
-        f"{total:.3e} operations; one after another they take",
+        f"{total:.3e} operations",
         *_times(configs, measured_tokens_per_s),
     ]
 

@@ -166,8 +166,3 @@ def test_missing_seeds_shift_no_rate(
     means = adjusted_means(pd.DataFrame(losses, columns=RATES))
     # The means are rounded to nine digits.
     np.testing.assert_allclose(means - means.iloc[0], of_rate - of_rate[0], atol=2e-9)
-
-
-def test_a_missing_seed_takes_the_others_difference() -> None:
-    table = pd.DataFrame({0.001: [4.0, 3.0, np.nan], 0.003: [3.9, 2.9, 1.0], 0.01: [np.nan] * 3})
-    assert adjusted_means(table).to_dict() == pytest.approx({0.001: 2.7, 0.003: 2.6})

@@ -197,6 +197,4 @@ def test_drift_is_judged_seed_by_seed(medians: list[float], said: str) -> None:
 
 def test_plain_columns_are_aligned() -> None:
     table, *_ = report_on("english").told("terminal")
-    lines = table.splitlines()
-    assert len({len(line) for line in lines}) == 1
-    assert set(lines[1]) == {"-", " "}
+    assert len({len(line) for line in table.splitlines()}) == 1

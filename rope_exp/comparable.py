@@ -60,7 +60,7 @@ ORDER = "data.seed"
 SEEDS = ("seed", ORDER)
 
 # Surroundings of a run (provenance.MARKED) that must agree within a block. Other differences
-# are marked (docs/protocol.md).
+# are marked (docs/paper/protocol.md).
 REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")
 
 # A fact of result.json must be equal in runs that agree in the keys that determine it.
@@ -117,8 +117,8 @@ def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
 def _own_keys(runs: Sequence[Run]) -> tuple[str, ...]:
     """Return the keys that each row of a campaign may set for itself.
 
-    A campaign can train every row at the learning rate that is best for it (docs/protocol-2.md):
-    the row's overrides set it, and it is no factor of the campaign.
+    A campaign can train every row at the learning rate that is best for it
+    (docs/paper/protocol-2.md): the row's overrides set it, and it is no factor of the campaign.
     """
     is_tuned = all(run.row and OWN_RATE not in run.factors for run in runs)
     return (OWN_RATE,) if is_tuned else ()
@@ -149,7 +149,7 @@ def mixed_blocks(runs: Sequence[Run]) -> dict[int, dict[str, list[str]]]:
 
 
 def check_blocks(runs: Sequence[Run]) -> None:
-    """Refuse blocks that docs/protocol.md refuses: runs of one seed must be computed equally.
+    """Refuse blocks that docs/paper/protocol.md refuses: runs of one seed must be computed equally.
 
     Raises:
         ReportError: naming the seed, and the difference within it.
@@ -160,7 +160,7 @@ def check_blocks(runs: Sequence[Run]) -> None:
                 values = " and ".join(differing[key])
                 raise ReportError(
                     f"seed {seed} of {runs[0].group} has runs with {key} {values}, but a block "
-                    "must have only one (docs/protocol.md); rerun one of them"
+                    "must have only one (docs/paper/protocol.md); rerun one of them"
                 )
 
 

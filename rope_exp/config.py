@@ -571,7 +571,8 @@ def rules(config: "RunConfig") -> Iterator[Rule]:
     for name in train.probes:
         reason = "data={0.data.kind} can be asked for {0.data.task.probe} alone"
         yield task and name != task.probe, "train.probes", reason
-        reason = chosen("probes", name, "train.probes").why_not(config)
+        probe = chosen("probes", name, "train.probes")
+        reason = probe.why_not(config) if hasattr(probe, "why_not") else ""
         yield reason, "train.probes", reason
 
     # Positions. Every variant must be possible at a size, so NoPE must satisfy these, too.

@@ -4,14 +4,12 @@ Shapes as in `batches`.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, SupportsFloat
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rope_exp.batches import Batch
@@ -33,8 +31,8 @@ class Inputs(NamedTuple):
         """Yield micro-batches of `size` rows; the last may have fewer."""
         for start in range(0, len(self.ids_BT), size):
             part = slice(start, start + size)
-            given = {name: each for name, each in self._asdict().items() if each is not None}
-            yield self._replace(**{name: each[part] for name, each in given.items()})
+            parts: list[Any] = [None if tensor is None else tensor[part] for tensor in self]
+            yield Inputs(*parts)
 
     def features(self, decoder: Decoder) -> Tensor:
         """Return the last layer's normed output at every place, [B, T, D]."""
@@ -74,18 +72,18 @@ def on_device(batch: Batch, device: torch.device) -> Inputs:
     return Inputs(*(copied(getattr(batch, name)) for name in Inputs._fields))  # type: ignore[arg-type]
 
 
-def rounded(
-    losses: Sequence[SupportsFloat] | NDArray[np.float64] | Tensor,
-) -> list[float | None]:
+def rounded(losses: Iterable[Any]) -> list[float | None]:
     """Return losses rounded to six useful decimals; None for one that is not finite."""
-    numbers = [float(loss) for loss in losses]
+    numbers = map(float, losses)
     return [round(number, 6) if math.isfinite(number) else None for number in numbers]
 
 
 def significant(numbers: Tensor) -> list[float | None]:
     """Return a 1-D tensor's numbers with six significant digits; None if not finite."""
-    found = numbers.double().tolist()
-    return [float(f"{number:.6g}") if math.isfinite(number) else None for number in found]
+    return [
+        float(f"{number:.6g}") if math.isfinite(number) else None
+        for number in numbers.double().tolist()
+    ]
 
 
 @torch.no_grad()

@@ -120,9 +120,7 @@ def _check_commit(run: Run) -> None:
     """Refuse a run if any of its starts used code that its commit does not contain."""
     git = run.env.get("git") or {}
     states = [git, *run.env.get("earlier_git", ())]
-    # Version 0.2.0 recorded the code of earlier starts only in the words of its marks.
-    marks = [mark for mark in run.env.get("marks", ()) if mark.startswith("went on with git ")]
-    if any(state and state["dirty"] for state in states) or any("+" in mark for mark in marks):
+    if any(state and state["dirty"] for state in states):
         raise ReportError(
             f"{run.folder} was trained with code that was changed since {git.get('commit')!s:.10}: "
             "remove it and commit, and the campaign reruns this cell"

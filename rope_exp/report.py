@@ -425,7 +425,7 @@ def standard(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
 def is_too_easy(runs: Iterable[Run]) -> bool:
     """Return whether all runs with answers solve almost all examples like those in training.
 
-    Then neither losses nor matches show which is better (docs/protocol.md, section 8).
+    Then neither losses nor matches show which is better (docs/paper/protocol.md, section 8).
     """
     answers = [run.probes.get("answers", {}).get(TEST) for run in runs]
     counts = [(sum(each["count"]), sum(each["right"])) for each in answers if each]

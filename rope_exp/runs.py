@@ -60,7 +60,7 @@ class Run:
         group: the group of its folder, or the campaign of its record.
         row: the row of its campaign's cell; else empty, like its factors.
         probes: its model's answers, by probe; NaN replaces a number that is not finite.
-        test: its campaign's way of judging differences; None: as in docs/protocol.md.
+        test: its campaign's way of judging differences; None: as in docs/paper/protocol.md.
     """
 
     folder: Path

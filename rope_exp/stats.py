@@ -1,4 +1,4 @@
-"""The test of docs/protocol.md: losses in the layout seed x row, differences within a seed.
+"""The test of docs/paper/protocol.md: losses in the layout seed x row, differences within a seed.
 
     loss_sv = mean_v + block_s + e_sv
 

@@ -30,6 +30,10 @@ PACKAGES = (
     "typing-extensions",
     "hydra-core",
     "omegaconf",
+    # For the corpora of tests/gpu. It needs pyarrow, pandas and fsspec, which are there, too.
+    "datasets",
+    "dill",
+    "multiprocess",
 )
 # Published as source alone; pure Python.
 SOURCES = ("antlr4-python3-runtime",)

@@ -93,7 +93,7 @@ class CampaignFile(BaseModel, strict=True, extra="forbid"):
     """The content of a campaign's file.
 
     Attributes:
-        test: the rule of docs/protocol-2.md; None: the rule of docs/protocol.md.
+        test: the rule of docs/paper/protocol-2.md; None: the rule of docs/paper/protocol.md.
     """
 
     about: str = ""

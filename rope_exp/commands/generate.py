@@ -1,6 +1,5 @@
 """`rope-exp generate`: text from a run's model."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +12,6 @@ from rope_exp.decoder import Decoder
 from rope_exp.errors import ConfigError
 from rope_exp.load import end_of_text, load_run
 
-# Number of tokens of padded prompts that are read at once.
-PART = 512
-
 
 @dataclass(frozen=True)
 class Sampling:
@@ -25,7 +21,7 @@ class Sampling:
         num_tokens: the maximum number of new tokens.
         temperature: divides the logits; 0: always take the likeliest token.
         top_p: sample among the likeliest tokens that together have this probability.
-        seed: seed of the draws; each text has its own stream, whatever its neighbours.
+        seed: seed of the draws; each text has its own stream.
     """
 
     num_tokens: int = 64
@@ -34,93 +30,56 @@ class Sampling:
     seed: int = 0
 
 
-def complete(
-    run_dir: Path, texts: Sequence[str], sampling: Sampling, step: int | None = None
-) -> list[str]:
-    """Return the completion of each text by a run's model.
-
-    Args:
-        step: step of the checkpoint; None: the newest.
-    Raises:
-        RecordError: the folder is not a run, or does not record which token ends a document.
-        CheckpointError: there is no such checkpoint.
-        ConfigError: the run was trained on hidden tokens, and predicts no next one; or a text
-            cannot be encoded in the tokens of generated data.
-    """
-    decoder, tokenizer = load_run(run_dir, step)
-    end_id = end_of_text(run_dir, decoder)
-    return generate(decoder, tokenizer, texts, end_id, sampling)
-
-
 @torch.no_grad()
 def generate(
-    decoder: Decoder, tokenizer: Tokenizer, texts: Sequence[str], end_id: int, sampling: Sampling
-) -> list[str]:
-    """Return the completion of each text, without the text itself.
+    decoder: Decoder, tokenizer: Tokenizer, text: str, end_id: int, sampling: Sampling
+) -> str:
+    """Return the completion of a text, without the text itself.
 
     Args:
-        texts: of any lengths; shorter ones are padded on the left. Each begins a document.
+        text: begins a document.
         end_id: id of the token that ends a document.
     Raises:
-        ConfigError: a text cannot be encoded in the tokens of generated data.
+        ConfigError: the text cannot be encoded in the tokens of generated data; or the model was
+            trained on hidden tokens, and predicts no next one.
     """
     device = decoder.lm_head.weight.device
-    prompts = [[end_id, *ids] for ids in _encoded(tokenizer, texts)]
-    longest = max(map(len, prompts))
-    pads = [longest - len(prompt) for prompt in prompts]
-    padded = [[end_id] * pad + prompt for pad, prompt in zip(pads, prompts, strict=True)]
-    pads_B = torch.tensor(pads, device=device) if any(pads) else None
-
-    streams = [torch.Generator().manual_seed(sampling.seed) for _ in prompts]
-    cache = decoder.new_cache(pads_B)
-    ids_BT = torch.tensor(padded, device=device)
-    # Attention with padding holds the scores of all pairs, so padded prompts are read in parts.
-    *before, ids_BT = torch.split(ids_BT, PART if any(pads) else longest, dim=1)
-    for part_BT in before:
-        decoder(part_BT, cache=cache)
-    found: list[list[int]] = [[] for _ in prompts]
-    is_done = [False] * len(prompts)
-    for _ in range(sampling.num_tokens):
-        logits_BV = decoder(ids_BT, cache=cache)[:, -1].float().cpu()
-        probability_BV = distribution(logits_BV, sampling)
-        chosen = [
-            int(torch.multinomial(probability_V, 1, generator=stream))
-            for probability_V, stream in zip(probability_BV, streams, strict=True)
-        ]
-        for row, token in enumerate(chosen):
-            if not is_done[row] and token != end_id:
-                found[row].append(token)
-            is_done[row] |= token == end_id
-        if all(is_done):
+    stream = torch.Generator().manual_seed(sampling.seed)
+    cache = decoder.new_cache()
+    ids_1T = torch.tensor([[end_id, *_encoded(tokenizer, text)]], device=device)
+    found: list[int] = []
+    while len(found) < sampling.num_tokens:
+        logits_V = decoder(ids_1T, cache=cache)[0, -1].float().cpu()
+        token = int(torch.multinomial(distribution(logits_V, sampling), 1, generator=stream))
+        if token == end_id:
             break
-        ids_BT = torch.tensor(chosen, device=device)[:, None]
-    return [tokenizer.decode(tokens) for tokens in found]
+        found.append(token)
+        ids_1T = torch.tensor([[token]], device=device)
+    return tokenizer.decode(found)
 
 
-def distribution(logits_BV: Tensor, sampling: Sampling) -> Tensor:
+def distribution(logits_V: Tensor, sampling: Sampling) -> Tensor:
     """Return the probabilities from which the next token is drawn."""
     if sampling.temperature == 0:
-        return torch.nn.functional.one_hot(logits_BV.argmax(-1), logits_BV.shape[-1]).float()
+        return torch.nn.functional.one_hot(logits_V.argmax(-1), logits_V.shape[-1]).float()
 
     # Subtract the largest, in float64, so that no temperature makes two logits infinite.
-    below_BV = (logits_BV - logits_BV.max(-1, keepdim=True).values).double()
-    probability_BV = (below_BV / sampling.temperature).softmax(-1)
-    sorted_BV, order_BV = probability_BV.sort(dim=-1, descending=True, stable=True)
+    below_V = (logits_V - logits_V.max(-1, keepdim=True).values).double()
+    probability_V = (below_V / sampling.temperature).softmax(-1)
+    sorted_V, order_V = probability_V.sort(dim=-1, descending=True, stable=True)
     # The likeliest token always stays: the probability before it is 0.
-    before_BV = sorted_BV.cumsum(-1) - sorted_BV
-    kept_BV = torch.where(before_BV < sampling.top_p, sorted_BV, 0.0)
-    nucleus_BV = torch.zeros_like(probability_BV).scatter(-1, order_BV, kept_BV)
-    return nucleus_BV / nucleus_BV.sum(-1, keepdim=True)
+    before_V = sorted_V.cumsum(-1) - sorted_V
+    kept_V = torch.where(before_V < sampling.top_p, sorted_V, 0.0)
+    nucleus_V = torch.zeros_like(probability_V).scatter(-1, order_V, kept_V)
+    return nucleus_V / nucleus_V.sum(-1, keepdim=True)
 
 
-def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    for text in texts:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise ConfigError("TEXT", ascii(text), "is no UTF-8") from None
+def _encoded(tokenizer: Tokenizer, text: str) -> list[int]:
     try:
-        return [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
+        text.encode()
+        return tokenizer.encode(text).ids
+    except UnicodeEncodeError:
+        raise ConfigError("TEXT", ascii(text), "is no UTF-8") from None
     except Exception as error:
         # The library raises a plain Exception if a small vocabulary has no token for a character.
         known = "".join(sorted(tokenizer.get_vocab()))
@@ -132,17 +91,13 @@ def main(words: list[str]) -> int:
     parser = Parser("generate", "Print what a run's model says after each text.")
     parser.add_argument("folder", metavar="RUN_FOLDER", type=Path)
     parser.add_argument("texts", metavar="TEXT", nargs="+", help="each begins a document")
-    parser.add_argument("--tokens", type=int, default=64, help="how many at most (%(default)s)")
-    parser.add_argument(
-        "--temperature", type=float, default=0.8, help="0: the likeliest always (%(default)s)"
-    )
-    parser.add_argument(
-        "--top-p",
-        type=float,
-        default=0.95,
-        help="draw from the likeliest that together have this probability (%(default)s)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (%(default)s)")
+    for flag, kind, default, about in (
+        ("--tokens", int, 64, "how many at most"),
+        ("--temperature", float, 0.8, "0: the likeliest always"),
+        ("--top-p", float, 0.95, "draw from the likeliest that together have this probability"),
+        ("--seed", int, 0, "of the draws"),
+    ):
+        parser.add_argument(flag, type=kind, default=default, help=f"{about} (%(default)s)")
     parser.add_argument("--step", type=int, help="of the checkpoint; the newest otherwise")
     asked = parser.parse_args(words)
 
@@ -158,7 +113,8 @@ def main(words: list[str]) -> int:
     check_is_run(asked.folder)
 
     sampling = Sampling(asked.tokens, asked.temperature, asked.top_p, asked.seed)
-    completions = complete(asked.folder, asked.texts, sampling, asked.step)
-    for text, completion in zip(asked.texts, completions, strict=True):
-        print(f"{text}{completion}", end="\n\n")
+    decoder, tokenizer = load_run(asked.folder, asked.step)
+    end_id = end_of_text(asked.folder, decoder)
+    for text in asked.texts:
+        print(f"{text}{generate(decoder, tokenizer, text, end_id, sampling)}", end="\n\n")
     return 0

@@ -1,30 +1,23 @@
 """The loss without one site's rotation, which shows how far the model depends on it."""
 
 from contextlib import ExitStack
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, rounded
-from rope_exp.probes._types import ONE_LENGTH, Numbers
+from rope_exp.probes._types import Numbers
 from rope_exp.probes._windows import attentions, instead, loss
 
 ORDER = 3
 PLACES = {"ablation": ("without", "loss")}
 
 
-class _Losses(TypedDict):
+class Answer(TypedDict):
+    """The loss without each site, and as trained under the empty name."""
+
     without: list[Literal["", "q", "k", "v", "o"]]
     loss: Numbers
-
-
-Answer = Annotated[_Losses, ONE_LENGTH]
-
-
-def why_not(config: RunConfig) -> str:
-    """Return why a run's model cannot be asked, or ""."""
-    return ""
 
 
 def ask(model: Finished) -> dict[str, Any]:
@@ -38,4 +31,4 @@ def ask(model: Finished) -> dict[str, Any]:
             for layer in layers:
                 stack.enter_context(instead(layer, "sites", layer.sites - {site}))
             losses[site] = loss(model)
-    return {"without": list(losses), "loss": rounded(list(losses.values()))}
+    return {"without": list(losses), "loss": rounded(losses.values())}

@@ -6,10 +6,7 @@ decoding. Each split but the trained one is read in as many rows as there are he
 Shapes: N rows, B of a micro-batch, T positions, V vocabulary, E examples.
 """
 
-from collections.abc import Mapping
-from functools import partial
-from itertools import pairwise
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,12 +16,11 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from rope_exp.batches import NO_TARGET
-from rope_exp.comparable import Row
 from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, Inputs, rounded
 from rope_exp.identity import Count, Natural
 from rope_exp.kernels import wide
-from rope_exp.probes._types import ONE_LENGTH, Number
+from rope_exp.probes._types import Number
 from rope_exp.report import (
     ROOM,
     Column,
@@ -33,11 +29,11 @@ from rope_exp.report import (
     interval,
     is_always_paired,
     number,
+    span,
     spell_p,
 )
 from rope_exp.rows import TRAIN
-from rope_exp.runs import Run
-from rope_exp.stats import Pair, judge, noise_of, outcome, table_of
+from rope_exp.stats import Pair, judge, noise_of, outcome
 
 # Below the published relations, above other probes.
 ORDER = 3
@@ -50,7 +46,7 @@ class _OfSplit(TypedDict):
     loss: Number
 
 
-Answer = dict[str, Annotated[_OfSplit, ONE_LENGTH]]
+Answer = dict[str, _OfSplit]
 
 
 def why_not(config: RunConfig) -> str:
@@ -93,91 +89,87 @@ def _right_and_nats(logits_BTV: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]
 
 # -- report ----------------------------------------------------------------------------------------
 
-Ends = tuple[int, int]
-
 
 def tables(report: Report) -> list[str]:
     """Return exact matches by row, split and bin, and published relations judged by them.
 
     A row's share is the mean over its seeds.
     """
-    splits = parts(report)
-    if report.task is None or not splits:
+    over_seeds = _over_seeds(report)
+    if report.task is None or over_seeds.empty:
         return []
     columns = [Column("variant", "name"), Column("seeds", "num_seeds", "d")]
-    for split, (_, *bins) in splits.items():
-        columns.append(Column(split, split, ".1f", partial(_with_spread, split)))
-        columns += [Column(_name(ends), f"{split} {_name(ends)}", ".1f") for ends in bins]
-
-    lines = []
-    for label, answers in report.answers("answers").items():
-        row = report.rows[label]
-        line: dict[str, Any] = {"name": row.name, "num_seeds": len(answers)}
-        for split, (whole, *bins) in splits.items():
-            percents = 100 * shares(row, split, whole)
-            line |= {split: percents.mean(), f"{split} sd": percents.std()}
-            for ends in bins:
-                line[f"{split} {_name(ends)}"] = 100 * shares(row, split, ends).mean()
-        lines.append(line)
+    lines: dict[str, dict[str, Any]] = {
+        label: {"name": report.rows[label].name, "num_seeds": len(answers)}
+        for label, answers in report.answers("answers").items()
+    }
+    by = ["split", "bin", "span_first", "span_last"]
+    groups: Any = over_seeds.groupby(by, observed=True)
+    for (split, part, *ends), of_part in groups:
+        key = f"{split} {part}"
+        columns.append(Column(span(ends) if part else split, key, "s"))
+        for cell in of_part.to_dict("records"):
+            percent = number(100 * cell["right_mean"], ".1f")
+            spread = "" if part else number(100 * cell["right_sd"], ".1f")
+            lines[cell["pe"]][key] = f"{percent} ± {spread}" if spread else percent
     about = (
         f"Exact matches in %, by {report.task.span} (mean over seeds; for a whole split, with the "
         "SD over seeds):"
     )
-    return [about, Table(columns, pd.DataFrame(lines)).markdown(), *_relations(report)]
+    return [about, Table(columns, pd.DataFrame(lines.values())).markdown(), *_relations(report)]
 
 
 def files(report: Report) -> dict[str, str]:
     """Return answers.csv, if there are exact matches: a line for each row, split and bin."""
-    lines = []
-    for label in report.answers("answers"):
-        row = report.rows[label]
-        for split, every in parts(report).items():
-            for ends in every:
-                right = shares(row, split, ends)
-                if right.empty:
-                    continue
-                line = {"pe": label, "split": split, "span_first": ends[0], "span_last": ends[1]}
-                line["num_seeds"] = len(right)
-                line["num_examples"] = sum(_count(run, split, ends)[0] for run in row.runs)
-                lines.append({**line, "right_mean": right.mean(), "right_sd": right.std()})
-    if not lines:
+    over_seeds = _over_seeds(report)
+    if over_seeds.empty:
         return {}
-    return {"answers.csv": pd.DataFrame(lines).to_csv(index=False, float_format="%.6f")}
+    text = over_seeds.drop(columns="bin").to_csv(index=False, float_format="%.6f")
+    return {"answers.csv": text}
 
 
-def parts(report: Report) -> dict[str, list[Ends]]:
-    """Return the first and last span of each whole split, and of its bins with examples.
+def _over_seeds(report: Report) -> pd.DataFrame:
+    """Return the mean and SD of shares over seeds, as in answers.csv, and the bin."""
+    shares = _shares(report)
+    if shares.empty:
+        return shares
+    by = ["pe", "split", "bin", "span_first", "span_last"]
+    return shares.groupby(by, observed=True, as_index=False).agg(
+        num_seeds=("share", "count"),
+        num_examples=("count", "sum"),
+        right_mean=("share", "mean"),
+        right_sd=("share", "std"),
+    )
 
-    The split with the shortest examples is first. There is none if the data are of several kinds.
+
+def _shares(report: Report) -> pd.DataFrame:
+    """Return the share of each row, split, bin and seed that was answered without a wrong token.
+
+    Columns are pe, split, bin (0: the whole split), span_first and span_last (of all rows), seed,
+    count, right and share. The split with the shortest examples is first. There is no line if the
+    data are of several kinds.
     """
-    spans: dict[str, set[int]] = {}
-    for run in report.runs:
+    parts = []
+    for label, run in ((row.label, run) for row in report.rows.values() for run in row.runs):
         for split, answer in run.probes.get("answers", {}).items():
-            spans.setdefault(split, set()).update(answer["span"])
-    if report.task is None:
-        return {}
+            spans = pd.DataFrame(answer, columns=["span", "count", "right"])
+            parts.append(spans.assign(split=split, pe=label, seed=run.config.seed))
+    if report.task is None or not parts:
+        return pd.DataFrame()
 
-    found = {}
-    for ordered, split in sorted((sorted(of_split), split) for split, of_split in spans.items()):
-        edges = pairwise([*report.task.bins, ordered[-1] + 1])
-        bins = [[span for span in ordered if start <= span < end] for start, end in edges]
-        found[split] = [(part[0], part[-1]) for part in [ordered, *filter(None, bins)]]
-    return found
+    spans = pd.concat(parts)
+    spans["bin"] = np.digitize(spans["span"], report.task.bins)
+    spans = pd.concat([spans.assign(bin=0), spans], ignore_index=True)
+    of_bins = spans.groupby(["split", "bin"])["span"]
+    spans["span_first"] = of_bins.transform("min")
+    spans["span_last"] = of_bins.transform("max")
 
-
-def shares(row: Row, split: str, ends: Ends) -> "pd.Series[float]":
-    """Return the share of these examples that a run answered without a wrong token, by seed."""
-    counts = {run.config.seed: _count(run, split, ends) for run in row.runs}
-    found = {seed: right / count for seed, (count, right) in counts.items() if count}
-    return pd.Series(found, dtype=float)
-
-
-def _count(run: Run, split: str, ends: Ends) -> tuple[int, int]:
-    """Return the number of examples of these spans, and the number that a run answered right."""
-    answer = run.probes.get("answers", {}).get(split, {"span": [], "count": [], "right": []})
-    columns = zip(answer["span"], answer["count"], answer["right"], strict=True)
-    inside = [(count, right) for span, count, right in columns if ends[0] <= span <= ends[1]]
-    return sum(count for count, _ in inside), sum(right for _, right in inside)
+    by_length = spans.groupby("split")["span"].min().sort_values().index
+    spans["split"] = pd.Categorical(spans["split"], by_length)
+    spans["pe"] = pd.Categorical(spans["pe"], [*report.rows])
+    by = ["pe", "split", "bin", "span_first", "span_last", "seed"]
+    shares = spans.groupby(by, observed=True, as_index=False)[["count", "right"]].sum()
+    return shares.assign(share=shares["right"] / shares["count"])
 
 
 def match_relations(report: Report) -> dict[str, list[Pair]]:
@@ -185,12 +177,14 @@ def match_relations(report: Report) -> dict[str, list[Pair]]:
 
     The test uses the share of wrong answers instead of the loss; the margin is 1 point.
     """
-    claim = None if report.published else report.source
-    signs = {(a, b): sign for a, sign, b in claim.relations} if claim else {}
+    shares = _shares(report)
+    if report.source is None or report.published or shares.empty:
+        return {}
+    signs = {(a, b): sign for a, sign, b in report.source.relations}
     found: dict[str, list[Pair]] = {}
-    for split, (whole, *_) in parts(report).items():
-        rows = [report.rows[label] for label in report.answers("answers")]
-        wrong = table_of({row.label: dict(1 - shares(row, split, whole)) for row in rows})
+    groups: Any = shares[shares["bin"] == 0].groupby("split", observed=True)
+    for split, of_split in groups:
+        wrong = 1 - of_split.pivot(index="seed", columns="pe", values="share")
         noise = noise_of(wrong, paired=is_always_paired(report.runs))
         found[split] = []
         for (a, b), pair in judge(wrong, list(signs), noise).items():
@@ -228,13 +222,3 @@ def _relations(report: Report) -> list[str]:
         "second's, in percentage points):"
     )
     return [about, Table(columns, pd.DataFrame(lines)).markdown()]
-
-
-def _name(ends: Ends) -> str:
-    """Return the spans of a bin as text."""
-    return " to ".join(map(str, dict.fromkeys(ends)))
-
-
-def _with_spread(split: str, line: Mapping[str, Any]) -> str:
-    spread = number(line[f"{split} sd"], ".1f")
-    return f"{number(line[split], '.1f')}{f' ± {spread}' if spread else ''}"

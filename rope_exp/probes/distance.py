@@ -9,38 +9,39 @@ F frequencies, M distances.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Annotated, Any, NamedTuple, NotRequired
+from typing import Any, NotRequired
 
 import torch
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from rope_exp.attention import Attention, LayerCache, Positions, turned
+from rope_exp.attention import Attention, Positions, turned
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
 from rope_exp.evaluate import Finished, significant
 from rope_exp.identity import Natural
 from rope_exp.kernels import wide
-from rope_exp.probes._types import ONE_LENGTH, Digits, Numbers
+from rope_exp.probes._types import Numbers
 from rope_exp.probes._windows import attentions, bin_edges, instead, share, windows
-from rope_exp.rope import angles, rotate
+from rope_exp.rope import rotate
 from rope_exp.sources import read
 
 ORDER = 6
 PLACES = {"distance": ("m", "attention"), "uniform": ("m", "uniform")}
 # Receives weights_BHTT, and q_BTHK and k_BTGK before rotation.
 See = Callable[[Tensor, Tensor, Tensor], None]
+# A layer's A(m) at every distance below T/2 in one window, and its mean q_HK and k_GK, in float64.
+_Means = tuple[Tensor, Tensor, Tensor]
 
 
-class _Numbers(TypedDict):
+class Answer(TypedDict):
+    """Numbers by distance; attention and kappa by layer."""
+
     m: list[Natural]
-    attention: dict[Digits, Numbers]
+    attention: dict[str, Numbers]
     uniform: Numbers
     bound: NotRequired[Numbers]
-    kappa: NotRequired[dict[Digits, list[Numbers]]]
-
-
-Answer = Annotated[_Numbers, ONE_LENGTH]
+    kappa: NotRequired[dict[str, list[Numbers]]]
 
 
 def why_not(config: RunConfig) -> str:
@@ -68,13 +69,16 @@ def ask(model: Finished) -> dict[str, Any]:
     length = model.config.train.seq_len
     rows = read(model.config, model.data, windows(model, share(model), length))
     layers = attentions(decoder)
-    seen: list[list[_Seen]] = [[] for _ in layers]
+    seen: list[list[_Means]] = [[] for _ in layers]
     with ExitStack() as stack:
         for layer, of_layer in zip(layers, seen, strict=True):
             stack.enter_context(weighed(layer, partial(_see, of_layer)))
         for inputs in model.batches(rows, at_once=1):
             inputs.features(decoder)
-    means = [_mean(of_layer) for of_layer in seen]
+    # Windows have one length.
+    means = [
+        [torch.stack(each).mean(dim=0) for each in zip(*of_layer, strict=True)] for of_layer in seen
+    ]
 
     distances = bin_edges((length + 1) // 2)[:-1]
     uniform_M = uniform_by_distance(
@@ -83,8 +87,8 @@ def ask(model: Finished) -> dict[str, Any]:
     answer = {
         "m": distances,
         "attention": {
-            str(number): significant(mean.attention_M[distances])
-            for number, mean in enumerate(means)
+            str(number): significant(attention_M[distances])
+            for number, (attention_M, *_) in enumerate(means)
         },
         "uniform": significant(uniform_M[distances]),
     }
@@ -124,7 +128,7 @@ def attention_by_distance(weights_BHTT: Tensor) -> Tensor:
     Returns:
         A_M in float64; M is T/2, rounded up.
     """
-    first = _first_query(weights_BHTT.shape[-1])
+    first = (weights_BHTT.shape[-1] + 1) // 2
     means = []
     for distance in range(first):
         # The n-th weight of this diagonal belongs to query n + distance.
@@ -146,7 +150,7 @@ def uniform_by_distance(
         window: w; None: no window.
         causal: whether queries attend to no later key.
     """
-    first = _first_query(num_positions)
+    first = (num_positions + 1) // 2
     reach = window or num_positions
     num_keys = torch.arange(first + 1, num_positions + 1, dtype=torch.float64).clamp(max=reach)
     if not causal:
@@ -176,48 +180,22 @@ def kappa(q_HK: Tensor, k_GK: Tensor, theta_F: Tensor, distance_M: Tensor) -> Te
         kappa_HM in float64, a term of the logit.
     """
     num_heads, num_features = q_HK.shape
-    of_heads = zip(k_GK.double(), theta_F.double().expand(len(k_GK), -1), strict=True)
-    k_GMK = torch.stack([_turned_back(k_K, own_F, distance_M) for k_K, own_F in of_heads])
+    angle_GMF = distance_M.double()[:, None] * theta_F.double()[..., None, :]
+    k_GM1K = k_GK.double()[:, None, None].expand(-1, len(distance_M), 1, -1)
+    k_GM1K = rotate(k_GM1K, angle_GMF.cos(), angle_GMF.sin(), inverse=True)
 
-    k_HMK = k_GMK.repeat_interleave(num_heads // len(k_GK), dim=0)
+    k_HMK = k_GM1K[:, :, 0].repeat_interleave(num_heads // len(k_GK), dim=0)
     return torch.einsum("hk,hmk->hm", q_HK.double(), k_HMK) / num_features**0.5
 
 
-def _first_query(num_positions: int) -> int:
-    """Return the first i >= T/2."""
-    return (num_positions + 1) // 2
+def _see(seen: list[_Means], weights_BHTT: Tensor, q_BTHK: Tensor, k_BTGK: Tensor) -> None:
+    q_HK, k_GK = (x.double().mean(dim=(0, 1)).cpu() for x in (q_BTHK, k_BTGK))
+    seen.append((attention_by_distance(weights_BHTT).cpu(), q_HK, k_GK))
 
 
-def _turned_back(x_K: Tensor, theta_F: Tensor, distance_M: Tensor) -> Tensor:
-    """Return R_{-m} x for each distance m, of shape [M, K]."""
-    angle_MF = angles(theta_F, distance_M)
-    x_1M1K = x_K.expand(1, len(distance_M), 1, -1)
-    return rotate(x_1M1K, angle_MF.cos(), angle_MF.sin(), inverse=True)[0, :, 0]
-
-
-class _Seen(NamedTuple):
-    """Statistics of a layer's attention in one window, as means in float64."""
-
-    attention_M: Tensor  # A(m), at every distance below T/2
-    q_HK: Tensor  # before rotation, likewise k
-    k_GK: Tensor
-
-
-def _see(seen: list[_Seen], weights_BHTT: Tensor, q_BTHK: Tensor, k_BTGK: Tensor) -> None:
-    found = (
-        attention_by_distance(weights_BHTT),
-        q_BTHK.double().mean(dim=(0, 1)),
-        k_BTGK.double().mean(dim=(0, 1)),
-    )
-    seen.append(_Seen(*(mean.cpu() for mean in found)))
-
-
-def _mean(seen: Sequence[_Seen]) -> _Seen:
-    """Return the mean over windows, which have one length."""
-    return _Seen(*(torch.stack(each).mean(dim=0) for each in zip(*seen, strict=True)))
-
-
-def _of_rotation(decoder: Decoder, means: Sequence[_Seen], distance_M: Tensor) -> dict[str, Any]:
+def _of_rotation(
+    decoder: Decoder, means: Sequence[Sequence[Tensor]], distance_M: Tensor
+) -> dict[str, Any]:
     """Return f(m) and kappa(m); {} if q and k rotate together in no layer."""
     theta = decoder.model.rotary_emb.theta("qk").double().cpu()
     bounds = []
@@ -226,20 +204,13 @@ def _of_rotation(decoder: Decoder, means: Sequence[_Seen], distance_M: Tensor) -
         if {"q", "k"} <= layer.sites:
             own = theta if theta.ndim == 1 else theta[number]
             bounds.append(decay_bound(own, distance_M).reshape(-1, len(distance_M)).mean(dim=0))
-            of_heads[str(number)] = _kappas(layer, means[number], own, distance_M)
+            # The features that may rotate are a head's last; `kappa` takes them first.
+            q_HK, k_GK = (x.roll(layer.rotary_dim, dims=1) for x in means[number][1:])
+            kappa_HM = kappa(q_HK, k_GK, own, distance_M)
+            of_heads[str(number)] = [significant(kappa_M) for kappa_M in kappa_HM]
     if not bounds:
         return {}
     return {"bound": significant(torch.stack(bounds).mean(dim=0)), "kappa": of_heads}
-
-
-def _kappas(
-    layer: Attention, mean: _Seen, theta: Tensor, distance_M: Tensor
-) -> list[list[float | None]]:
-    """Return kappa(m) of each head of a layer."""
-    # The features that may rotate are a head's last.
-    num_left = mean.q_HK.shape[1] - layer.rotary_dim
-    q_HK, k_GK = (x.roll(-num_left, dims=1) for x in (mean.q_HK, mean.k_GK))
-    return [significant(kappa_M) for kappa_M in kappa(q_HK, k_GK, theta, distance_M)]
 
 
 @contextmanager
@@ -252,28 +223,22 @@ def weighed(layer: Attention, see: See) -> Iterator[None]:
     """
     attend = layer.attend
 
-    def watched(
-        q_BTHK: Tensor,
-        k_BTGK: Tensor,
-        values: Sequence[Tensor],
-        at: Positions,
-        cache: LayerCache | None,
-    ) -> Tensor:
+    def watched(q_BTHK: Tensor, k_BTGK: Tensor, values: Any, at: Positions, cache: Any) -> Tensor:
         with torch.autocast(q_BTHK.device.type, enabled=False):
             q = wide(q_BTHK)
             k = wide(k_BTGK)
             unit_TT = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)
             unit_BTGT = unit_TT[:, None].expand(*k.shape[:3], -1)
             weights_BHTT = attend(q, k, [unit_BTGT], at, cache).transpose(1, 2)
-            see(weights_BHTT, _unturned(layer, "q", q, at), _unturned(layer, "k", k, at))
+            # As they were before their site's rotation.
+            q, k = (
+                turned(x, at.tables(site), layer.rotary_dim, inverse=True)
+                if site in layer.sites
+                else x
+                for site, x in (("q", q), ("k", k))
+            )
+            see(weights_BHTT, q, k)
         return attend(q_BTHK, k_BTGK, values, at, cache)
 
     with instead(layer, "attend", watched):
         yield
-
-
-def _unturned(layer: Attention, site: str, x_BTHK: Tensor, at: Positions) -> Tensor:
-    """Return x as it was before its site's rotation."""
-    if site not in layer.sites:
-        return x_BTHK
-    return turned(x_BTHK, at.tables(site), layer.rotary_dim, inverse=True)

@@ -4,19 +4,17 @@ Shapes: F frequencies; N rows of them: one per model, per layer, or per layer an
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Any, Literal, NotRequired
 
 import numpy as np
 import torch
-from torch import Tensor
 from typing_extensions import TypedDict
 
 from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, rounded, significant
 from rope_exp.identity import Natural
-from rope_exp.probes._types import ONE_LENGTH, Number, Numbers
+from rope_exp.probes._types import Number, Numbers
 from rope_exp.report import Report
-from rope_exp.sections import PeConfig
 
 ORDER = 4
 PAIRS = {"qk": "q and k", "vo": "v and o"}
@@ -34,7 +32,7 @@ class _Pair(TypedDict):
 class Answer(TypedDict):
     """The frequencies of each pair of sites."""
 
-    sites: dict[Literal["qk", "vo"], Annotated[_Pair, ONE_LENGTH]]
+    sites: dict[Literal["qk", "vo"], _Pair]
 
 
 def why_not(config: RunConfig) -> str:
@@ -56,7 +54,10 @@ def ask(model: Finished) -> dict[str, Any]:
     for pair in pe.trained_pairs:
         theta0_F = rotary.get_buffer(f"theta0_{pair}").double().cpu()
         theta = rotary.theta(pair).double().cpu()
-        theta_NF = _rotating(theta, pe, pair).reshape(-1, len(theta0_F))
+        if theta.ndim > 1:
+            # The frequencies of layers in which the pair does not rotate learn nothing.
+            theta = theta[[bool({*pair} & {*pe.sites_of(layer)}) for layer in range(len(theta))]]
+        theta_NF = theta.reshape(-1, len(theta0_F))
         moved_NF = (theta_NF / theta0_F).log().abs()
 
         answer: dict[str, Any] = {
@@ -68,13 +69,6 @@ def ask(model: Finished) -> dict[str, Any]:
             answer["crossings"] = int(model.crossings[pair].sum())
         sites[pair] = answer
     return {"sites": sites}
-
-
-def _rotating(theta: Tensor, pe: PeConfig, pair: str) -> Tensor:
-    """Drop layers in which the pair does not rotate: their frequencies learn nothing."""
-    if theta.ndim == 1:
-        return theta
-    return theta[[layer for layer in range(len(theta)) if {*pair} & {*pe.sites_of(layer)}]]
 
 
 def notes(report: Report) -> list[str]:

@@ -15,24 +15,23 @@ Shapes: F frequencies, of n = 2F rotating features; [..., F] if layers or heads 
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Annotated, Any
+from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from rope_exp.attention import Attention
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
 from rope_exp.evaluate import Finished, rounded
 from rope_exp.identity import Count
-from rope_exp.probes._types import ONE_LENGTH, Numbers
+from rope_exp.probes._types import Numbers
 from rope_exp.probes._windows import attentions, factors, instead, long_windows, nats, share
 from rope_exp.report import NOTHING, Report, markdown_table
-from rope_exp.sections import PAIRS, PeConfig
+from rope_exp.sections import PAIRS
 
 # Below the answers on generated data.
 ORDER = 4
@@ -45,16 +44,15 @@ FAST_TURNS = 32
 SLOW_TURNS = 1
 
 
-class _Losses(TypedDict):
+class Answer(TypedDict):
+    """The loss by length: as trained, and of each method by the sites that it extends."""
+
     num_windows: Count
     lengths: list[Count]
     as_trained: Numbers
     interpolation: dict[str, Numbers]
     ntk_aware: dict[str, Numbers]
     yarn: dict[str, Numbers]
-
-
-Answer = Annotated[_Losses, ONE_LENGTH]
 
 
 def why_not(config: RunConfig) -> str:
@@ -86,6 +84,9 @@ def ask(model: Finished) -> dict[str, Any]:
     def loss(factor: int) -> Tensor:
         return nats(model, windows_NS[:, : factor * trained + 1]).mean()
 
+    # Each pair that rotates, then both.
+    rotate = model.decoder.architecture.pe.rotate
+    rotating = [pair for pair in PAIRS if {*pair} & {*rotate}]
     as_trained = [loss(factor) for factor in times]
     answer: dict[str, Any] = {
         "num_windows": len(windows_NS),
@@ -94,26 +95,13 @@ def ask(model: Finished) -> dict[str, Any]:
     }
     for method in METHODS:
         answer[method] = {}
-        for pairs in chosen_pairs(model.decoder.architecture.pe):
+        for sites in dict.fromkeys([*rotating, "".join(rotating)]):
             losses = as_trained[:1]
             for factor in times[1:]:
-                with extended(model.decoder, method, pairs, factor, trained):
+                with extended(model.decoder, method, sites, factor, trained):
                     losses.append(loss(factor))
-            answer[method]["".join(pairs)] = rounded(losses)
+            answer[method][sites] = rounded(losses)
     return answer
-
-
-def interpolated(theta_F: Tensor, factor: float) -> Tensor:
-    """Return theta / s: position interpolation, which divides every position by s.
-
-    Position m rotates as m/s did in training (Chen et al. 2023). Within s trained lengths no angle
-    is larger than in training, and neighbours differ by less.
-
-    Args:
-        theta_F: as trained, in radians a position.
-        factor: s.
-    """
-    return theta_F / factor
 
 
 def ntk_aware(theta_F: Tensor, factor: float) -> Tensor:
@@ -155,103 +143,56 @@ def yarn(theta_F: Tensor, factor: float, trained_length: int, base: float) -> Te
     return theta_F * (1 - share_F + share_F / factor)
 
 
-def yarn_scale(factor: float) -> float:
-    """Return 0.1 ln(s) + 1, by which YaRN multiplies q and k (Peng et al. 2023).
-
-    Logits grow by its square, which sharpens the softmax of a longer context. It belongs to the
-    scores' scale, not to the rotation's tables: there it would also scale v and o, and an output by
-    its square, and would miss the features that do not rotate.
-
-    Args:
-        factor: s.
-    """
-    return 0.1 * math.log(factor) + 1
-
-
 def _places(theta_F: Tensor) -> Tensor:
     """Return f = 0, 1, ..., F - 1 in theta's dtype."""
     return torch.arange(theta_F.shape[-1], dtype=theta_F.dtype, device=theta_F.device)
 
 
-def chosen_pairs(pe: PeConfig) -> list[tuple[str, ...]]:
-    """Return the sets of pairs to extend in turn: each pair that rotates, then both."""
-    rotating = tuple(pair for pair in PAIRS if {*pair} & {*pe.rotate})
-    alone: list[tuple[str, ...]] = [(pair,) for pair in rotating]
-    return [*alone, rotating] if len(rotating) > 1 else alone
-
-
 @contextmanager
 def extended(
-    decoder: Decoder, method: str, pairs: Sequence[str], factor: float, trained_length: int
+    decoder: Decoder, method: str, sites: str, factor: float, trained_length: int
 ) -> Iterator[None]:
     """Rotate by a method's frequencies for longer sequences while the context lasts.
 
     The decoder's own frequencies are extended, including learned ones: each method depends on a
-    feature pair's index, which learning does not change. YaRN's scale of the scores belongs to q
-    and k, so it applies only if these are extended.
+    feature pair's index, which learning does not change.
+
+    Interpolation divides every position by s (Chen et al. 2023): within s trained lengths no angle
+    is larger than in training. YaRN also multiplies q and k by 0.1 ln(s) + 1, if these are
+    extended, which sharpens the softmax of a longer context. That belongs to the scores' scale, not
+    to the rotation's tables: there it would also scale v and o, and an output by its square, and
+    would miss the features that do not rotate. Kinds without a softmax have no such scale.
 
     Args:
         method: one of `METHODS`.
-        pairs: the pairs of sites to extend, of qk and vo; the others keep their frequencies.
-        factor: the length as a multiple of the trained length.
+        sites: to extend, both of a pair: qk, vo or qkvo; the others keep their frequencies.
+        factor: s, the length as a multiple of the trained length.
         trained_length: in positions.
-    """
-    rotary = decoder.model.rotary_emb
-    base_of = decoder.architecture.pe.base_of
-
-    def theta(pair: str) -> Tensor:
-        trained = rotary.theta(pair)
-        if method == "interpolation":
-            return interpolated(trained, factor)
-        if method == "ntk_aware":
-            return ntk_aware(trained, factor)
-        assert method == "yarn"
-        return yarn(trained, factor, trained_length, base_of(pair))
-
-    # Squared, because the scale multiplies both q and k.
-    scale = yarn_scale(factor) ** 2 if method == "yarn" and "qk" in pairs else 1.0
-    with turning_by(decoder, {pair: theta(pair) for pair in pairs}), scores_times(decoder, scale):
-        yield
-
-
-@contextmanager
-def turning_by(decoder: Decoder, theta: Mapping[str, Tensor]) -> Iterator[None]:
-    """Rotate pairs of sites by other frequencies in every layer while the context lasts.
-
-    Args:
-        theta: frequencies by pair, qk or vo, in the decoder's shape; missing pairs keep their own.
     """
     rotary = decoder.model.rotary_emb
     usual = rotary.theta
 
-    def other(pair: str) -> Tensor:
-        return theta[pair] if pair in theta else usual(pair)
+    def theta(pair: str) -> Tensor:
+        trained = usual(pair)
+        if pair not in sites:
+            return trained
+        if method == "interpolation":
+            return trained / factor
+        if method == "ntk_aware":
+            return ntk_aware(trained, factor)
+        return yarn(trained, factor, trained_length, decoder.architecture.pe.base_of(pair))
 
-    with instead(rotary, "theta", other):
-        yield
+    def sharper(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        # Squared, because it multiplies both q and k. A bias does not change.
+        scale = (0.1 * math.log(factor) + 1) ** 2
+        return lambda q_BTHK, *others: attend(q_BTHK * scale, *others)
 
-
-@contextmanager
-def scores_times(decoder: Decoder, factor: float) -> Iterator[None]:
-    """Multiply the scale of all layers' scores while the context lasts.
-
-    The factor multiplies the queries of a softmax, so a bias, v and o do not change. Kinds with a
-    state have no softmax and are not changed.
-    """
     with ExitStack() as stack:
-        for layer in attentions(decoder):
-            stack.enter_context(instead(layer, "attend", _scaled(layer, factor)))
+        stack.enter_context(instead(rotary, "theta", theta))
+        if method == "yarn" and "qk" in sites:
+            for layer in attentions(decoder):
+                stack.enter_context(instead(layer, "attend", sharper(layer.attend)))
         yield
-
-
-def _scaled(layer: Attention, factor: float) -> Callable[..., Tensor]:
-    """Return a layer's `attend` with its queries multiplied by a factor."""
-    attend = layer.attend
-
-    def scaled(q_BTHK: Tensor, *others: Any) -> Tensor:
-        return attend(q_BTHK * factor, *others)
-
-    return scaled
 
 
 # -- report ----------------------------------------------------------------------------------------
@@ -259,16 +200,16 @@ def _scaled(layer: Attention, factor: float) -> Callable[..., Tensor]:
 
 def tables(report: Report) -> list[str]:
     """Return a table of means by method and length."""
-    found = _losses(report)
-    if found.empty:
+    losses = _losses(report)
+    if losses.empty:
         return []
-    told = found.assign(
-        row=found["row"].map({label: row.name for label, row in report.rows.items()}),
-        frequencies=found["method"].map({"as_trained": "as trained", **METHODS}),
-        sites=found["sites"].map(SITES),
-        times=found["factor"].map("{}×".format),
-    )
     by = ["row", "frequencies", "sites", "seeds"]
+    told = losses.assign(
+        row=[report.rows[label].name for label in losses["row"]],
+        frequencies=losses["method"].map({"as_trained": "as trained", **METHODS}),
+        sites=losses["sites"].map(SITES),
+        times=losses["factor"].map("{}×".format),
+    )
     table = told.pivot_table("loss", index=by, columns="times", sort=False).reset_index()
     return [
         "Loss by window length, in training lengths; the listed sites rotate at frequencies "
@@ -279,29 +220,28 @@ def tables(report: Report) -> list[str]:
 
 def files(report: Report) -> dict[str, str]:
     """Return extension.csv, in nats with six decimals."""
-    found = _losses(report)
-    if found.empty:
+    losses = _losses(report)
+    if losses.empty:
         return {}
-    groups = found.groupby(["row", "method", "sites", "length"], sort=False)["loss"]
+    groups = losses.groupby(["row", "method", "sites", "length"], sort=False)["loss"]
     over_runs = groups.agg(num_seeds="count", loss_mean="mean", loss_sd="std")
-    text = over_runs.reset_index().to_csv(index=False, float_format="%.6f")
-    return {"extension.csv": text}
+    return {"extension.csv": over_runs.to_csv(float_format="%.6f")}
 
 
 def _losses(report: Report) -> pd.DataFrame:
-    """Return a line for each run, method, sites ("" as trained) and length.
+    """Return a line for each row, method, sites ("" as trained), run and length.
 
-    Columns are row, method, sites, seeds (of the row), length, factor (the length in training
+    Columns are row, seeds (of the row), method, sites, length, factor (the length in training
     lengths) and loss.
     """
-    lines = []
+    parts = []
     for label, answers in report.answers("extension").items():
-        for method, sites in [("as_trained", ""), *itertools.product(METHODS, SITES)]:
-            for answer in answers:
-                losses = answer[method] if method == "as_trained" else answer[method].get(sites, ())
-                lengths = answer["lengths"]
-                for length, loss in zip(lengths, losses, strict=False):
-                    line = {"row": label, "method": method, "sites": sites, "seeds": len(answers)}
-                    factor = length // lengths[0]
-                    lines.append({**line, "length": length, "factor": factor, "loss": loss})
-    return pd.DataFrame(lines)
+        methods = itertools.product(["as_trained", *METHODS], SITES)
+        for (method, sites), answer in itertools.product(methods, answers):
+            by_sites = answer[method] if method in METHODS else {"": answer[method]}
+            if sites in by_sites:
+                frame = pd.DataFrame({"length": answer["lengths"], "loss": by_sites[sites]})
+                frame["factor"] = frame["length"] // answer["lengths"][0]
+                names: dict[str, Any] = {"row": label, "method": method, "sites": sites}
+                parts.append(frame.assign(**names, seeds=len(answers)))
+    return pd.concat(parts) if parts else pd.DataFrame()

@@ -5,7 +5,7 @@ occurrence and predicts what followed it. A model that has none gains little fro
 reading.
 """
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,24 +14,23 @@ from typing_extensions import TypedDict
 from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, rounded
 from rope_exp.identity import Count
-from rope_exp.probes._types import ONE_LENGTH, Number
+from rope_exp.probes._types import Number
 from rope_exp.probes._windows import nats, share, windows
 from rope_exp.report import Report, markdown_table
-from rope_exp.runs import Run
 
 # Below longer contexts.
 ORDER = 5
 PLACES = {"repeat": ("reading", "loss")}
-# A run copies if a text's second reading has a loss lower by so many nats (docs/protocol-2.md).
+# A run copies if a text's second reading has a loss lower by so many nats
+# (docs/paper/protocol-2.md).
 COPIES = 0.3
 
 
-class _Losses(TypedDict):
+class Answer(TypedDict):
+    """The loss of each reading."""
+
     reading: list[Count]
     loss: tuple[Number, Number]
-
-
-Answer = Annotated[_Losses, ONE_LENGTH]
 
 
 def why_not(config: RunConfig) -> str:
@@ -51,7 +50,7 @@ def ask(model: Finished) -> dict[str, Any]:
 
     # The text's first token is left out, because the two readings have another token before it.
     readings = nats_NP[:, : half - 1], nats_NP[:, half:-1]
-    return {"reading": [1, 2], "loss": rounded([of_reading.mean() for of_reading in readings])}
+    return {"reading": [1, 2], "loss": rounded(reading.mean() for reading in readings)}
 
 
 def tables(report: Report) -> list[str]:
@@ -60,7 +59,8 @@ def tables(report: Report) -> list[str]:
     for label in report.answers("repeat"):
         row = report.rows[label]
         runs = [run for run in row.runs if "repeat" in run.probes]
-        gains = np.array([_gain(run) for run in runs])
+        # By how much the second reading has a lower loss than the first, in nats.
+        gains = -np.diff([run.probes["repeat"]["loss"] for run in runs]).ravel()
         copying = gains >= COPIES
         losses = np.array([run.loss for run in runs], dtype=float)
         line = {
@@ -76,9 +76,3 @@ def tables(report: Report) -> list[str]:
         f"first, lowers the loss by at least {COPIES} nats (means over seeds):"
     )
     return [about, markdown_table(pd.DataFrame(lines), ".4f")] if lines else []
-
-
-def _gain(run: Run) -> float:
-    """Return by how much a text's second reading has a lower loss than the first, in nats."""
-    first, second = run.probes["repeat"]["loss"]
-    return float(first - second)

@@ -4,14 +4,13 @@ A relative variant's loss does not change; an absolute one's rises if it has lea
 positions.
 """
 
-from typing import Annotated, Any
+from typing import Any
 
 from typing_extensions import TypedDict
 
-from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, rounded
 from rope_exp.identity import Natural
-from rope_exp.probes._types import ONE_LENGTH, Numbers
+from rope_exp.probes._types import Numbers
 from rope_exp.probes._windows import instead, loss
 
 ORDER = 2
@@ -20,17 +19,11 @@ PLACES = {"shift": ("start", "loss")}
 SHIFTS = (0.25, 1, 4, 16)
 
 
-class _Losses(TypedDict):
+class Answer(TypedDict):
+    """The loss by the first position of each window."""
+
     start: list[Natural]
     loss: Numbers
-
-
-Answer = Annotated[_Losses, ONE_LENGTH]
-
-
-def why_not(config: RunConfig) -> str:
-    """Return why a run's model cannot be asked, or ""."""
-    return ""
 
 
 def ask(model: Finished) -> dict[str, Any]:

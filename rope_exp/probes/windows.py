@@ -8,7 +8,6 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, rounded
 from rope_exp.probes._types import Numbers
 from rope_exp.probes._windows import nats, windows
@@ -18,11 +17,6 @@ class Answer(TypedDict):
     """The loss of each window."""
 
     loss: Numbers
-
-
-def why_not(config: RunConfig) -> str:
-    """Return why a run's model cannot be asked, or ""."""
-    return ""
 
 
 def ask(model: Finished) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Notes on verdicts: the published source, the reference, and the tests.
 
 They claim no more than the runs support: a difference is reported only if the test of
-docs/protocol.md finds it.
+docs/paper/protocol.md finds it.
 """
 
 from rope_exp.report import Report, is_always_paired, spell_p
@@ -49,10 +49,10 @@ def _test_notes(report: Report) -> list[str]:
     if noise.p_equal is not None:
         look = f"; equal noise across rows: p {spell_p(noise.p_equal, '= ')}"
     how = "pooled t test"
-    protocol = "docs/protocol.md"
+    protocol = "docs/paper/protocol.md"
     if is_always_paired(report.runs):
         how = "paired t test"
-        protocol = "docs/protocol-2.md"
+        protocol = "docs/paper/protocol-2.md"
     elif noise.is_paired:
         how = "paired t test, because rows look unequally noisy; no second interval is printed"
     elif not report.is_pooled:

@@ -22,7 +22,7 @@ SUFFIXES = {".csv", ".md", ".tex"}
 UNCOMMITTED = Path(__file__).parent / "uncommitted.sha256"
 FIGURES = re.compile(rb"!\[[\w-]+\]\(figures/[\w-]+\.svg\)\n\n")
 # Written by people.
-PROSE = {"README.md", "exploration.md", "files.md"}
+PROSE = {"README.md", "files.md"}
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support import probes
-from support.models import opinionated, tokens
+from support.models import opinionated
 from support.probes import HELD_OUT, LENGTH
 from torch import Tensor
 from transformers import LlamaConfig
@@ -17,8 +17,7 @@ from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.batches import validation_ids
 from rope_exp.decoder import Decoder
 from rope_exp.probes._windows import attentions
-from rope_exp.probes.extension import extended, scores_times, turning_by
-from rope_exp.rope import frequencies
+from rope_exp.probes.extension import extended
 
 # The probe reads only this window of eight training lengths.
 LONG = validation_ids(HELD_OUT, 1, 8 * LENGTH)
@@ -44,9 +43,9 @@ def loss(decoder: Decoder, factor: int, **positions: Any) -> float:
     return float(-logits.gather(2, ids[:, 1:, None]).mean())
 
 
-def by_hand(sites: str, **learned: Tensor) -> Decoder:
+def by_hand(bias: str, **learned: Tensor) -> Decoder:
     """Return a decoder with the same weights and the given frequencies."""
-    decoder = opinionated(*sites, trainable=True)
+    decoder = opinionated(*"qkvo", trainable=True, bias=bias)
     with torch.no_grad():
         for pair, name in decoder.model.rotary_emb.learned.items():
             if pair in learned:
@@ -70,12 +69,14 @@ def test_interpolation_divides_positions(sites: str) -> None:
         assert at_length == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("pairs", ["qk", "vo", "qkvo"])
-def test_yarn_is_transformers_and_sharper_scores(pairs: str) -> None:
+@pytest.mark.parametrize(
+    ("pairs", "bias"), [("qk", "none"), ("vo", "none"), ("qkvo", "none"), ("qk", "alibi")]
+)
+def test_yarn_is_transformers_and_sharper_scores(pairs: str, bias: str) -> None:
     """Frequencies are those of transformers. q and k are multiplied by its factor if they are
-    extended, and v and o never are.
+    extended, and v, o and biases never are.
     """
-    found = of_sites("qkvo")["yarn"][pairs]
+    found = ask(opinionated(*"qkvo", bias=bias))["yarn"][pairs]
     for factor, at_length in zip(FACTORS[1:], found[1:], strict=True):
         said = {"factor": float(factor), "original_max_position_embeddings": LENGTH}
         config = LlamaConfig(
@@ -85,7 +86,7 @@ def test_yarn_is_transformers_and_sharper_scores(pairs: str) -> None:
             rope_parameters={"rope_type": "yarn", "rope_theta": BASE, **said},
         )
         theta_F, scale = ROPE_INIT_FUNCTIONS["yarn"](config, seq_len=None)
-        decoder = by_hand("qkvo", **{pair: theta_F for pair in ("qk", "vo") if pair in pairs})
+        decoder = by_hand(bias, **{pair: theta_F for pair in ("qk", "vo") if pair in pairs})
         if "qk" in pairs:
             with torch.no_grad():
                 for layer in attentions(decoder):
@@ -116,7 +117,7 @@ def test_a_kind_without_a_softmax_has_no_scale() -> None:
     """Without a softmax to scale, YaRN changes only the frequencies."""
     decoder = opinionated("q", "k", attn=RetentionConfig())
     ids = torch.from_numpy(LONG[:, :33])
-    with torch.no_grad(), extended(decoder, "yarn", ["qk"], 2, LENGTH):
+    with torch.no_grad(), extended(decoder, "yarn", "qk", 2, LENGTH):
         theta_F = decoder.model.rotary_emb.theta("qk")
         found = decoder(ids)
     other = opinionated("q", "k", attn=RetentionConfig(), trainable=True)
@@ -129,43 +130,3 @@ def test_a_short_held_out_set_has_fewer_lengths() -> None:
     found = ask(opinionated("q", "k"), HELD_OUT[:40])
     assert found["lengths"] == [16, 32]
     assert all(len(losses) == 2 for losses in found["yarn"].values())
-
-
-# -- frequencies and scales ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("pairs", "bases"),
-    [(["qk"], {"base_vo": BASE, "base": 7.0}), (["vo"], {"base_vo": 7.0}), (["qk", "vo"], {})],
-    ids=str,
-)
-def test_other_frequencies_are_those_of_another_decoder(
-    pairs: list[str], bases: dict[str, float]
-) -> None:
-    """The other decoder is built with another base for qk, for vo, or for both."""
-    ids = tokens(2, 13)
-    decoder = opinionated(*"qkvo")
-    other = opinionated(*"qkvo", **(bases or {"base": 7.0}))
-    usual = decoder(ids)
-    with turning_by(decoder, dict.fromkeys(pairs, frequencies(8, 7.0))):
-        found = decoder(ids)
-    torch.testing.assert_close(found, other(ids))
-    assert torch.equal(decoder(ids), usual)
-    assert not torch.allclose(found, usual, atol=1e-2)
-
-
-@pytest.mark.parametrize("bias", ["none", "alibi"])
-def test_scores_are_multiplied_and_nothing_else(bias: str) -> None:
-    """The reference has larger query projections, which leave biases, v and o unchanged."""
-    ids = tokens(2, 13)
-    decoder = opinionated(*"qkvo", bias=bias)
-    usual = decoder(ids)
-    with scores_times(decoder, 1.7):
-        found = decoder(ids)
-    assert torch.equal(decoder(ids), usual)
-
-    with torch.no_grad():
-        for layer in attentions(decoder):
-            layer.get_parameter("q_proj.weight").mul_(1.7)
-    torch.testing.assert_close(found, decoder(ids))
-    assert not torch.allclose(found, usual, atol=1e-2)

@@ -5,7 +5,6 @@ import torch
 from support.trainers import Make, assert_goes_on, losses
 
 from rope_exp import load_run
-from rope_exp.commands.generate import Sampling, generate
 from rope_exp.costs import checkpoint_bytes
 from rope_exp.files import read_json
 from rope_exp.tokenizer import byte_tokenizer
@@ -48,5 +47,3 @@ def test_a_kind_goes_on_where_it_stopped(make: Make, name: str) -> None:
     with torch.no_grad():
         ours = decoder(ids_BT)
         torch.testing.assert_close(ours, whole.decoder(ids_BT))
-    together = generate(decoder, tokenizer, ["def f(", "x"], 256, Sampling(num_tokens=5))
-    assert together[1:] == generate(decoder, tokenizer, ["x"], 256, Sampling(num_tokens=5))

@@ -74,4 +74,4 @@ def test_a_masked_run_is_asked_and_opened_and_generates_nothing(make: Make) -> N
     with torch.no_grad():
         assert not torch.equal(decoder(ids_BT)[:, 0], decoder(changed_BT)[:, 0])
     with refused("train.objective: looks both ways", "no next token to generate"):
-        generate(decoder, tokenizer, ["Document"], 256, Sampling(num_tokens=5))
+        generate(decoder, tokenizer, "Document", 256, Sampling(num_tokens=5))

@@ -166,7 +166,8 @@ def _read(folder: Path) -> list[tuple[Run, dict[str, Any]]]:
 def _keys(config: RunConfig) -> dict[str, Any]:
     """Return a config's values by key, as the command line spells it."""
     [values] = pd.json_normalize(config.to_dict()).to_dict("records")
-    return {key: value for key, value in values.items() if not key.startswith(_NOT_TOLD)}
+    found = {str(key): value for key, value in values.items()}
+    return {key: value for key, value in found.items() if not key.startswith(_NOT_TOLD)}
 
 
 def _names(run: Run) -> dict[str, Any]:

@@ -8,6 +8,7 @@ run at a single learning rate says nothing about them.
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -193,7 +194,10 @@ def markdown(runs: Sequence[Run]) -> str:
     if lost := sum(run.status == "diverged" for run in runs):
         parts.append(f"{lost} diverged and {'is' if lost == 1 else 'are'} not shown.")
 
-    at_best = [of_seed[means[label].idxmin()] for (label, _), of_seed in losses.iterrows()]
+    best = means.idxmin()
+    labels = losses.index.get_level_values("label")
+    of_seeds = zip(labels, losses.to_dict("records"), strict=True)
+    at_best = [of_seed[best[label]] for label, of_seed in of_seeds]
     both = pd.DataFrame({"Δ, common": losses[common], BEST: at_best})
     if report.reference.label in means:
         differences = both.sub(both.loc[report.reference.label], level="seed").groupby("label")
@@ -252,23 +256,19 @@ def _by_rate(
 
 def _relations(
     both: pd.DataFrame, names: Mapping[str, str], relations: Sequence[tuple[str, str, str]]
-) -> list[dict[str, str]]:
+) -> list[dict[Any, str]]:
     """Return a line for each published relation with both differences."""
     lines = []
     for a, sign, b in relations:
         if not {a, b} <= {*both.index.get_level_values("label")}:
             continue
         # Only the learning rates differ between the two columns, not the seeds.
-        shared = (both.loc[b] - both.loc[a]).dropna()
+        shared = pd.DataFrame(both.loc[b] - both.loc[a]).dropna()
         if len(shared):
-            is_kept = (shared.mean() > 0).nunique() == 1
-            lines.append(
-                {
-                    "published": f"{names[a]} {sign} {names[b]}",
-                    **shared.agg(_spell),
-                    "sign": "the same" if is_kept else "changed: open",
-                }
-            )
+            signs = {float(shared[column].mean()) > 0 for column in shared}
+            told = {column: _spell(shared[column]) for column in shared}
+            told["sign"] = "the same" if len(signs) == 1 else "changed: open"
+            lines.append({"published": f"{names[a]} {sign} {names[b]}", **told})
     return lines
 
 

@@ -60,8 +60,8 @@ def files(
     names = {label: row.name for each in settings.values() for label, row in each.rows.items()}
     every = pd.DataFrame([line for item in settings.items() for line in _lines(*item)])
     cells = every.pivot(index="setting", columns="pe", values="cell")
-    cells = cells[[label for label in COLUMNS if label in names]]
-    cells = cells.rename(columns={label: names[label].removesuffix("-RoPE") for label in cells})
+    short = {label: names[label].removesuffix("-RoPE") for label in COLUMNS if label in names}
+    cells = cells[list(short)].rename(columns=short)
     parts = [
         f"**Each variant's loss minus that of {names[published.REFERENCE]}, in every setting with "
         "both:** mean within a seed, with the number of seeds in parentheses. A star marks a "
@@ -223,7 +223,7 @@ def _plain_names(settings: Mapping[str, Report]) -> dict[str, Report]:
         {place: [_value(report, key) for key in _MENTIONED] for place, report in settings.items()},
         index=list(_MENTIONED),
     )
-    usual = {key: Counter(found).most_common(1)[0][0] for key, found in values.iterrows()}
+    usual = {key: Counter(values.loc[key]).most_common(1)[0][0] for key in _MENTIONED}
     found = []
     for place, report in settings.items():
         config = report.runs[0].config

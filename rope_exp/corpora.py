@@ -250,7 +250,7 @@ def _is_mistake(error: Exception) -> bool:
 def _root(data: DataConfig) -> Path:
     path = Path(str(data.path)).expanduser().absolute()
     if not path.exists():
-        hint = "; nothing in corpora/ is distributed: docs/recipes.md says what to put there"
+        hint = "; nothing in corpora/ is distributed: docs/guide.md says what to put there"
         is_there = str(data.path).startswith("corpora/")
         raise path_error(data, f"there is no such file or folder{hint if is_there else ''}")
     # datasets resolves links to a folder when it names the folder's files.

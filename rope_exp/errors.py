@@ -80,6 +80,10 @@ def out_of_memory(error: BaseException) -> str | None:
 def sentence(error: Exception) -> str:
     """Return the message for an error; raise it if it is neither ours nor a lack of memory."""
     told = out_of_memory(error)
+    # If one rank fails, the others lose their connection to it.
+    is_lost = "gloo" in str(error) or type(error).__name__.startswith("Dist")
+    if "WORLD_SIZE" in os.environ and is_lost and not isinstance(error, MISTAKES):
+        told = f"lost the other processes of this run ({first_line(error)})"
     ours = (*MISTAKES, DataError, LawError, OSError)
     if told is None and not isinstance(error, ours):
         raise error
@@ -114,17 +118,21 @@ def explained_by(code: str | None, *, every: bool = True) -> Iterator[None]:
         raise ConfigError("pe.code", code, said) from error
 
 
-def explained(command: Callable[[], int]) -> int:
-    """Run a command and return its exit code; errors become one sentence on standard error."""
+def explained(command: Callable[[], int], *, prints: bool = True) -> int:
+    """Run a command and return its exit code; errors become one sentence on standard error.
+
+    Args:
+        prints: whether its output is what a reader may close, which is no error.
+    """
     try:
         code = command()
         sys.stdout.flush()
         return code
-    except BrokenPipeError:
-        # The reader has closed the pipe. The buffered rest would fail again when Python exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_DONE
     except (*MISTAKES, OSError, MemoryError, RuntimeError) as error:
+        if prints and isinstance(error, BrokenPipeError):
+            # The buffered rest would fail again when Python exits.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return EXIT_DONE
         log(f"error: {sentence(error)}")
         return EXIT_USAGE if isinstance(error, MISTAKES) else EXIT_FAILED
 

@@ -29,6 +29,16 @@ class Origin(NamedTuple):
     step: int
     weights_sha256: str
 
+    def facts(self) -> files.OriginFacts:
+        """Return what env.json says of it."""
+        return {
+            "pe": self.config.pe.label,
+            "seed": self.config.seed,
+            "step": self.step,
+            "config_sha256": self.config.config_sha256,
+            "weights_sha256": self.weights_sha256,
+        }
+
 
 def with_origin(config: RunConfig) -> RunConfig:
     """Return a config with the hash of the weights of run.init_from, if it names a run.

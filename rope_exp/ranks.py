@@ -15,7 +15,14 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 
 from rope_exp.config import RunConfig
-from rope_exp.errors import EXIT_CODES, EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, ConfigError
+from rope_exp.errors import (
+    EXIT_CODES,
+    EXIT_FAILED,
+    EXIT_STOPPED,
+    EXIT_USAGE,
+    ConfigError,
+    explained,
+)
 from rope_exp.jobs import Job
 from rope_exp.machine import DISPATCHER_ID, child_environment, num_cores
 from rope_exp.signals import PASSED_ON, STOP_SIGNALS, StopSignal, held_back
@@ -286,5 +293,5 @@ def run_here(config: RunConfig) -> int:
     from rope_exp.signals import StopSignal
 
     return worker.end_process(
-        worker.explain_errors(lambda: worker.run(config, config.folder, StopSignal()))
+        explained(lambda: worker.run(config, config.folder, StopSignal()), prints=False)
     )

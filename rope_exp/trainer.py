@@ -1,16 +1,15 @@
-"""Training speed: tokens per second and MFU, excluding compilation, evaluation and saving."""
+"""The training loop of one run on one rank, its rows, and its result."""
 
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired
 
 import torch
-from torch import nn
 from typing_extensions import TypedDict
 
 from rope_exp import checkpoint
@@ -21,7 +20,7 @@ from rope_exp.decoder import Decoder, weights
 from rope_exp.errors import CheckpointError, Progress, log
 from rope_exp.evaluate import Finished, held_out_loss, on_device
 from rope_exp.files import write_json
-from rope_exp.folder import PROBES, RESULT, MetricsWriter, OriginFacts, checked, probes_sha256
+from rope_exp.folder import PROBES, RESULT, MetricsWriter, checked, probes_sha256
 from rope_exp.generated import DataSet
 from rope_exp.identity import Natural, NonNegative, OrderSha256, Sha256
 from rope_exp.kernels import ChosenBackends
@@ -32,7 +31,6 @@ from rope_exp.signals import StopSignal
 from rope_exp.sources import held_out_rows
 from rope_exp.step import (
     Outcome,
-    Started,
     TrainingStep,
     crossings,
     learning_rate,
@@ -60,76 +58,52 @@ class Throughput:
 
     Attributes:
         flops_per_token: the numerator of MFU (rope_exp.costs), by sequence length.
-        peak_flops_per_s: of all ranks' devices together; None: MFU is None. It becomes None once
-            it proves wrong.
+        peak_flops_per_s: of all ranks' devices together; None: MFU is None. It becomes None, with
+            one warning, once a share above 1 proves it or the count of operations wrong.
     """
 
     flops_per_token: Mapping[int, int]
     peak_flops_per_s: float | None
-    _of_tokens: list[float] = field(default_factory=list)
-    _of_flops: list[float] = field(default_factory=list)
-    _shares: list[float] = field(default_factory=list)
+    # The seconds per token and per operation of each timed step.
+    _timed: list[tuple[float, float]] = field(default_factory=list)
     _last_end: float | None = None
-    _last_cpu: float = 0.0
 
     def step(self, num_tokens: int, seq_len: int) -> None:
         """Record the end of a step, with its tokens over all ranks and its sequence length."""
         now = time.perf_counter()
-        cpu = time.process_time()
         if self._last_end is not None:
-            seconds = now - self._last_end
-            self._of_tokens.append(seconds / num_tokens)
-            self._of_flops.append(seconds / (num_tokens * self.flops_per_token[seq_len]))
-            self._shares.append((cpu - self._last_cpu) / max(seconds, 1e-9))
+            per_token = (now - self._last_end) / num_tokens
+            self._timed.append((per_token, per_token / self.flops_per_token[seq_len]))
         self._last_end = now
-        self._last_cpu = cpu
 
     def pause(self) -> None:
         """Exclude the time until the next step ends."""
         self._last_end = None
 
-    def recent(self, num_steps: int) -> Speed:
-        """Return the median over the last `num_steps` timed steps."""
-        return self._speed(slice(-num_steps, None))
+    def speed(self, num_steps: int | None = None) -> Speed:
+        """Return the median speed of the last timed steps.
 
-    def overall(self) -> Speed:
-        """Return the median over all steps after warm-up, or over all steps of a shorter run."""
-        is_long = len(self._of_tokens) > WARMUP_STEPS
-        return self._speed(slice(WARMUP_STEPS if is_long else 0, None))
-
-    def num_cores(self, num_steps: int) -> float | None:
-        """Return the median CPU time per time over the last `num_steps`; None before warm-up."""
-        if len(self._shares) < WARMUP_STEPS:
-            return None
-        return statistics.median(self._shares[-num_steps:])
-
-    def _speed(self, part: slice) -> Speed:
-        of_tokens = self._of_tokens[part]
-        if not of_tokens:
-            return Speed(None, None)
-        return Speed(
-            tokens_per_s=1 / statistics.median(of_tokens),
-            mfu=self._mfu(1 / statistics.median(self._of_flops[part])),
-        )
-
-    def _mfu(self, flops_per_s: float) -> float | None:
-        """Return the share of the devices' dense bf16 peak that is used.
-
-        A share above 1 shows that the peak or the count of operations is wrong. A warning is
-        logged once, and MFU is None from then on.
+        Args:
+            num_steps: how many; None: all after warm-up, or all of a shorter run.
         """
-        if self.peak_flops_per_s is None:
-            return None
+        if num_steps is None:
+            timed = self._timed[WARMUP_STEPS:] or self._timed
+        else:
+            timed = self._timed[-num_steps:]
+        if not timed:
+            return Speed(None, None)
 
-        mfu = flops_per_s / self.peak_flops_per_s
-        if mfu > 1:
-            log(
-                f"warning: MFU {mfu:.0%}: the peak of this device (train.peak_tflops) or the "
-                "count of operations is wrong; MFU is null from here on"
-            )
-            self.peak_flops_per_s = None
-            return None
-        return mfu
+        per_token, per_flop = map(statistics.median, zip(*timed, strict=True))
+        mfu = None
+        if self.peak_flops_per_s is not None:
+            mfu = 1 / per_flop / self.peak_flops_per_s
+            if mfu > 1:
+                log(
+                    f"warning: MFU {mfu:.0%}: the peak of this device (train.peak_tflops) or the "
+                    "count of operations is wrong; MFU is null from here on"
+                )
+                mfu = self.peak_flops_per_s = None
+        return Speed(1 / per_token, mfu)
 
 
 def peak_flops_per_s(device: torch.device, count: int, given_tflops: float | None) -> float | None:
@@ -178,69 +152,6 @@ INITIAL = ("init_sha256", "shared_init_sha256")
 BEGINNING = Start(step=0, order_sha256="", elapsed_s=0.0, unrecorded=None)
 
 
-@dataclass(frozen=True)
-class Checkpoints:
-    """The checkpoints of one run.
-
-    Attributes:
-        folder: the run's `checkpoints/`.
-        identity: the hashes of config, data and initial weights that identify this run. If only
-            the checkpoints know the initial weights, `load` adds their hashes.
-        model: the unwrapped model.
-    """
-
-    folder: Path
-    identity: dict[str, str]
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-
-    def load(self) -> Start:
-        """Load the newest checkpoint into the model and the optimizer.
-
-        Returns:
-            The state from which the run resumes, or the start of a new run if there is no
-            checkpoint.
-        Raises:
-            CheckpointError, RecordError: no checkpoint verifies, or it does not belong to this
-                run; the weights were not changed.
-        """
-        saved = checkpoint.load_newest(self.folder)
-        if saved is None:
-            return BEGINNING
-
-        where = f"the checkpoint of step {saved.step} in {self.folder.parent}"
-        state: Any = checked(f"{where}: state.json", saved.state, State)
-        for key, value in self.identity.items():
-            if state.get(key, value) != value:
-                raise CheckpointError(
-                    f"{where} is of another run: its {key} is {state[key]:.12} and this run's "
-                    f"{value:.12}; restore what it was trained on, or use run.fresh=true"
-                )
-        make_state(self.optimizer, self.model)
-        moments = optimizer_tensors(self.optimizer, self.model)
-        differing = sorted(moments.keys() ^ saved.optimizer.keys())
-        if differing:
-            raise CheckpointError(f"{where} is of another optimizer: {', '.join(differing)}")
-
-        checkpoint.load_weights(where, self.model, saved.model)
-        for name, moment in moments.items():
-            moment.copy_(saved.optimizer[name])
-        self.identity.update((key, state[key]) for key in INITIAL if key in state)
-        return state
-
-    def save(self, start: Start, keep: int) -> None:
-        """Save a checkpoint at `start` for `load`, and keep only the newest `keep` checkpoints.
-
-        Raises:
-            DiskError: the disk is full. OSError: it is broken.
-        """
-        step = start["step"]
-        moments = optimizer_tensors(self.optimizer, self.model)
-        state = {**start, **self.identity}
-        checkpoint.save(self.folder, step, weights(self.model), moments, state)
-        checkpoint.prune(self.folder, keep, newest=step)
-
-
 def agree(beginnings: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """Refuse ranks that begin differently, as happens when hosts do not share a disk.
 
@@ -258,19 +169,8 @@ def agree(beginnings: Sequence[Mapping[str, Any]], folder: Path) -> None:
             )
 
 
-# A step on a CPU that takes more than twice its CPU time waits for other processes.
-STARVED = 0.5
-
-
 class Record(ExitStack):
-    """The rows and the result of a run in training; ranks other than 0 write nothing.
-
-    Attributes:
-        was_starved: whether it was logged that other work slows this run.
-        began: the time at which the run would have begun without interruptions.
-        writer: writes metrics.jsonl; None on ranks other than 0.
-        tracker: an experiment tracker beside it; None on ranks other than 0.
-        progress: the progress display.
+    """The rows and the result of a run in training, written by rank 0.
 
     Args:
         start: the state from which the run begins.
@@ -279,23 +179,19 @@ class Record(ExitStack):
     """
 
     def __init__(
-        self, config: RunConfig, folder: Path, start: Start, throughput: Throughput, is_main: bool
+        self, config: RunConfig, folder: Path, start: Start, throughput: Throughput
     ) -> None:
         super().__init__()
         self.config = config
         self.folder = folder
         self.throughput = throughput
-        self.writer: MetricsWriter | None = None
-        self.tracker: Tracker | None = None
-        if is_main:
-            checkpoint.clear_leftovers(folder / "checkpoints")
-            # A step whose evaluation was interrupted gets its row when it is evaluated again.
-            num_recorded = start["step"] - (start["unrecorded"] is not None)
-            self.writer = MetricsWriter(folder, num_recorded)
-            self.tracker = self.enter_context(Tracker(config, folder))
-        self.was_starved = False
+        checkpoint.clear_leftovers(folder / "checkpoints")
+        # A step whose evaluation was interrupted gets its row when it is evaluated again.
+        self.writer = MetricsWriter(folder, start["step"] - (start["unrecorded"] is not None))
+        self.tracker = self.enter_context(Tracker(config, folder))
+        # The time at which the run would have begun without interruptions.
         self.began = time.perf_counter() - start["elapsed_s"]
-        progress = Progress(config.name, config.train.num_steps, start["step"], shown=is_main)
+        progress = Progress(config.name, config.train.num_steps, start["step"])
         self.progress = self.enter_context(closing(progress))
         if config.train.compile:
             progress.compiling()
@@ -304,19 +200,10 @@ class Record(ExitStack):
         """Return the run's training time so far, including earlier starts."""
         return round(time.perf_counter() - self.began, 3)
 
-    def step(self, outcome: Outcome) -> None:
-        """Count a finished step."""
-        stage = self.config.train.stage_at(outcome.step)
-        self.throughput.step(stage.tokens_per_step, stage.seq_len)
-        self.progress.step(outcome.step, outcome.loss)
-
     def row(self, outcome: Outcome, validation: Mapping[str, float]) -> None:
         """Write a step's row to metrics.jsonl."""
-        if self.writer is None or self.tracker is None:
-            return
-
         train = self.config.train
-        speed = self.throughput.recent(train.log_every)
+        speed = self.throughput.speed(train.log_every)
         row = {
             "step": outcome.step,
             "tokens": train.tokens_until(outcome.step),
@@ -324,19 +211,12 @@ class Record(ExitStack):
             **validation,
             "lr": learning_rate(outcome.step, self.config),
             "grad_norm": outcome.grad_norm,
-            "tokens_per_s": speed.tokens_per_s,
-            "mfu": speed.mfu,
+            **speed._asdict(),
             "elapsed_s": self.elapsed_s(),
         }
         self.writer.write(row)
         self.tracker.row(row)
         self.progress.row(row)
-
-        num_cores = self.throughput.num_cores(train.log_every)
-        is_starved = num_cores is not None and num_cores < STARVED
-        if is_starved and self.config.launch.device == "cpu" and not self.was_starved:
-            self.was_starved = True
-            log(f"{self.config.name}: other work on this machine leaves it {num_cores:.2f} cores")
 
     def end(self, status: str, steps: int, facts: Mapping[str, Any]) -> None:
         """Close metrics.jsonl, and write result.json unless the run was stopped and may resume.
@@ -346,8 +226,6 @@ class Record(ExitStack):
             steps: the number of steps that produced the run's weights.
             facts: further entries of result.json.
         """
-        if self.writer is None:
-            return
         self.writer.close()
         if status == "stopped":
             return
@@ -355,7 +233,7 @@ class Record(ExitStack):
         config = self.config
         last = self.writer.last
         finished = status == "finished"
-        speed = self.throughput.overall()
+        speed = self.throughput.speed()
         if speed.tokens_per_s is None:
             speed = Speed(last.get("tokens_per_s"), last.get("mfu"))
         result = {
@@ -369,8 +247,7 @@ class Record(ExitStack):
             "val/loss": last["val/loss"] if finished else None,
             "train/loss_last": last.get("train/loss"),
             "group_sha256": config.group_sha256,
-            "tokens_per_s": speed.tokens_per_s,
-            "mfu": speed.mfu,
+            **speed._asdict(),
             "wall_s": self.elapsed_s(),
         }
         if not finished:
@@ -397,7 +274,7 @@ def environment(
         if key in old and old[key] != here[key]
     ]
     if config.init_weights is not None:
-        facts["init_from"] = old.get("init_from") or _origin_facts(config)
+        facts["init_from"] = old.get("init_from") or find_origin(config).facts()
     earlier_git = list(old.get("earlier_git", []))
     if "git" in old and old["git"] != here["git"]:
         earlier_git.append(old["git"])
@@ -410,17 +287,6 @@ def environment(
         "deterministic": config.train.deterministic,
         "accelerate": parallel.facts(),
         **facts,
-    }
-
-
-def _origin_facts(config: RunConfig) -> OriginFacts:
-    origin = find_origin(config)
-    return {
-        "pe": origin.config.pe.label,
-        "seed": origin.config.seed,
-        "step": origin.step,
-        "config_sha256": origin.config.config_sha256,
-        "weights_sha256": origin.weights_sha256,
     }
 
 
@@ -476,13 +342,7 @@ class Trainer:
         )
 
         # The state from which the run begins.
-        self.checkpoints = Checkpoints(
-            folder / "checkpoints",
-            self.identity,
-            self.decoder,
-            self.train_step.optimizer,
-        )
-        self.start = self.checkpoints.load()
+        self.start = self.load()
         self.step = self.start["step"]
         self.saved_step = self.step
         self.train_step.order_sha256 = self.start["order_sha256"]
@@ -491,6 +351,43 @@ class Trainer:
         if self.step < train.num_steps:
             self.train_step.settle(self.step + 1)
 
+    def load(self) -> Start:
+        """Load the newest checkpoint into the model and the optimizer.
+
+        If only the checkpoints know the initial weights, `identity` gets their hashes.
+
+        Returns:
+            The state from which the run resumes, or the start of a new run if there is no
+            checkpoint.
+        Raises:
+            CheckpointError, RecordError: no checkpoint verifies, or it does not belong to this
+                run; the weights were not changed.
+        """
+        saved = checkpoint.load_newest(self.folder / "checkpoints")
+        if saved is None:
+            return BEGINNING
+
+        where = f"the checkpoint of step {saved.step} in {self.folder}"
+        state: Any = checked(f"{where}: state.json", saved.state, State)
+        for key, value in self.identity.items():
+            if state.get(key, value) != value:
+                raise CheckpointError(
+                    f"{where} is of another run: its {key} is {state[key]:.12} and this run's "
+                    f"{value:.12}; restore what it was trained on, or use run.fresh=true"
+                )
+        optimizer = self.train_step.optimizer
+        make_state(optimizer, self.decoder)
+        moments = optimizer_tensors(optimizer, self.decoder)
+        differing = sorted(moments.keys() ^ saved.optimizer.keys())
+        if differing:
+            raise CheckpointError(f"{where} is of another optimizer: {', '.join(differing)}")
+
+        checkpoint.load_weights(where, self.decoder, saved.model)
+        for name, moment in moments.items():
+            moment.copy_(saved.optimizer[name])
+        self.identity.update((key, state[key]) for key in INITIAL if key in state)
+        return state
+
     def train(self) -> str:
         """Train to the end or to a stop.
 
@@ -498,13 +395,10 @@ class Trainer:
             "finished", "diverged", or "stopped": the last step is saved, and the same command
             resumes from it.
         """
-        record = Record(
-            self.config, self.folder, self.start, self.throughput, self.parallel.is_main
-        )
-        with record:
-            status = self._loop(record)
-            if status == "finished" and self.config.train.probes:
-                status = self._ask_probes()
+        if not self.parallel.is_main:
+            return self._run(None)
+        with Record(self.config, self.folder, self.start, self.throughput) as record:
+            status = self._run(record)
             facts = {"params": self.num_parameters, "order_sha256": self.train_step.order_sha256}
             record.end(status, self.step, facts | self.identity)
         return status
@@ -539,8 +433,12 @@ class Trainer:
             row.features(self.decoder)
         return sorted(chosen.names)
 
-    def _ask_probes(self) -> str:
-        """Write probes.json on rank 0, and return the run's status."""
+    def _run(self, record: Record | None) -> str:
+        """Train, ask the probes of a run that finished, and return the run's status."""
+        status = self._loop(record)
+        if status != "finished" or not self.config.train.probes:
+            return status
+
         answers: dict[str, Any] | None = {}
         if self.parallel.is_main:
             finished = Finished(
@@ -559,15 +457,19 @@ class Trainer:
         # The other ranks wait here until rank 0 has its answers or was asked to stop.
         return "stopped" if self.parallel.any(answers is None) else "finished"
 
-    def _loop(self, record: Record) -> str:
+    def _loop(self, record: Record | None) -> str:
+        train = self.config.train
         for outcome in self._outcomes():
-            record.step(outcome)
+            stage = train.stage_at(outcome.step)
+            self.throughput.step(stage.tokens_per_step, stage.seq_len)
+            if record is not None:
+                record.progress.step(outcome.step, outcome.loss)
             if outcome.first_bad_step:
                 # The weights are still those before the bad step, even if a later one was started.
                 self.step = outcome.first_bad_step - 1
                 self.train_step.order_sha256 = outcome.order_before
                 return "diverged"
-            due = _due(self.config.train, outcome.step)
+            due = _due(train, outcome.step)
 
             validation: dict[str, float] = {}
             if due & {"eval", "end"}:
@@ -580,7 +482,7 @@ class Trainer:
                     return "diverged"
                 validation = {"val/loss": loss}
 
-            if due & {"row", "eval", "end"}:
+            if record is not None and due & {"row", "eval", "end"}:
                 record.row(outcome, validation)
             # Do not time the step after an evaluation, nor the step in which a stage compiles.
             if validation or "stage" in due:
@@ -589,7 +491,7 @@ class Trainer:
             if due & {"save", "end"}:
                 self._save(record)
 
-        if self.step == self.config.train.num_steps:
+        if self.step == train.num_steps:
             return "finished"
         self._save(record)
         return "stopped"
@@ -604,7 +506,7 @@ class Trainer:
         if self.start["unrecorded"] is not None:
             yield Outcome(self.step, *self.start["unrecorded"], 0, self.start["order_sha256"])
 
-        unread: list[Started] = []
+        unread: list[Callable[[], Outcome]] = []
         while self.step < self.config.train.num_steps:
             started = self.train_step(self.step + 1)
             if started is None:
@@ -615,17 +517,17 @@ class Trainer:
             reads_late = self.reads_late and _due(self.config.train, self.step) <= {"row"}
             num_left = 1 if reads_late else 0
             while len(unread) > num_left:
-                yield unread.pop(0).read()
+                yield unread.pop(0)()
 
-        for started in unread:
-            yield started.read()
+        for read in unread:
+            yield read()
 
-    def _save(self, record: Record, unrecorded: tuple[float, float] | None = None) -> None:
+    def _save(self, record: Record | None, unrecorded: tuple[float, float] | None = None) -> None:
         """Save this step once, on rank 0, after the rows up to it are on the disk."""
         if self.step == self.saved_step:
             return
 
-        if record.writer is not None:
+        if record is not None:
             record.writer.sync()
             start = Start(
                 step=self.step,
@@ -633,7 +535,11 @@ class Trainer:
                 elapsed_s=record.elapsed_s(),
                 unrecorded=unrecorded,
             )
-            self.checkpoints.save(start, self.config.train.keep_checkpoints)
+            folder = self.folder / "checkpoints"
+            moments = optimizer_tensors(self.train_step.optimizer, self.decoder)
+            state = {**start, **self.identity}
+            checkpoint.save(folder, self.step, weights(self.decoder), moments, state)
+            checkpoint.prune(folder, self.config.train.keep_checkpoints, newest=self.step)
 
         self.parallel.wait()
         self.saved_step = self.step

@@ -10,7 +10,7 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,12 @@ from rope_exp.errors import (
     EXIT_FAILED,
     EXIT_STOPPED,
     EXIT_USAGE,
-    MISTAKES,
+    explained,
     explained_by,
-    first_line,
     ignoring_output_errors,
     keep,
     keep_log,
     log,
-    sentence,
 )
 from rope_exp.files import read_json, write_atomically, write_json
 from rope_exp.folder import ENV, LOG, RESULT, describe, read_config, read_env
@@ -35,8 +33,6 @@ from rope_exp.identity import choices, chosen
 from rope_exp.machine import DISPATCHER_ID
 from rope_exp.sections import Kind, ModelConfig, PeConfig
 from rope_exp.signals import StopSignal, end_with_parent
-
-FAILURES = (EXIT_FAILED, EXIT_USAGE)
 
 # torch's own limit on the compilations of one function, past which it runs eagerly.
 GRAPHS_OF_A_LENGTH = 8
@@ -53,47 +49,28 @@ def main() -> int:
     end_with_parent(int(os.environ[DISPATCHER_ID]))
 
     folder = Path(sys.argv[1])
-    code = EXIT_FAILED
     try:
-        code = explain_errors(lambda: run(read_config(folder), folder, stop))
+        code = explained(lambda: run(read_config(folder), folder, stop), prints=False)
     except Exception:
         keep(traceback.format_exc())
         if _world_size() == 1:
             raise
         traceback.print_exc()
+        code = EXIT_FAILED
     return end_process(code)
 
 
 def end_process(code: int) -> int:
-    """Return `code`; but if one of several ranks fails, exit its process at once.
+    """Return `code`; if one of several ranks fails, exit its process at once.
 
     Python's normal shutdown would be aborted by torch threads that wait for ranks that are gone.
     """
-    if code in FAILURES and _world_size() > 1:
+    if code in (EXIT_FAILED, EXIT_USAGE) and _world_size() > 1:
         with ignoring_output_errors():
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
     return code
-
-
-def explain_errors(action: Callable[[], int]) -> int:
-    """Return the exit code of `action`, and log in one sentence any error that is not a bug.
-
-    A user's mistake gives exit code 2; a broken network, full disk or full memory gives 1.
-    """
-    try:
-        return action()
-    except MISTAKES as error:
-        log(f"error: {error}")
-        return EXIT_USAGE
-    except (OSError, MemoryError, RuntimeError) as error:
-        # If one rank fails, the others lose their connection to it.
-        if _world_size() > 1 and ("gloo" in str(error) or type(error).__name__.startswith("Dist")):
-            log(f"error: lost the other processes of this run ({first_line(error)})")
-        else:
-            log(f"error: {sentence(error)}")
-    return EXIT_FAILED
 
 
 def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
@@ -107,7 +84,6 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     # Several ranks stop together, in the loop.
     if stop.requested and _world_size() == 1:
         return EXIT_STOPPED
-
     if os.environ.get("RANK", "0") == "0":
         keep_log(folder / LOG)
 
@@ -118,54 +94,19 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
 
     from rope_exp.generated import open_data
     from rope_exp.parallel import Parallel
-    from rope_exp.trainer import Trainer, environment
+    from rope_exp.trainer import Trainer
 
     gc.freeze()
     gc.enable()
 
-    train = config.train
-    launch = config.launch
     checked = certificate(config.model, config.pe, config.attn, causal=config.causal)
-    data = open_data(config.data, config.tokenizer, seq_len=train.seq_len)
-    parallel = Parallel(launch.device, train.precision, launch.num_processes)
-    is_main = parallel.is_main
+    data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
+    launch = config.launch
+    parallel = Parallel(launch.device, config.train.precision, launch.num_processes)
     trainer = Trainer(config, folder, data, parallel, stop)
-
+    is_main = parallel.is_main
     if is_main:
-        facts = {
-            "params": trainer.num_parameters,
-            "certificate": checked,
-            "corpus": data.corpus,
-        }
-        if launch.device == "cuda":
-            facts["attention"] = trainer.attention_backends()
-        old = read_env(folder)
-        env = environment(config, parallel, old, **facts)
-        write_json(folder / ENV, env)
-        write_atomically(folder / "tokenizer.json", data.tokenizer_json)
-        if trainer.step:
-            log(f"{config.name}: resumes from step {trainer.step}")
-        for mark in env["marks"][len(old.get("marks", ())) :]:
-            log(f"{config.name}: {mark}")
-        log(
-            f"{config.name}: {config.pe.label} {config.model.name}, {trainer.num_parameters:,} "
-            f"parameters, on {config.data.name}, {train.num_steps:,} steps, on {launch.device}, in "
-            f"{folder}"
-        )
-        amount = "generated data"
-        if data.num_train_tokens is not None:
-            amount = f"{train.num_tokens / data.num_train_tokens:.3g} epochs"
-        how = "compiled" if train.compile else "not compiled"
-        log(f"{config.name}: {amount} in {train.precision}, {how}")
-        if launch.device == "cuda" and trainer.throughput.peak_flops_per_s is None:
-            log(
-                f"{config.name}: MFU is null: the dense bf16 peak of this GPU is neither listed "
-                "nor given as train.peak_tflops"
-            )
-        if launch.device == "cuda" and trainer.train_step.graphs is None:
-            is_one = parallel.world_size == 1
-            why = "ROPE_EXP_GRAPHS=0" if is_one else "several processes average their gradients"
-            log(f"{config.name}: steps are launched kernel by kernel, not as a graph: {why}")
+        _begin(trainer, checked)
 
     gc.collect()
     gc.freeze()
@@ -175,8 +116,55 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     del trainer
     parallel.end()
     if is_main:
-        log(f"{config.name}: {_describe_end(status, folder)}")
+        end = f"stopped; its last checkpoint is in {folder}, and the same command resumes it"
+        if status != "stopped":
+            end = f"{describe(read_json(folder / RESULT))}, in {folder}"
+        log(f"{config.name}: {end}")
     return EXIT_CODES[status]
+
+
+def _begin(trainer: Any, checked: Mapping[str, Any]) -> None:
+    """Write env.json and tokenizer.json of a run that begins or resumes, and say so.
+
+    Args:
+        trainer: of rank 0.
+        checked: the certificate of its variant.
+    """
+    from rope_exp.trainer import environment
+
+    config = trainer.config
+    folder = trainer.folder
+    train = config.train
+    device = config.launch.device
+    corpus = trainer.data.corpus
+    facts = {"params": trainer.num_parameters, "certificate": checked, "corpus": corpus}
+    if device == "cuda":
+        facts["attention"] = trainer.attention_backends()
+    old = read_env(folder)
+    env = environment(config, trainer.parallel, old, **facts)
+    write_json(folder / ENV, env)
+    write_atomically(folder / "tokenizer.json", trainer.data.tokenizer_json)
+
+    amount = "generated data"
+    if trainer.data.num_train_tokens is not None:
+        amount = f"{train.num_tokens / trainer.data.num_train_tokens:.3g} epochs"
+    lines = [
+        f"{config.pe.label} {config.model.name}, {trainer.num_parameters:,} parameters, on "
+        f"{config.data.name}, {train.num_steps:,} steps, on {device}, in {folder}",
+        f"{amount} in {train.precision}, {'compiled' if train.compile else 'not compiled'}",
+        *env["marks"][len(old.get("marks", ())) :],
+    ]
+    if trainer.step:
+        lines.append(f"resumes from step {trainer.step}")
+    if device == "cuda" and trainer.throughput.peak_flops_per_s is None:
+        lines.append(
+            "MFU is null: the dense bf16 peak of this GPU is neither listed nor given as "
+            "train.peak_tflops"
+        )
+    if device == "cuda" and trainer.train_step.graphs is None:
+        lines.append("steps are launched kernel by kernel, not as a graph")
+    for line in lines:
+        log(f"{config.name}: {line}")
 
 
 @functools.cache
@@ -218,7 +206,7 @@ def keep_memory() -> None:
     """Make glibc, if that is the C library, keep memory that a step frees for the next step.
 
     Otherwise it returns every tensor above a threshold of at most 32 MiB to the kernel, which
-    zeroes each page again at its next use: a sixth of a step (docs/decisions/010-kernels.md).
+    zeroes each page again at its next use: a sixth of a step (docs/decisions.md).
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt"):
@@ -228,13 +216,6 @@ def keep_memory() -> None:
     # fix this one at 128 KiB.
     if any(library.mallopt(M_MMAP_THRESHOLD, most) for most in (2**31 - 1, 2**25)):
         library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def _describe_end(status: str, folder: Path) -> str:
-    """Return a readable summary of the run's end."""
-    if status == "stopped":
-        return f"stopped; its last checkpoint is in {folder}, and the same command resumes it"
-    return f"{describe(read_json(folder / RESULT))}, in {folder}"
 
 
 def _world_size() -> int:

@@ -13,7 +13,6 @@ from support.campaigns import (
     FIXED,
     assert_same_records,
     progress,
-    records_of,
     run_campaign_command,
     start_campaign,
     write_campaign,
@@ -131,13 +130,6 @@ def test_nine_runs_are_an_array_that_is_submitted_once(
     assert "nothing to submit" in submit(*ASKED)
 
 
-def test_several_cells_to_a_job(cluster: Slurm, tmp_path: Path, corpus: Path, cache: Path) -> None:
-    submit = Submitter(cluster, home_of(tmp_path / "home", corpus, NINE[:5]), cache)
-    assert "submitted 5 runs as 2 jobs" in submit(*ASKED, "launch.cells_per_job=3")
-    submit.ended()
-    assert len(records_of(submit.home)) == 5
-
-
 def test_a_cancelled_run_goes_on_when_it_is_submitted_again(
     cluster: Slurm, begun: Submitter, slow: Path
 ) -> None:
@@ -176,15 +168,6 @@ def test_a_preempted_run_goes_on(cluster: Slurm, begun: Submitter, slow: Path) -
     assert_same_records(begun.home, slow)
 
 
-def test_a_node_that_goes_down_and_comes_back(cluster: Slurm, begun: Submitter, slow: Path) -> None:
-    cluster.command("scontrol", "update", f"NodeName={cluster.host}", "State=DOWN", "Reason=test")
-    until(lambda: "RUNNING" not in begun.states(), 60)
-    assert "queued, job" in begun("--list")
-    cluster.command("scontrol", "update", f"NodeName={cluster.host}", "State=RESUME")
-    begun.ended()
-    assert_same_records(begun.home, slow)
-
-
 def test_what_slurm_refuses_is_one_sentence(
     cluster: Slurm, tmp_path: Path, corpus: Path, cache: Path
 ) -> None:
@@ -196,17 +179,3 @@ def test_what_slurm_refuses_is_one_sentence(
     cluster.command("scontrol", "update", "PartitionName=main", "State=UP")
     assert "left" in submit("--list")
     assert progress(submit.home).left
-
-
-def test_a_full_queue_is_one_sentence(
-    cluster: Slurm, tmp_path: Path, corpus: Path, cache: Path
-) -> None:
-    """The queue takes 200 jobs; refused cells are submitted once there is room."""
-    submit = Submitter(cluster, home_of(tmp_path / "home", corpus, NINE[:2]), cache)
-    cluster.command("sbatch", "--hold", "--array=0-198", "--output=/dev/null", "--wrap=true")
-    assert "Resource temporarily unavailable" in submit.refused(*ASKED)
-    cluster.command("scancel", submit.job())
-    submit.ended()
-    assert "submitted 2 runs as 2 jobs" in submit(*ASKED)
-    submit.ended()
-    assert len(records_of(submit.home)) == 2

@@ -141,10 +141,6 @@ def assert_checkpoints_verify(trial: Trial) -> None:
         load(trial.folder / "checkpoints", step)
 
 
-def test_two_hosts_train_what_two_processes_do(hosts: list[Host], trial: Trial) -> None:
-    assert_two_hosts_end_equal(hosts, trial)
-
-
 def test_a_cut_cable_ends_both_hosts(hosts: list[Host], trial: Trial) -> None:
     """Neither host receives a packet about the cut. They resume once the cable is back."""
     processes = [host.start(trial) for host in hosts]

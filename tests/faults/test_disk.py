@@ -128,28 +128,3 @@ def test_a_disk_that_fills_up_costs_no_checkpoint(trial: Trial, tmp_path: Path) 
 
     assert "then 0" in done.stdout
     assert_same_run(trial.undisturbed, trial.folder)
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("broken", ["closed", "full"])
-def test_where_nobody_hears_it_a_run_trains_and_stops(trial: Trial, broken: str) -> None:
-    """Standard error is a pipe that nobody reads, or a file on a full disk.
-
-    The run is stopped after an evaluation, for which it would print a line.
-    """
-    read, write = os.pipe()
-    stderr = write if broken == "closed" else os.open("/dev/full", os.O_WRONLY)
-    process = subprocess.Popen(
-        [sys.executable, TRAIN, *trial.words],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=stderr,
-        text=True,
-    )
-    for descriptor in {read, write, stderr}:
-        os.close(descriptor)
-    trial.wait_for_rows(33, process)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 75
-    assert trial.checkpoints()[-1] == trial.num_rows()
-    trial.assert_goes_on()

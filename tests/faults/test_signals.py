@@ -1,21 +1,15 @@
 """Tests of stop signals: from a person or a scheduler, to one rank, once or twice."""
 
 import os
-import re
 import signal
-import subprocess
-import sys
 import time
 from itertools import product
 from pathlib import Path
 
 import pytest
-from support.configs import REPOSITORY
 from support.runs import (
-    TRAIN,
     Trial,
     assert_same_run,
-    kill_the_tree,
     num_rows,
     processes_of,
     start,
@@ -24,7 +18,6 @@ from support.runs import (
     wait_for,
 )
 
-from rope_exp.folder import last_step
 from rope_exp.signals import STOP_SIGNALS
 
 # `make torture` also sends every signal at the start, in a step and in a save.
@@ -67,15 +60,6 @@ def test_asked_to_stop_it_exits_75_and_goes_on(
     trial.assert_goes_on("train.save_every=3")
 
 
-@pytest.mark.torture
-def test_asked_to_stop_while_it_compiles_it_exits_75(trial: Trial) -> None:
-    process = trial.start("train.compile=true")
-    wait_for((trial.folder / "metrics.jsonl").exists, process)
-    stopped_by(process, signal.SIGTERM)
-    assert not (trial.folder / "result.json").exists()
-    assert trial.num_rows() <= 1
-
-
 def test_under_nohup_a_closed_terminal_stops_nothing(trial: Trial) -> None:
     process = start(*trial.words, cwd=trial.folder.parent, launcher=("-c", NOHUP))
     trial.wait_for_rows(5, process)
@@ -83,20 +67,6 @@ def test_under_nohup_a_closed_terminal_stops_nothing(trial: Trial) -> None:
         os.kill(pid, signal.SIGHUP)
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
-    assert_same_run(trial.undisturbed, trial.folder)
-
-
-@pytest.mark.torture
-def test_killed_before_a_checkpoint_it_begins_anew(trial: Trial) -> None:
-    """The log says so, because the recorded rows are lost."""
-    process = trial.start("train.save_every=60", rows=3)
-    kill_the_tree(process.pid)
-    process.communicate()
-    lost = last_step(trial.folder)
-    assert lost > 0
-
-    done = trial.train("train.save_every=60")
-    assert f"begins anew, since step {lost} came before any checkpoint" in done.stderr
     assert_same_run(trial.undisturbed, trial.folder)
 
 
@@ -119,36 +89,3 @@ def test_one_rank_that_is_asked_makes_both_save(trial: Trial, tmp_path: Path, ra
 
     assert trial.train(*words).returncode == 0
     assert_same_run(undisturbed, trial.folder)
-
-
-@pytest.mark.torture
-def test_the_batch_script_of_the_recipes_goes_on(trial: Trial, tmp_path: Path) -> None:
-    """At the time limit, SLURM signals every process of a step, and the script requeues."""
-    recipes = (REPOSITORY / "docs" / "recipes.md").read_text(encoding="utf-8")
-    block = re.search(r"    #!/bin/bash\n(?:    .*\n)+", recipes)
-    assert block
-    script = re.sub(r"^    ", "", block[0], flags=re.MULTILINE)
-    command = " ".join([sys.executable, TRAIN, *trial.words])
-    script = re.sub(r"python train.py .* \|\|", f"{command} ||", script)
-    (tmp_path / "job.sh").write_text(script)
-
-    # These replace the two SLURM commands that the script uses.
-    for name, does in (("srun", 'exec "$@"'), ("scontrol", f'echo "$@" >> {tmp_path}/requeued')):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
-        (tmp_path / name).chmod(0o755)
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
-    job = ["bash", str(tmp_path / "job.sh")]
-
-    process = subprocess.Popen(
-        job, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    trial.wait_for_rows(5, process)
-    for pid, words in processes_of(trial.folder).items():
-        if "job.sh" not in words:
-            os.kill(pid, signal.SIGUSR1)
-    process.communicate(timeout=60)
-    assert (tmp_path / "requeued").read_text() == "requeue 17\n"
-
-    subprocess.run(job, env=environment, check=True, capture_output=True, timeout=120)
-    assert (tmp_path / "requeued").read_text() == "requeue 17\n"
-    assert_same_run(trial.undisturbed, trial.folder)

@@ -38,7 +38,7 @@ def test_a_part_of_the_absorbed_scores_of_wrong_scale_is_refused(
     attn: LatentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mistake scales the unrotated part by 1/sqrt(nope_dim), as if it were alone."""
-    factor = (attn.key_dim / attn.nope_dim) ** 0.5
+    factor = (attn.widths(SIZES)[0] / attn.nope_dim) ** 0.5
 
     def wrong(q_BTHK: Tensor, *others: Any, **keys: Any) -> Tensor:
         q_BTHL, q_BTHR = q_BTHK.tensor_split([attn.kv_rank], dim=-1)

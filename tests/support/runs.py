@@ -59,8 +59,7 @@ def sabotage(*, step: int, rank: int = 0, **what: str) -> dict[str, str]:
     """Return environment variables that break one rank of some runs at one step.
 
     Args:
-        what: by variant, one of raise, busy (for 12 s), memory, loss (becomes infinite), nan
-            or inf (in a gradient).
+        what: by variant, one of raise, busy (for 12 s), memory, and nan (in a gradient).
     """
     harms = [f"{pe}:{rank}:{step}:{kind}" for pe, kind in what.items()]
     return {"PYTHONPATH": INSIDE, "SABOTAGE": ",".join(harms)}

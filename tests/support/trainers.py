@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from rope_exp.config import RunConfig
-from rope_exp.folder import read_metrics, write_config
+from rope_exp.files import read_json
+from rope_exp.folder import PROBES, read_metrics, write_config
 from rope_exp.parallel import Parallel
 from rope_exp.prepare import prepare
 from rope_exp.settle import resolve
@@ -68,7 +69,7 @@ def take_bad_step(trainer: Trainer, poison: float) -> list[Outcome]:
     later = trainer.train_step(3)
     assert bad is not None
     assert later is not None
-    return [bad.read(), later.read()]
+    return [bad(), later()]
 
 
 def stop_in_step(trainer: Trainer, step: int) -> None:
@@ -93,6 +94,8 @@ def assert_goes_on(make: Make, *words: str) -> Trainer:
     assert losses(again) == losses(whole)
     assert same(snapshot(again), snapshot(whole))
     assert again.train_step.order_sha256 == whole.train_step.order_sha256
+    if whole.config.train.probes:
+        assert read_json(again.folder / PROBES) == read_json(whole.folder / PROBES)
     return whole
 
 

@@ -29,7 +29,7 @@ def outcomes(trainer: Trainer) -> list[tuple[float, float]]:
     for step in range(1, 7):
         started = trainer.train_step(step)
         assert started is not None
-        outcome = started.read()
+        outcome = started()
         found.append((outcome.loss, outcome.grad_norm))
     return found
 
@@ -74,7 +74,7 @@ def test_a_checkpoint_is_loaded_into_the_same_tensors(make: Make) -> None:
     trainer = uncaptured(make("run"))
     assert trainer.train() == "finished"
     trained = state(trainer)
-    assert trainer.checkpoints.load()["step"] == 6
+    assert trainer.load()["step"] == 6
     assert same(trained, state(trainer))
     assert all(parameter.grad is None for parameter in trainer.decoder.parameters())
 

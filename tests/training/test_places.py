@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.trainers import Make, assert_goes_on, losses
+from support.trainers import Make, losses
 
 from rope_exp.files import read_json
 
@@ -44,16 +44,3 @@ def test_evaluation_begins_at_0_and_knows_documents(make: Make) -> None:
     assert (rows.position_BT[:, 0] == 0).all()
     assert (rows.position_BT.max(axis=1) == 63)[~begins_BT.any(axis=1)].all()
     assert np.array_equal(np.diff(rows.document_BT, axis=1) == 1, begins_BT[:, 1:])
-
-
-@pytest.mark.parametrize("words", [DOCUMENTS, (START, *DOCUMENTS), (START, "pe.input=learned")])
-def test_such_a_run_goes_on_where_it_stopped(make: Make, words: tuple[str, ...]) -> None:
-    """Resuming is exact to the last bit, and the windows probe agrees with the final loss."""
-    words = (*words, *FAST, "pe=k_rope", "train.save_every=2", "train.probes=[windows,shift]")
-    whole = assert_goes_on(make, *words)
-
-    found = read_json(whole.folder / "probes.json")
-    result = read_json(whole.folder / "result.json")
-    assert np.mean(found["windows"]["loss"]) == pytest.approx(result["val/loss"], abs=1e-5)
-    # A learned table has no positions beyond those of training, so larger shifts are left out.
-    assert (len(found["shift"]["start"]) < 5) == ("pe.input=learned" in words)

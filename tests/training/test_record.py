@@ -33,16 +33,6 @@ def test_what_changed_since_the_last_start_is_noted(
     assert third["earlier_git"] == [None]
 
 
-def test_a_run_that_other_work_slows_says_so_once(
-    make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("time.process_time", lambda: 0.0)
-    trainer = make("run", "train.num_steps=14", "train.save_every=14", "train.eval_every=14")
-    assert trainer.train() == "finished"
-    lines = capsys.readouterr().err.splitlines()
-    assert sum("other work on this machine leaves it 0.00 cores" in line for line in lines) == 1
-
-
 def test_a_result_is_what_the_run_did(make: Make) -> None:
     trainer = make("run", "pe=vo_rope", "train.save_every=100")
     assert trainer.train() == "finished"

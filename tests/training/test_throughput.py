@@ -33,15 +33,15 @@ def take(
 
 def test_a_rate_is_the_median_over_steps_after_warmup(clock: list[float]) -> None:
     steps = Throughput(FLOPS, None)
-    assert steps.overall() == (None, None)
+    assert steps.speed() == (None, None)
     take(steps, clock, [60.0] + [9.0] * WARMUP_STEPS + [2.0, 2.0, 50.0, 2.0, 4.0])
-    assert steps.overall().tokens_per_s == pytest.approx(50.0)
-    assert steps.recent(2) == (pytest.approx(100 / 3), None)
+    assert steps.speed().tokens_per_s == pytest.approx(50.0)
+    assert steps.speed(2) == (pytest.approx(100 / 3), None)
 
     # The step after a pause is not timed.
     steps.pause()
     take(steps, clock, [500.0, 4.0])
-    assert steps.recent(2).tokens_per_s == pytest.approx(25.0)
+    assert steps.speed(2).tokens_per_s == pytest.approx(25.0)
 
 
 def test_steps_of_several_lengths_count_by_their_own_tokens(clock: list[float]) -> None:
@@ -49,10 +49,10 @@ def test_steps_of_several_lengths_count_by_their_own_tokens(clock: list[float]) 
     steps = Throughput(FLOPS, 2000.0)
     take(steps, clock, [0.0, 2.0, 2.0, 2.0], num_tokens=100, seq_len=8)
     take(steps, clock, [3.0, 3.0, 3.0], num_tokens=60, seq_len=32)
-    speed = steps.recent(6)
+    speed = steps.speed(6)
     assert speed.tokens_per_s == pytest.approx(2 / (2 / 100 + 3 / 60))
     assert speed.mfu == pytest.approx(2 / (2 / 1000 + 3 / 2400) / 2000)
-    assert steps.recent(3).tokens_per_s == pytest.approx(20.0)
+    assert steps.speed(3).tokens_per_s == pytest.approx(20.0)
 
 
 def test_mfu_above_one_is_a_warning_once_and_null(
@@ -61,9 +61,9 @@ def test_mfu_above_one_is_a_warning_once_and_null(
     """A peak that has proved wrong is not used again, so every later MFU is null, too."""
     steps = Throughput(FLOPS, 2000.0)
     take(steps, clock, [0.0, 0.5])
-    assert steps.recent(1).mfu == 1.0
+    assert steps.speed(1).mfu == 1.0
     take(steps, clock, [0.2, 0.1, 2.0])
-    assert [steps.recent(count).mfu for count in (3, 2, 1)] == [None] * 3
+    assert [steps.speed(count).mfu for count in (3, 2, 1)] == [None] * 3
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: MFU 250%")
     assert "train.peak_tflops" in line

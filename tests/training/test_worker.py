@@ -16,7 +16,6 @@ from rope_exp.errors import (
     RecordError,
     explained,
 )
-from rope_exp.worker import explain_errors
 
 
 def fails(error: Exception) -> Callable[[], int]:
@@ -32,11 +31,6 @@ def test_a_rank_listens_before_it_imports_torch() -> None:
     subprocess.run([sys.executable, "-c", told], check=True)
 
 
-# A rank's, and a command's.
-EXPLAINING = pytest.mark.parametrize("explaining", [explain_errors, explained])
-
-
-@EXPLAINING
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
@@ -58,18 +52,16 @@ EXPLAINING = pytest.mark.parametrize("explaining", [explain_errors, explained])
     ],
 )
 def test_what_is_no_bug_ends_in_one_sentence(
-    explaining: Callable[[Callable[[], int]], int],
     error: Exception,
     code: int,
     words: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert explaining(fails(error)) == code
+    assert explained(fails(error)) == code
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {words}")
 
 
-@EXPLAINING
-def test_a_bug_keeps_its_traceback(explaining: Callable[[Callable[[], int]], int]) -> None:
+def test_a_bug_keeps_its_traceback() -> None:
     with pytest.raises(RuntimeError, match="a bug"):
-        explaining(fails(RuntimeError("a bug")))
+        explained(fails(RuntimeError("a bug")))

@@ -45,11 +45,7 @@ if "SABOTAGE" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
                 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
                 resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), -1))
                 torch.ones(1 << 34)  # far more than the process has kept of freed memory
-            if what == "loss":
-                model = self.model
-                self.model = lambda *ids: model(*ids) * math.inf
-            poison = {"nan": math.nan, "inf": math.inf}.get(what, 1.0)
-            hook = self.decoder.lm_head.weight.register_hook(lambda gradient: gradient * poison)
+            hook = self.decoder.lm_head.weight.register_hook(lambda gradient: gradient * math.nan)
             try:
                 return healthy(self, step)
             finally:

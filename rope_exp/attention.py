@@ -57,19 +57,6 @@ class Positions(NamedTuple):
         return self.qk if site in PAIRS[0] or self.vo is None else self.vo
 
 
-class ScoreBias(Position):
-    """An encoding of offsets alone: the instance at the input adds its scores in every layer."""
-
-    def of_offsets(self, offset_TE: Tensor) -> Tensor:
-        """Return what is added to the scores, [H, T, E], by j - i of query i and key j."""
-        raise NotImplementedError
-
-    def scores(self, kept: Mapping[str, Tensor], num_queries: int) -> Tensor:
-        # All rows count alike.
-        key_E = kept["position_BE"][0]
-        return self.of_offsets(key_E - key_E[-num_queries:, None])
-
-
 # -- the cache ------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,9 @@ DeepseekV3ForCausalLM), and no rotation at all SmolLM3ForCausalLM. Others come w
 """
 
 import shutil
+from copy import deepcopy
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,19 +26,29 @@ from transformers.utils.logging import disable_progress_bar
 
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder, weights, weights_sha256
+from rope_exp.encoding import Position
 from rope_exp.errors import ConfigError
-from rope_exp.export import modeling_rope_exp
 from rope_exp.export.card import card
+from rope_exp.export.code import copied, write_code
 from rope_exp.export.configuration_rope_exp import RopeExpConfig
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM, RopeExpForMaskedLM
-from rope_exp.export.own_code import own_file, write_own
 from rope_exp.folder import read_config
 from rope_exp.load import end_of_text, load_checkpoint
-from rope_exp.sections import Architecture, PeConfig, SoftmaxConfig
+from rope_exp.sections import PAIRS, Architecture, PeConfig, SoftmaxConfig
 from rope_exp.tokenizer import vocab_size
 
 Code = Literal["auto", "always"]
 MASK = "<|mask|>"
+# The keys of a model that LlamaConfig has, too.
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "tie_word_embeddings",
+)
 
 
 def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = None) -> str:
@@ -69,7 +81,8 @@ def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = Non
         disable_progress_bar()
         made.save_pretrained(new)
         tokenizer_of(tokenizer, end_id, config).save_pretrained(new)
-        write_own(new, config.pe)
+        if name.startswith("RopeExp"):
+            write_code(new, config.pe)
         # transformers gives weights to their owner alone.
         for path in new.glob("*.safetensors"):
             path.chmod(0o644)
@@ -94,22 +107,20 @@ def exported(
     """
     architecture = decoder.architecture
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end_id)
-    keys = _sizes(architecture) | ids | sizes
+    model = architecture.model
+    keys: dict[str, Any] = {key: getattr(model, key) for key in SIZES} | ids | sizes
+    keys |= {"vocab_size": architecture.vocab_size, "head_dim": model.features_per_head}
     made = _native(architecture, keys) if code == "auto" else None
     if made is None:
         check(architecture)
-        pe = architecture.pe
-        if pe.code is not None:
-            # Before a model is made: some files have no copy.
-            own_file(pe)
+        # Some files have no copy.
+        copied(architecture.pe.source or "", architecture.pe)
         config = RopeExpConfig(**keys, **_positions(architecture))
-        # Our code reads the class from its module as a model is made, and at no other time.
-        own = [type(each) for name, each in decoder.named_modules() if name.endswith(".own")]
-        modeling_rope_exp.OWN = own[0] if own else None
-        try:
-            made = RopeExpForCausalLM(config) if architecture.causal else RopeExpForMaskedLM(config)
-        finally:
-            modeling_rope_exp.OWN = None
+        made = RopeExpForCausalLM(config) if architecture.causal else RopeExpForMaskedLM(config)
+        for name, module in decoder.named_modules():
+            if isinstance(module, Position):
+                parent, _, child = name.rpartition(".")
+                setattr(made.get_submodule(parent), child, deepcopy(module))
     made.load_state_dict(weights(decoder))
     return made.eval()
 
@@ -121,30 +132,23 @@ def check(architecture: Architecture) -> None:
         ConfigError: naming the key.
     """
     model = architecture.model
-    heads = model.num_attention_heads
-    kind = architecture.attn.kind
-    refused = (
-        (kind == "latent", "attn.kind", kind, "has a class only with RoPE on q and k alone"),
-        (kind != "softmax", "attn.kind", kind, "has no class"),
-        (architecture.num_outputs is not None, "train.objective", "regression", "has no logits"),
-        (model.token_shift, "model.token_shift", True, "keeps an input in its cache"),
-        (architecture.attn == SoftmaxConfig(sink=True), "attn.sink", True, "has no class"),
-        (
-            model.window_layers is not None,
-            "model.window_layers",
-            model.window_layers,
-            "has windows by layer",
-        ),
-        (
-            model.hidden_size % heads != 0,
-            "model.num_attention_heads",
-            heads,
+    has_sink = architecture.attn == SoftmaxConfig(sink=True)
+    refused = {
+        "attn.kind": (architecture.attn.kind != "softmax", "has no class with these sites"),
+        "model.token_shift": (model.token_shift, "keeps an input in its cache"),
+        "attn.sink": (has_sink, "has no class"),
+        "model.window_layers": (model.window_layers is not None, "has windows by layer"),
+        "model.num_attention_heads": (
+            model.hidden_size % model.num_attention_heads != 0,
             f"does not divide model.hidden_size={model.hidden_size}",
         ),
-        (architecture.pe.precision == "bf16", "pe.precision", "bf16", "is for a study of noise"),
-    )
-    for is_refused, key, value, why in refused:
+        "pe.precision": (architecture.pe.precision == "bf16", "is for a study of noise"),
+    }
+    if architecture.num_outputs is not None:
+        raise ConfigError("train.objective", "regression", "has no logits to export")
+    for key, (is_refused, why) in refused.items():
         if is_refused:
+            value = attrgetter(key)(architecture)
             raise ConfigError(key, value, f"{why}, and cannot be exported to transformers")
 
 
@@ -184,39 +188,29 @@ def _native(architecture: Architecture, keys: dict[str, Any]) -> PreTrainedModel
     return None
 
 
-def _sizes(architecture: Architecture) -> dict[str, Any]:
-    model = architecture.model
-    names = (
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "rms_norm_eps",
-        "tie_word_embeddings",
-    )
-    head = {"vocab_size": architecture.vocab_size, "head_dim": model.features_per_head}
-    return {**{name: getattr(model, name) for name in names}, **head}
-
-
 def _positions(architecture: Architecture) -> dict[str, Any]:
     """Return the keys of RopeExpConfig that LlamaConfig lacks."""
     model = architecture.model
     pe = architecture.pe
-    width = model.features_per_head
+    num_layers = model.num_hidden_layers
+    learned = dict(zip(pe.trained_pairs, pe.learned_names, strict=True))
+    rotations = [
+        {
+            "sites": pair,
+            "base": pe.base_of(pair),
+            "features": pe.num_features(model.features_per_head, pair),
+            "learned": learned.get(pair),
+        }
+        for pair in PAIRS
+    ]
     return {
-        "rotate": ["".join(pe.sites_of(layer)) for layer in range(model.num_hidden_layers)],
-        "rope_base": pe.base,
-        "rope_base_vo": pe.base_of("vo"),
-        "rope_features": pe.num_features(width),
-        "rope_features_vo": pe.num_features(width, "vo"),
+        "rotate": ["".join(pe.sites_of(layer)) for layer in range(num_layers)],
+        "rotations": rotations,
         "rope_start": pe.start,
-        "rope_learned": {True: "raw", "log": "log"}.get(pe.trainable),
-        "rope_scope": pe.trainable_scope,
-        "position_input": pe.input,
-        "position_scale": pe.sinusoid_scale,
+        "rope_learned": pe.trainable,
+        "rope_shape": pe.trained_shape(num_layers, model.num_key_value_heads),
+        "sinusoid_scale": pe.sinusoid_scale,
         "num_positions": architecture.num_positions,
-        "score_bias": pe.bias,
         "qk_norm": model.qk_norm,
         "window": model.window,
         "is_causal": architecture.causal,

@@ -23,9 +23,8 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from rope_exp.decoder import Decoder
 from rope_exp.position.alibi import alibi_slopes
 from rope_exp.position.sinusoidal import SINUSOID_BASE, sines_and_cosines
-from rope_exp.position.t5 import t5_buckets
+from rope_exp.position.t5 import T5_BUCKETS, t5_buckets
 from rope_exp.rope import angles, frequencies
-from rope_exp.sections import T5_BUCKETS
 
 HALVES = st.integers(1, 40)
 POSITIONS = st.floats(-1e6, 1e6)

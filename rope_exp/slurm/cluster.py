@@ -281,7 +281,7 @@ def _named(jobs: Jobs) -> Jobs:
 
 def _done(jobs: Jobs) -> dict[Path, str]:
     """Return the status of each run that is done, by its folder."""
-    found = [Job(config, config.folder) for config in jobs.configs]
+    found = [Job(config) for config in jobs.configs]
     check_together(found)
     for job in found:
         check_folder(job, settled=False)

@@ -18,7 +18,7 @@ from rope_exp.settle import resolve
 def job(tiny: Callable[..., RunConfig]) -> Job:
     config = resolve(tiny("launch.device=cpu"))
     config.folder.mkdir()
-    return Job(config, config.folder)
+    return Job(config)
 
 
 def run_shells(job: Job, *scripts: str) -> None:

@@ -1,4 +1,4 @@
-# How to build and run it: docs/recipes.md. The campaigns table and table_warmup read the standard
+# How to build and run it: docs/guide.md. The campaigns table and table_warmup read the standard
 # library of Python 3.11.7.
 FROM python:3.11.7-slim
 

@@ -57,19 +57,6 @@ class Positions(NamedTuple):
         return self.qk if site in PAIRS[0] or self.vo is None else self.vo
 
 
-class ScoreBias(Position):
-    """An encoding of offsets alone: the instance at the input adds its scores in every layer."""
-
-    def of_offsets(self, offset_TE: Tensor) -> Tensor:
-        """Return what is added to the scores, [H, T, E], by j - i of query i and key j."""
-        raise NotImplementedError
-
-    def scores(self, kept: Mapping[str, Tensor], num_queries: int) -> Tensor:
-        # All rows count alike.
-        key_E = kept["position_BE"][0]
-        return self.of_offsets(key_E - key_E[-num_queries:, None])
-
-
 # -- the cache ------------------------------------------------------------------------------------
 
 
@@ -81,44 +68,32 @@ class LayerCache:
         window: the number of keys that a query attends to, including its own; None: all.
         pads_B: the number of padding tokens at the start of each row; None: none.
         num_seen: tokens so far, including padding.
+        rows: the rows kept for each token, [B, E, ...] each, by name.
         states: tensors that do not grow with the tokens, by name.
     """
 
     window: int | None = None
     pads_B: Tensor | None = None
     num_seen: int = 0
+    rows: dict[str, Tensor] = field(default_factory=dict)
     states: dict[str, Tensor] = field(default_factory=dict)
-    _buffers: dict[str, Tensor] = field(default_factory=dict)
-    # The rows of the buffers from _first up to _end are kept.
-    _first: int = 0
-    _end: int = 0
 
     def append(self, **new: Tensor) -> dict[str, Tensor]:
-        """Append new rows, and return all rows that are kept, [B, E, ...] each.
-
-        Args:
-            new: tensors by name, [B, T, ...] each; the same names each time.
-        """
-        num_new = next(iter(new.values())).shape[1]
-        if self.window is not None:
-            # The first new query attends to the last window - 1 earlier keys.
-            self._first = max(self._first, self._end - (self.window - 1))
-        self._make_room(new)
+        """Append new rows, [B, T, ...] each, by the same names each time; return all rows kept."""
         for name, x in new.items():
-            self._buffers[name][:, self._end : self._end + num_new] = x.detach()
-        self._end += num_new
-        self.num_seen += num_new
+            x = x.detach()
+            earlier = self.rows.get(name, x[:, :0])
+            if self.window is not None:
+                # The first new query attends to the last window - 1 earlier keys.
+                earlier = earlier[:, max(earlier.shape[1] - self.window + 1, 0) :]
+            self.rows[name] = torch.cat([earlier, x], dim=1)
+        self.num_seen += x.shape[1]
         return self.rows
 
     def replace(self, num_new: int, states: Mapping[str, Tensor]) -> None:
         """Replace the states, after `num_new` more tokens."""
         self.num_seen += num_new
         self.states = {name: state.detach() for name, state in states.items()}
-
-    @property
-    def rows(self) -> dict[str, Tensor]:
-        """The rows kept for each token, [B, E, ...] each, by name."""
-        return {name: buffer[:, self._first : self._end] for name, buffer in self._buffers.items()}
 
     def is_prefill(self, num_new: int) -> bool:
         """Return whether the newest tokens are the first ones, none of them padding."""
@@ -129,7 +104,7 @@ class LayerCache:
         """The number of padding tokens among the entries kept; None: no row is padded."""
         if self.pads_B is None:
             return None
-        return self.pads_B - (self.num_seen - (self._end - self._first))
+        return self.pads_B - (self.num_seen - self.rows["k"].shape[1])
 
     def is_real(self, num_new: int, *, before: int = 0) -> Tensor | None:
         """Return whether each of the next tokens is not padding, [B, T, 1, 1]; None: all are real.
@@ -142,25 +117,6 @@ class LayerCache:
         first = self.num_seen - before
         place_T = torch.arange(first, first + num_new, device=self.pads_B.device)
         return (place_T >= self.pads_B[:, None])[:, :, None, None]
-
-    def _make_room(self, new: Mapping[str, Tensor]) -> None:
-        """Make room for new rows after those that are kept.
-
-        A buffer that is enlarged gets twice the room needed, so that tokens are rarely copied. Once
-        a window has moved past a long prompt, the prompt's room is released.
-        """
-        num_new = next(iter(new.values())).shape[1]
-        num_kept = self._end - self._first
-        if self._buffers and self._end + num_new <= next(iter(self._buffers.values())).shape[1]:
-            return
-        room = num_new if not self._buffers else 2 * (num_kept + num_new)
-        rows = self.rows
-        for name, x in new.items():
-            larger = x.new_zeros((x.shape[0], room, *x.shape[2:]))
-            if name in rows:
-                larger[:, :num_kept] = rows[name]
-            self._buffers[name] = larger
-        self._first, self._end = 0, num_kept
 
 
 class Cache:
@@ -220,6 +176,7 @@ class Attention(nn.Module):
         self.window = config.window
         self.sites = frozenset(sites)
         self.rotary_dim = attn.rotary_dim(config)
+        self.key_dim, self.out_dim = attn.widths(config)
 
     def project_as_llama(self) -> None:
         """Create the projections of LLaMA's attention."""
@@ -386,7 +343,14 @@ class SoftmaxAttention(Attention):
             k_BTGK, v_BTGK = of_tokens["k"], of_tokens["v"]
         if self.own is not None and "position_BE" in of_tokens:
             more_HTE = self.own.scores(of_tokens, q_BTHK.shape[1])
-            at = with_scores(at, more_HTE, q_BTHK, k_BTGK)
+            if more_HTE is not None:
+                sizes = (self.num_heads, q_BTHK.shape[1], k_BTGK.shape[1])
+                if more_HTE.shape[-3:] != sizes:
+                    shape = tuple(more_HTE.shape)
+                    raise ValueError(f"scores returned the shape {shape}, not {sizes}")
+                # A window may have dropped the first keys.
+                usual_HTE = 0.0 if at.bias_HTE is None else at.bias_HTE[..., -sizes[2] :]
+                at = at._replace(bias_HTE=usual_HTE + more_HTE)
 
         o_BTHK = self.attend(q_BTHK, k_BTGK, [v_BTGK], at, cache)
         return self.turn("o", o_BTHK, at)
@@ -409,27 +373,6 @@ class SoftmaxAttention(Attention):
         change_BTD = previous(x_BTD, at, cache) - x_BTD
         shifted_BTD = x_BTD + self.token_shift * change_BTD
         return self.q_proj(x_BTD), *linears(shifted_BTD, self.k_proj, self.v_proj)
-
-
-def with_scores(
-    at: Positions, more_HTE: Tensor | None, q_BTHK: Tensor, k_BEGK: Tensor
-) -> Positions:
-    """Return the inputs of a layer with more added to the scores, [H, T, E] or [B, H, T, E].
-
-    Raises:
-        ValueError: it has another shape.
-    """
-    if more_HTE is None:
-        return at
-    batch, num_queries, num_heads, _ = q_BTHK.shape
-    shape = (num_heads, num_queries, k_BEGK.shape[1])
-    if more_HTE.shape not in (shape, (batch, *shape)):
-        found = tuple(more_HTE.shape)
-        raise ValueError(f"scores returned the shape {found}, not {shape} or {(batch, *shape)}")
-    if at.bias_HTE is None:
-        return at._replace(bias_HTE=more_HTE)
-    # A window may have dropped the first keys.
-    return at._replace(bias_HTE=at.bias_HTE[..., -shape[2] :] + more_HTE)
 
 
 def previous(x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:

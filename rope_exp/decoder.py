@@ -24,13 +24,12 @@ from rope_exp.attention import (
     Cache,
     LayerCache,
     Positions,
-    ScoreBias,
     Tables,
     linears,
     make_attention,
 )
 from rope_exp.batches import NO_TARGET
-from rope_exp.encoding import Position, Sizes
+from rope_exp.encoding import Position, ScoreBias, Sizes
 from rope_exp.errors import ConfigError
 from rope_exp.identity import chosen
 from rope_exp.kernels import wide

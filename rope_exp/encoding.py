@@ -1,7 +1,7 @@
 """The class from which a position encoding derives: a user's own, or one of ours without rotation.
 
 It acts in each layer (on q, k, v, scores and output) or at the input, or both, by the methods that
-it overrides. See docs/own-position.md. This file is copied beside exported weights.
+it overrides. See docs/extending.md. This file is copied beside exported weights.
 
 Shapes: B batch, T position, E keys (the last T are the queries' own), H query heads, K features.
 """
@@ -52,11 +52,11 @@ class Position(nn.Module):
         self.sizes = sizes
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Do to each tensor what `fn` does, but keep float32 where `fn` would make it narrower."""
+        """Do to each tensor what `fn` does, but make nothing narrower than float32."""
 
         def kept(x: Tensor) -> Tensor:
             made = fn(x)
-            is_narrower = made.is_floating_point() and made.itemsize < x.itemsize == 4
+            is_narrower = made.is_floating_point() and made.itemsize < min(x.itemsize, 4)
             return x.to(made.device) if is_narrower else made
 
         return super()._apply(kept, recurse)  # type: ignore[no-untyped-call]
@@ -104,3 +104,16 @@ class Position(nn.Module):
         """
         acts = ("embed",) if layer is None else ("turn", "of_tokens", "scores")
         return cls(Sizes(**sizes, layer=layer)) if cls.overrides(*acts) else None
+
+
+class ScoreBias(Position):
+    """An encoding of offsets alone: the instance at the input adds its scores in every layer."""
+
+    def of_offsets(self, offset_TE: Tensor) -> Tensor:
+        """Return what is added to the scores, [H, T, E], by j - i of query i and key j."""
+        raise NotImplementedError
+
+    def scores(self, kept: Mapping[str, Tensor], num_queries: int) -> Tensor:
+        # All rows count alike.
+        key_E = kept["position_BE"][0]
+        return self.of_offsets(key_E - key_E[-num_queries:, None])

@@ -4,7 +4,7 @@ Whole sequences take torch's fused kernel, or on a CPU weights that are written 
 gradient.
 
 Shapes: B batch, T queries, E keys, H query heads, G key/value heads, K features of a key, V of a
-value; N = B H rows of matrix products, C queries of a block.
+value; C queries of a block.
 """
 
 import math
@@ -25,17 +25,13 @@ MIN_BLOCK = 128  # queries
 MAX_FLASH = 256  # features of a head
 
 
-def of_one_document(document_BT: Tensor) -> Tensor:
-    """Return whether two tokens of a row belong to one document, [B, T, T]."""
-    return document_BT[:, :, None] == document_BT[:, None, :]
-
-
 def meets(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
     """Return whether each of the last T queries attends to each key, [T, E]."""
-    query_T = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
-    key_E = torch.arange(num_keys, device=device)
-    meets_TE = key_E <= query_T
-    return meets_TE if window is None else meets_TE & (key_E > query_T - window)
+    # int32 is as wide as the scores, so the mask vectorises.
+    key_E = torch.arange(num_keys, dtype=torch.int32, device=device)
+    query_T1 = key_E[num_keys - num_queries :, None]
+    meets_TE = key_E <= query_T1
+    return meets_TE if window is None else meets_TE & (key_E > query_T1 - window)
 
 
 def attention(
@@ -63,13 +59,16 @@ def attention(
         sink_H: one more score in each softmax, whose value is 0; None: none.
     """
     assert causal or window is None
-    num_heads = q_BTHK.shape[2]
-    num_shared = num_heads // k_BTGK.shape[2]
+    num_shared = q_BTHK.shape[2] // k_BTGK.shape[2]
     length = q_BTHK.shape[1]
     window = None if window is None or window >= length else window
 
     if q_BTHK.device.type != "cpu" or length > MAX_WRITTEN_OUT:
-        mask = _mask(q_BTHK, window, causal, bias_HTE, document_BT, sink_H)
+        masks = (window, bias_HTE, document_BT, sink_H)
+        mask = None
+        if any(each is not None for each in masks):
+            is_met = _is_met(length, window, causal, document_BT, q_BTHK.device)
+            mask = _mask(is_met, bias_HTE, sink_H, q_BTHK)
         if sink_H is not None:
             # The key of the mask's last column: 0, like its value.
             k_BTGK, v_BTGV = (F.pad(x, (0, 0, 0, 0, 0, 1)) for x in (k_BTGK, v_BTGV))
@@ -78,47 +77,43 @@ def attention(
     if num_shared > 1:
         k_BTGK = k_BTGK.repeat_interleave(num_shared, dim=2)
         v_BTGV = v_BTGV.repeat_interleave(num_shared, dim=2)
-    o_NTV = _Short.apply(  # type: ignore[no-untyped-call]
-        _heads_first(q_BTHK),
-        _heads_first(k_BTGK),
-        _heads_first(v_BTGV),
-        bias_HTE,
-        document_BT,
-        window,
-        causal,
-        sink_H,
-    )
-    return o_NTV.view(-1, num_heads, *o_NTV.shape[1:]).transpose(1, 2)
+    is_met = _is_met(length, window, causal, document_BT, q_BTHK.device)
+    heads_first = [x.transpose(1, 2).contiguous() for x in (q_BTHK, k_BTGK, v_BTGV)]
+    o_BHTV: Tensor = _Short.apply(*heads_first, bias_HTE, is_met, window, causal, sink_H)  # type: ignore[no-untyped-call]
+    return o_BHTV.transpose(1, 2)
+
+
+def _is_met(
+    length: int,
+    window: int | None,
+    causal: bool,
+    document_BT: Tensor | None,
+    device: torch.device,
+) -> Tensor | None:
+    """Return which keys each query attends to, [T, T] or [B, 1, T, T]; None: to all."""
+    is_met = meets(length, length, window, device) if causal else None
+    if document_BT is None:
+        return is_met
+    is_same = (document_BT[:, :, None] == document_BT[:, None, :])[:, None]
+    return is_same if is_met is None else is_met & is_same
 
 
 def _mask(
-    q_BTHK: Tensor,
-    window: int | None,
-    causal: bool,
-    bias_HTT: Tensor | None,
-    document_BT: Tensor | None,
-    sink_H: Tensor | None,
+    is_met: Tensor | None, bias_HTT: Tensor | None, sink_H: Tensor | None, q_BTHK: Tensor
 ) -> Tensor | None:
     """Return a mask for torch's kernel: added to the scores if it holds numbers, else boolean.
 
-    None: `causal` alone suffices. A sink is one more column.
+    A sink is one more column.
     """
-    if window is None and bias_HTT is None and document_BT is None and sink_H is None:
-        return None
-
-    length = q_BTHK.shape[1]
-    is_met = torch.ones(length, length, dtype=torch.bool, device=q_BTHK.device)
-    if causal:
-        is_met = meets(length, length, window, q_BTHK.device)
-    if document_BT is not None:
-        is_met = is_met & of_one_document(document_BT)[:, None]
     if bias_HTT is None and sink_H is None:
         return is_met
 
-    bias_HTT = q_BTHK.new_zeros(()) if bias_HTT is None else bias_HTT.to(q_BTHK.dtype)
-    mask = torch.where(is_met, bias_HTT, -math.inf)
+    mask = q_BTHK.new_zeros(()) if bias_HTT is None else bias_HTT.to(q_BTHK.dtype)
+    if is_met is not None:
+        mask = torch.where(is_met, mask, -math.inf)
     if sink_H is None:
         return mask
+    length = q_BTHK.shape[1]
     mask = mask.expand(*mask.shape[:-3], len(sink_H), length, length)
     column = sink_H.to(mask.dtype)[:, None, None].expand(*mask.shape[:-1], 1)
     return torch.cat([mask, column], dim=-1)
@@ -242,106 +237,81 @@ class _Short(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        q_NTK: Tensor,
-        k_NTK: Tensor,
-        v_NTV: Tensor,
+        q_BHTK: Tensor,
+        k_BHTK: Tensor,
+        v_BHTV: Tensor,
         bias_HTT: Tensor | None,
-        document_BT: Tensor | None,
+        is_met: Tensor | None,
         window: int | None,
         causal: bool,
         sink_H: Tensor | None,
     ) -> Tensor:
-        scale = 1 / math.sqrt(q_NTK.shape[2])
+        scale = 1 / math.sqrt(q_BHTK.shape[3])
+        ctx.blocks = _blocks(q_BHTK.shape[2], window, causal)
 
         outputs = []
-        weights = []
-        sums = []
-        sinks = []
-        for queries, keys in _blocks(q_NTK.shape[1], window, causal):
-            s_NCE = wide(q_NTK[:, queries] @ k_NTK[:, keys].mT) * scale
+        kept = []
+        for queries, keys in ctx.blocks:
+            s_BHCE = wide(q_BHTK[:, :, queries] @ k_BHTK[:, :, keys].mT) * scale
             if bias_HTT is not None:
-                s_NCE = _by_head(s_NCE, bias_HTT).add(bias_HTT[..., queries, keys]).flatten(0, 1)
+                s_BHCE = s_BHCE + bias_HTT[..., queries, keys]
+            if is_met is not None:
+                s_BHCE = torch.where(is_met[..., queries, keys], s_BHCE, -math.inf)
 
-            # int32 is as wide as the scores, so the mask vectorises.
-            key_E = torch.arange(keys.start, keys.stop, dtype=torch.int32)
-            query_C1 = torch.arange(queries.start, queries.stop, dtype=torch.int32)[:, None]
-            if causal:
-                s_NCE = torch.where(key_E > query_C1, -math.inf, s_NCE)
-            if window is not None:
-                s_NCE = torch.where(key_E <= query_C1 - window, -math.inf, s_NCE)
-            if document_BT is not None:
-                is_other_BCE = ~of_one_document(document_BT)[:, queries, keys]
-                num_heads = len(s_NCE) // len(document_BT)
-                is_other_NCE = is_other_BCE.repeat_interleave(num_heads, dim=0)
-                s_NCE = torch.where(is_other_NCE, -math.inf, s_NCE)
-
-            max_NC1 = s_NCE.amax(-1, keepdim=True)
+            max_BHC1 = s_BHCE.amax(-1, keepdim=True)
+            sink_BHC1 = None
             if sink_H is not None:
-                sink_N11 = sink_H.to(s_NCE.dtype).repeat(len(s_NCE) // len(sink_H))[:, None, None]
-                max_NC1 = torch.maximum(max_NC1, sink_N11)
-                sinks.append((sink_N11 - max_NC1).exp())
-            w_NCE = (s_NCE - max_NC1).exp().to(q_NTK.dtype)
-            sum_NC1 = wide(w_NCE).sum(-1, keepdim=True)
-            if sink_H is not None:
-                sum_NC1 = sum_NC1 + sinks[-1]
-            o_NCV = (wide(w_NCE @ v_NTV[:, keys]) / sum_NC1).to(q_NTK.dtype)
+                sink_H11 = sink_H.to(s_BHCE.dtype)[:, None, None]
+                max_BHC1 = torch.maximum(max_BHC1, sink_H11)
+                sink_BHC1 = (sink_H11 - max_BHC1).exp()
+            w_BHCE = (s_BHCE - max_BHC1).exp().to(q_BHTK.dtype)
+            sum_BHC1 = wide(w_BHCE).sum(-1, keepdim=True)
+            if sink_BHC1 is not None:
+                sum_BHC1 = sum_BHC1 + sink_BHC1
 
-            weights.append(w_NCE)
-            sums.append(sum_NC1)
-            outputs.append(o_NCV)
+            outputs.append((wide(w_BHCE @ v_BHTV[:, :, keys]) / sum_BHC1).to(q_BHTK.dtype))
+            kept += [w_BHCE, sum_BHC1, sink_BHC1]
 
-        o_NTV = torch.cat(outputs, dim=1)
-        ctx.blocks = _blocks(q_NTK.shape[1], window, causal)
-        ctx.bias_shape = None if bias_HTT is None else bias_HTT.shape
-        ctx.num_sinks = None if sink_H is None else len(sink_H)
-        ctx.save_for_backward(q_NTK, k_NTK, v_NTV, o_NTV, *weights, *sums, *sinks)
-        return o_NTV
+        o_BHTV = torch.cat(outputs, dim=2)
+        ctx.save_for_backward(q_BHTK, k_BHTK, v_BHTV, o_BHTV, bias_HTT, *kept)
+        return o_BHTV
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (do_NTV,) = gradients
-        q_NTK, k_NTK, v_NTV, o_NTV, *kept = ctx.saved_tensors
-        dtype = q_NTK.dtype
-        scale = 1 / math.sqrt(q_NTK.shape[2])
-
-        weights = kept[: len(ctx.blocks)]
-        sums = kept[len(ctx.blocks) : 2 * len(ctx.blocks)]
-        sinks = kept[2 * len(ctx.blocks) :] or [None] * len(ctx.blocks)
+        do_BHTV = gradients[0].contiguous()
+        q_BHTK, k_BHTK, v_BHTV, o_BHTV, bias_HTT, *kept = ctx.saved_tensors
+        dtype = q_BHTK.dtype
+        scale = 1 / math.sqrt(q_BHTK.shape[3])
 
         dq = []
-        dk_NTK = torch.zeros_like(wide(k_NTK))
-        dv_NTV = torch.zeros_like(wide(v_NTV))
+        dk_BHTK = torch.zeros_like(wide(k_BHTK))
+        dv_BHTV = torch.zeros_like(wide(v_BHTV))
         dbias_HTT = None
         if ctx.needs_input_grad[3]:
-            dbias_HTT = do_NTV.new_zeros(ctx.bias_shape, dtype=dk_NTK.dtype)
-        dsink_N = do_NTV.new_zeros(len(do_NTV), dtype=dk_NTK.dtype)
-        blocks = zip(ctx.blocks, weights, sums, sinks, strict=True)
-        for (queries, keys), w_NCE, sum_NC1, sink_NC1 in blocks:
-            g_NCV = wide(do_NTV[:, queries]) / sum_NC1
-            g_dot_o_NC1 = (g_NCV * wide(o_NTV[:, queries])).sum(-1, keepdim=True)
-            g_NCV = g_NCV.to(dtype)
+            dbias_HTT = torch.zeros(bias_HTT.shape, dtype=dk_BHTK.dtype)
+        dsink_BH = do_BHTV.new_zeros(do_BHTV.shape[:2], dtype=dk_BHTK.dtype)
+        blocks = zip(ctx.blocks, kept[::3], kept[1::3], kept[2::3], strict=True)
+        for (queries, keys), w_BHCE, sum_BHC1, sink_BHC1 in blocks:
+            g_BHCV = wide(do_BHTV[:, :, queries]) / sum_BHC1
+            g_dot_o_BHC1 = (g_BHCV * wide(o_BHTV[:, :, queries])).sum(-1, keepdim=True)
+            g_BHCV = g_BHCV.to(dtype)
 
-            if sink_NC1 is not None:
-                dsink_N = dsink_N - (sink_NC1 * g_dot_o_NC1).sum((1, 2))
+            if sink_BHC1 is not None:
+                dsink_BH = dsink_BH - (sink_BHC1 * g_dot_o_BHC1).sum((2, 3))
 
-            dw_NCE = wide(g_NCV @ v_NTV[:, keys].mT)
+            dw_BHCE = wide(g_BHCV @ v_BHTV[:, :, keys].mT)
+            ds_BHCE = wide(w_BHCE) * (dw_BHCE - g_dot_o_BHC1)
             if dbias_HTT is not None:
-                ds_NCE = wide(w_NCE) * (dw_NCE - g_dot_o_NC1)
-                ds_BHCE = _by_head(ds_NCE, dbias_HTT)
                 dbias_HTT[..., queries, keys] = ds_BHCE if dbias_HTT.ndim == 4 else ds_BHCE.sum(0)
-                ds_NCE = (ds_NCE * scale).to(dtype)
-            else:
-                ds_NCE = (wide(w_NCE) * (dw_NCE - g_dot_o_NC1) * scale).to(dtype)
+            ds_BHCE = (ds_BHCE * scale).to(dtype)
 
-            dq.append(ds_NCE @ k_NTK[:, keys])
-            dk_NTK[:, keys] += ds_NCE.mT @ q_NTK[:, queries]
-            dv_NTV[:, keys] += w_NCE.mT @ g_NCV
+            dq.append(ds_BHCE @ k_BHTK[:, :, keys])
+            dk_BHTK[:, :, keys] += ds_BHCE.mT @ q_BHTK[:, :, queries]
+            dv_BHTV[:, :, keys] += w_BHCE.mT @ g_BHCV
 
-        dqkv = (torch.cat(dq, dim=1), dk_NTK.to(dtype), dv_NTV.to(dtype))
-        dsink_H = None
-        if ctx.num_sinks is not None:
-            dsink_H = torch.unflatten(dsink_N, 0, (-1, ctx.num_sinks)).sum(0)
+        dqkv = (torch.cat(dq, dim=2), dk_BHTK.to(dtype), dv_BHTV.to(dtype))
+        dsink_H = dsink_BH.sum(0) if ctx.needs_input_grad[7] else None
         return *dqkv, dbias_HTT, None, None, None, dsink_H
 
 
@@ -358,16 +328,6 @@ def _blocks(length: int, window: int | None, causal: bool) -> list[tuple[slice, 
         keys = slice(max(start - reach, 0), end) if causal else slice(0, length)
         found.append((slice(start, end), keys))
     return found
-
-
-def _by_head(x_NCE: Tensor, bias_HTT: Tensor) -> Tensor:
-    """Return [B, H, C, E]."""
-    return torch.unflatten(x_NCE, 0, (-1, bias_HTT.shape[-3]))
-
-
-def _heads_first(x_BTHK: Tensor) -> Tensor:
-    """Return [N, T, K], for batched matrix products."""
-    return x_BTHK.transpose(1, 2).flatten(0, 1)
 
 
 def wide(x: Tensor) -> Tensor:

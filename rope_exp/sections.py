@@ -45,8 +45,6 @@ SITES = ("q", "k", "v", "o")
 EVERY = (1,)  # as a pattern of layers
 # q and k share frequencies; so do v and o.
 PAIRS = ("qk", "vo")
-# Buckets of distances that a head of T5's bias distinguishes.
-T5_BUCKETS = 32
 # Names of learned frequencies: the first if one pair's are learned, both if both pairs' are.
 LEARNED = ("inv_freq", "inv_freq_vo")
 

@@ -145,10 +145,6 @@ def make_state(optimizer: Any, model: nn.Module) -> None:
 # compile, and let libraries choose their kernels.
 WARMUP_STEPS = 2
 
-# Takes the inputs, the step's number and the number of targets; returns [loss, grad_norm,
-# first_bad_step] in float64.
-Update = Callable[[Inputs, Tensor, Tensor], Tensor]
-
 
 class CaptureError(Exception):
     """A step that cannot become a graph: it reads a tensor on the host, or fails."""
@@ -158,14 +154,18 @@ class StepGraphs:
     """Repeats a training step from one graph for each shape of its inputs.
 
     Attributes:
-        update: computes gradients, which it adds to those there are, and updates the weights.
+        update: `TrainingStep.update`.
         optimizer: its learning rates become tensors.
         model: that it updates.
         first_bad_step: of the run, on the device; with it above 0, an update changes nothing.
     """
 
     def __init__(
-        self, update: Update, optimizer: Optimizer, model: nn.Module, first_bad_step: Tensor
+        self,
+        update: Callable[[Inputs, Tensor, Tensor], Tensor | None],
+        optimizer: Optimizer,
+        model: nn.Module,
+        first_bad_step: Tensor,
     ) -> None:
         self.update = update
         self.optimizer = optimizer
@@ -232,7 +232,9 @@ class StepGraphs:
             for parameter, gradient in zip(parameters, self._gradients, strict=True):
                 parameter.grad = gradient
             torch._foreach_zero_(self._gradients)
-            self._outcome.copy_(self.update(static, self._step, self._num_targets))
+            outcome = self.update(static, self._step, self._num_targets)
+            assert outcome is not None
+            self._outcome.copy_(outcome)
 
         # After a bad step no update changes anything, nor do the steps before the capture.
         first_bad_step = self.first_bad_step.clone()
@@ -307,35 +309,6 @@ class Outcome:
 
 
 @dataclass
-class Started:
-    """A started step; the device copies its outcome to the host once it is computed.
-
-    Attributes:
-        step: its number.
-        outcome: [loss, grad_norm, first_bad_step], on the host once the copy has ended.
-        order_before: order_sha256 without this step.
-    """
-
-    step: int
-    outcome: Tensor
-    order_before: str
-    _copied: torch.cuda.Event | None = None
-
-    def __post_init__(self) -> None:
-        if self.outcome.device.type == "cuda":
-            # torch allocates pinned memory for this copy.
-            self.outcome = self.outcome.to("cpu", non_blocking=True)
-            self._copied = torch.cuda.current_stream().record_event()
-
-    def read(self) -> Outcome:
-        """Wait for the device to finish the step, and return its outcome."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        loss, grad_norm, first_bad_step = self.outcome.tolist()
-        return Outcome(self.step, loss, grad_norm, int(first_bad_step), self.order_before)
-
-
-@dataclass
 class TrainingStep:
     """Updates a model from the global batch of one step.
 
@@ -364,12 +337,12 @@ class TrainingStep:
         if self.parallel.device.type == "cuda" and can_capture:
             self.graphs = StepGraphs(self.update, self.optimizer, self.decoder, self.first_bad_step)
 
-    def __call__(self, step: int) -> Started | None:
+    def __call__(self, step: int) -> Callable[[], Outcome] | None:
         """Update the model once from the global batch of `step`.
 
         Returns:
-            The started step; or None, with nothing updated, if a rank was asked to stop before the
-            last micro-batch.
+            A function that waits for the device to finish the step, and returns its outcome; or
+            None, with nothing updated, if a rank was asked to stop before the last micro-batch.
         """
         inputs, num_targets, order_sha256 = self._get_batch(step)
         make_step = self._launch if self.graphs is None else self._replay
@@ -377,19 +350,19 @@ class TrainingStep:
         if outcome is None:
             return None
 
-        started = Started(step, outcome, order_before=self.order_sha256)
+        order_before = self.order_sha256
         self.order_sha256 = order_sha256
-        return started
+        # On a GPU, torch allocates pinned memory for this copy.
+        on_host = outcome.to("cpu", non_blocking=True)
+        copied = torch.cuda.current_stream().record_event() if outcome.is_cuda else None
 
-    def update(self, inputs: Inputs, step: Tensor, num_targets: Tensor) -> Tensor:
-        """Update the model from inputs, as a graph records it: no number is the host's.
+        def read() -> Outcome:
+            if copied is not None:
+                copied.synchronize()
+            loss, grad_norm, first_bad_step = on_host.tolist()
+            return Outcome(step, loss, grad_norm, int(first_bad_step), order_before)
 
-        Returns:
-            [loss, grad_norm, first_bad_step] in float64, on the device.
-        """
-        loss = self._backward(inputs, num_targets, should_stop=lambda: False)
-        assert loss is not None
-        return self._apply(loss, step, num_targets)
+        return read
 
     def _replay(self, inputs: Inputs, step: int, num_targets: int) -> Tensor | None:
         """Make a step as one graph, or kernel by kernel from now on if it cannot be captured."""
@@ -409,22 +382,26 @@ class TrainingStep:
         """Make a step kernel by kernel; None, with nothing updated, if asked to stop."""
         for group, rate in zip(self.optimizer.param_groups, self._rates(step), strict=True):
             group["lr"] = rate
-        loss = self._backward(inputs, num_targets, self.should_stop)
-        outcome = None if loss is None else self._apply(loss, step, num_targets)
+        outcome = self.update(inputs, step, num_targets, self.should_stop)
         self.optimizer.zero_grad(set_to_none=True)
         return outcome
 
-    def _backward(
-        self, inputs: Inputs, num_targets: int | Tensor, should_stop: Callable[[], bool]
+    def update(
+        self,
+        inputs: Inputs,
+        step: int | Tensor,
+        num_targets: int | Tensor,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> Tensor | None:
-        """Add the gradients of all micro-batches, and return this rank's summed nats.
+        """Update the model from the inputs of all micro-batches, added to the gradients there are.
 
         The loss is the mean over the targets of the global batch: each micro-batch gives summed
         nats, divided by the global count. The wrapped model averages gradients over the ranks,
-        hence the factor `world_size`.
+        hence the factor `world_size`. In a graph, no number is the host's.
 
         Returns:
-            None if asked to stop before a micro-batch.
+            [loss, grad_norm, first_bad_step] in float64, on the device; or None if asked to stop
+            before a micro-batch.
         """
         scale = self.parallel.world_size / num_targets
         loss = torch.zeros((), device=self.parallel.device)
@@ -437,10 +414,7 @@ class TrainingStep:
                 nats = micro_batch.nats(self.model)
                 (nats * scale).backward()  # type: ignore[no-untyped-call]
             loss += nats.detach()
-        return loss
 
-    def _apply(self, loss: Tensor, step: int | Tensor, num_targets: int | Tensor) -> Tensor:
-        """Update the weights from their gradients, and return `update`'s outcome."""
         loss = self.parallel.sum(loss / num_targets)
         norm = nn.utils.clip_grad_norm_(self.decoder.parameters(), self.config.optim.grad_clip)
         is_bad = ~(torch.isfinite(loss) & torch.isfinite(norm))

@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,6 @@ from rope_exp.signals import StopSignal
 from rope_exp.sources import held_out_rows
 from rope_exp.step import (
     Outcome,
-    Started,
     TrainingStep,
     crossings,
     learning_rate,
@@ -507,7 +506,7 @@ class Trainer:
         if self.start["unrecorded"] is not None:
             yield Outcome(self.step, *self.start["unrecorded"], 0, self.start["order_sha256"])
 
-        unread: list[Started] = []
+        unread: list[Callable[[], Outcome]] = []
         while self.step < self.config.train.num_steps:
             started = self.train_step(self.step + 1)
             if started is None:
@@ -518,10 +517,10 @@ class Trainer:
             reads_late = self.reads_late and _due(self.config.train, self.step) <= {"row"}
             num_left = 1 if reads_late else 0
             while len(unread) > num_left:
-                yield unread.pop(0).read()
+                yield unread.pop(0)()
 
-        for started in unread:
-            yield started.read()
+        for read in unread:
+            yield read()
 
     def _save(self, record: Record | None, unrecorded: tuple[float, float] | None = None) -> None:
         """Save this step once, on rank 0, after the rows up to it are on the disk."""

@@ -85,10 +85,10 @@ def ours(config: RunConfig, gate: Gate) -> None:
         started = step(number)
         assert started is not None
         if before is None:
-            gate.loss = started.read().loss
+            gate.loss = started().loss
         else:
             # One step late, as a run on a GPU reads it.
-            before.read()
+            before()
         before = started
 
 

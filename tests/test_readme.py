@@ -1,4 +1,4 @@
-"""Tests that the commands printed in README.md, recipes.md and skypilot.yaml compose."""
+"""Tests that the commands printed in README.md, guide.md and skypilot.yaml compose."""
 
 import argparse
 import re
@@ -13,7 +13,7 @@ from rope_exp.campaign.file import read_campaign
 from rope_exp.compose import compose_jobs
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-RECIPES = (REPOSITORY / "docs" / "recipes.md").read_text(encoding="utf-8")
+GUIDE = (REPOSITORY / "docs" / "guide.md").read_text(encoding="utf-8")
 SKYPILOT = (REPOSITORY / "docs" / "skypilot.yaml").read_text(encoding="utf-8")
 # The shell expands the first; the others need optional plugins.
 NOT_OURS = ("SLURM_ARRAY_TASK_ID", "launch=slurm", "sweeper=optuna")
@@ -21,7 +21,7 @@ NOT_OURS = ("SLURM_ARRAY_TASK_ID", "launch=slurm", "sweeper=optuna")
 
 def printed(begin: str) -> Iterator[str]:
     """Yield the words after `begin` in each command of an indented block, without comments."""
-    for line in (README + RECIPES + SKYPILOT).replace("\\\n", " ").splitlines():
+    for line in (README + GUIDE + SKYPILOT).replace("\\\n", " ").splitlines():
         _, found, words = line.partition(begin)
         if found and line.startswith("    ") and not any(each in words for each in NOT_OURS):
             yield shlex.join(shlex.split(words.split(" || ")[0], comments=True))

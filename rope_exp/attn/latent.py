@@ -60,16 +60,6 @@ class Config(Kind):
     def sites(self) -> tuple[str, ...]:
         return SITES if self.value_rope else ("q", "k")
 
-    @property
-    def key_dim(self) -> int:
-        """Features of a head's queries and keys; the last rope_dim of them may rotate."""
-        return self.nope_dim + self.rope_dim
-
-    @property
-    def out_dim(self) -> int:
-        """Features of a head's values and output."""
-        return self.value_dim + self.rope_dim * self.value_rope
-
     def key_heads(self, model: ModelConfig) -> int:
         # All heads share k_R.
         return 1
@@ -78,7 +68,8 @@ class Config(Kind):
         return self.rope_dim
 
     def widths(self, model: ModelConfig) -> tuple[int, int]:
-        return self.key_dim, self.out_dim
+        out_dim = self.value_dim + self.rope_dim * self.value_rope
+        return self.nope_dim + self.rope_dim, out_dim
 
 
 class Layer(Attention):
@@ -91,13 +82,13 @@ class Layer(Attention):
         width = config.hidden_size
         heads = config.num_attention_heads
         if attn.q_rank is None:
-            self.q_proj = to_heads(width, heads, attn.key_dim)
+            self.q_proj = to_heads(width, heads, self.key_dim)
         else:
             self.q_a_proj = nn.Linear(width, attn.q_rank, bias=False)
-            self.q_b_proj = to_heads(attn.q_rank, heads, attn.key_dim)
+            self.q_b_proj = to_heads(attn.q_rank, heads, self.key_dim)
         self.kv_a_proj_with_mqa = nn.Linear(width, sum(self.kept), bias=False)
         self.kv_b_proj = to_heads(attn.kv_rank, heads, attn.nope_dim + attn.value_dim)
-        self.o_proj = from_heads(heads, attn.out_dim, width)
+        self.o_proj = from_heads(heads, self.out_dim, width)
         self.kv_a_layernorm = nn.RMSNorm(attn.kv_rank, eps=LATENT_EPS)
         if attn.q_rank is not None:
             self.q_a_layernorm = nn.RMSNorm(attn.q_rank, eps=LATENT_EPS)
@@ -150,7 +141,7 @@ class Layer(Attention):
             q_BTHW,
             rows["k"],
             values,
-            scale=self.attn.key_dim**-0.5,
+            scale=self.key_dim**-0.5,
             window=self.window,
             num_pads_B=cache.num_pads,
             bias_HTE=at.bias_HTE,
@@ -163,9 +154,9 @@ class Layer(Attention):
     def _queries(self, x_BTD: Tensor) -> Tensor:
         """Return [q_C; q_R] of each head."""
         if self.attn.q_rank is None:
-            return split_heads(self.q_proj(x_BTD), self.attn.key_dim)
+            return split_heads(self.q_proj(x_BTD), self.key_dim)
         q_BTL = normed(self.q_a_layernorm, self.q_a_proj(x_BTD))
-        return split_heads(self.q_b_proj(q_BTL), self.attn.key_dim)
+        return split_heads(self.q_b_proj(q_BTL), self.key_dim)
 
     def _rows(self, x_BTD: Tensor, at: Positions) -> dict[str, Tensor]:
         """Return the cached rows: [c; k_R], one head, and k_R again if V rotates it differently."""

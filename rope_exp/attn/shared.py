@@ -58,16 +58,6 @@ class Config(Kind):
     def sites(self) -> tuple[str, ...]:
         return ("q", "k") if self.form == "s3" else SITES
 
-    @property
-    def key_dim(self) -> int:
-        """Features of a head's queries and keys; the last rope_dim of them may rotate."""
-        return self.nope_dim + self.rope_dim
-
-    @property
-    def out_dim(self) -> int:
-        """Features of a head's values and output."""
-        return self.nope_dim if self.form == "s3" else self.key_dim
-
     def key_heads(self, model: ModelConfig) -> int:
         return self.groups
 
@@ -79,7 +69,8 @@ class Config(Kind):
         return self.rope_dim
 
     def widths(self, model: ModelConfig) -> tuple[int, int]:
-        return self.key_dim, self.out_dim
+        key_dim = self.nope_dim + self.rope_dim
+        return key_dim, self.nope_dim if self.form == "s3" else key_dim
 
 
 class Layer(Attention):
@@ -89,11 +80,11 @@ class Layer(Attention):
         super().__init__(config, attn, sites)
         self.attn = attn
         width = config.hidden_size
-        self.q_proj = to_heads(width, config.num_attention_heads, attn.key_dim)
-        self.k_proj = to_heads(width, attn.groups, attn.key_dim)
-        self.o_proj = from_heads(config.num_attention_heads, attn.out_dim, width)
+        self.q_proj = to_heads(width, config.num_attention_heads, self.key_dim)
+        self.k_proj = to_heads(width, attn.groups, self.key_dim)
+        self.o_proj = from_heads(config.num_attention_heads, self.out_dim, width)
         if attn.norm:
-            self.k_norm = nn.RMSNorm(attn.key_dim, eps=config.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(self.key_dim, eps=config.rms_norm_eps)
         if attn.sink:
             self.sink_H = nn.Parameter(torch.zeros(config.num_attention_heads))
         if attn.form == "s1":
@@ -102,12 +93,12 @@ class Layer(Attention):
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
         own = [self.v_proj] if self.attn.form == "s1" else []
         q, k, *v = linears(x_BTD, self.q_proj, self.k_proj, *own)
-        q_BTHK = split_heads(q, self.attn.key_dim)
-        k_BTGK = split_heads(k, self.attn.key_dim)
+        q_BTHK = split_heads(q, self.key_dim)
+        k_BTGK = split_heads(k, self.key_dim)
         if self.attn.norm:
             k_BTGK = normed(self.k_norm, k_BTGK)
             wide_BTHK = wide(q_BTHK)
-            q_BTHK = rms_norm(wide_BTHK, [self.attn.key_dim], eps=self.k_norm.eps).to(q.dtype)
+            q_BTHK = rms_norm(wide_BTHK, [self.key_dim], eps=self.k_norm.eps).to(q.dtype)
         q_BTHK = self.turn("q", q_BTHK, at)
 
         # Separate rows for values: their own features, or shared ones that rotate differently.

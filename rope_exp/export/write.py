@@ -5,6 +5,7 @@ DeepseekV3ForCausalLM), and no rotation at all SmolLM3ForCausalLM. Others come w
 """
 
 import shutil
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,15 +25,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder, weights, weights_sha256
+from rope_exp.encoding import Position
 from rope_exp.errors import ConfigError
-from rope_exp.export import modeling_rope_exp
 from rope_exp.export.card import card
+from rope_exp.export.code import copied, write_code
 from rope_exp.export.configuration_rope_exp import RopeExpConfig
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM, RopeExpForMaskedLM
-from rope_exp.export.own_code import own_file, write_own
 from rope_exp.folder import read_config
 from rope_exp.load import end_of_text, load_checkpoint
-from rope_exp.sections import Architecture, PeConfig, SoftmaxConfig
+from rope_exp.sections import PAIRS, Architecture, PeConfig, SoftmaxConfig
 from rope_exp.tokenizer import vocab_size
 
 Code = Literal["auto", "always"]
@@ -69,7 +70,8 @@ def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = Non
         disable_progress_bar()
         made.save_pretrained(new)
         tokenizer_of(tokenizer, end_id, config).save_pretrained(new)
-        write_own(new, config.pe)
+        if name.startswith("RopeExp"):
+            write_code(new, config.pe)
         # transformers gives weights to their owner alone.
         for path in new.glob("*.safetensors"):
             path.chmod(0o644)
@@ -98,18 +100,14 @@ def exported(
     made = _native(architecture, keys) if code == "auto" else None
     if made is None:
         check(architecture)
-        pe = architecture.pe
-        if pe.code is not None:
-            # Before a model is made: some files have no copy.
-            own_file(pe)
+        # Some files have no copy.
+        copied(architecture.pe.source or "", architecture.pe)
         config = RopeExpConfig(**keys, **_positions(architecture))
-        # Our code reads the class from its module as a model is made, and at no other time.
-        own = [type(each) for name, each in decoder.named_modules() if name.endswith(".own")]
-        modeling_rope_exp.OWN = own[0] if own else None
-        try:
-            made = RopeExpForCausalLM(config) if architecture.causal else RopeExpForMaskedLM(config)
-        finally:
-            modeling_rope_exp.OWN = None
+        made = RopeExpForCausalLM(config) if architecture.causal else RopeExpForMaskedLM(config)
+        for name, module in decoder.named_modules():
+            if isinstance(module, Position):
+                parent, _, child = name.rpartition(".")
+                setattr(made.get_submodule(parent), child, deepcopy(module))
     made.load_state_dict(weights(decoder))
     return made.eval()
 
@@ -203,20 +201,25 @@ def _positions(architecture: Architecture) -> dict[str, Any]:
     """Return the keys of RopeExpConfig that LlamaConfig lacks."""
     model = architecture.model
     pe = architecture.pe
-    width = model.features_per_head
+    learned = dict(zip(pe.trained_pairs, pe.learned_names, strict=True))
+    rotations = [
+        {
+            "sites": pair,
+            "base": pe.base_of(pair),
+            "features": pe.num_features(model.features_per_head, pair),
+            "learned": learned.get(pair),
+        }
+        for pair in PAIRS
+    ]
+    num_layers = model.num_hidden_layers
     return {
-        "rotate": ["".join(pe.sites_of(layer)) for layer in range(model.num_hidden_layers)],
-        "rope_base": pe.base,
-        "rope_base_vo": pe.base_of("vo"),
-        "rope_features": pe.num_features(width),
-        "rope_features_vo": pe.num_features(width, "vo"),
+        "rotate": ["".join(pe.sites_of(layer)) for layer in range(num_layers)],
+        "rotations": rotations,
         "rope_start": pe.start,
         "rope_learned": {True: "raw", "log": "log"}.get(pe.trainable),
-        "rope_scope": pe.trainable_scope,
-        "position_input": pe.input,
-        "position_scale": pe.sinusoid_scale,
+        "rope_shape": pe.trained_shape(num_layers, model.num_key_value_heads),
+        "sinusoid_scale": pe.sinusoid_scale,
         "num_positions": architecture.num_positions,
-        "score_bias": pe.bias,
         "qk_norm": model.qk_norm,
         "window": model.window,
         "is_causal": architecture.causal,

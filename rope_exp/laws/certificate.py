@@ -103,7 +103,15 @@ def _measured(
 ) -> dict[str, Any]:
     """Measure the laws of one attention layer in which these sites rotate."""
     tolerance = TOLERANCE * (100 + pe.start)
-    attention, x_BTD = _instance(model, attn, sites, causal=causal)
+    small = _small(model, attn)
+    attention = make_attention(small, attn.small(), sites).double()
+    attention.causal = causal
+    # Several chunks, the last of them short.
+    attention.chunk_size = CHUNK
+    _draw(attention)
+    generator = torch.Generator().manual_seed(1)
+    shape = (1, NUM_POSITIONS, small.hidden_size)
+    x_BTD = torch.randn(shape, generator=generator, dtype=torch.float64)
 
     position_T = pe.start + torch.arange(NUM_POSITIONS)
     here = _positions(attention, pe, position_T)
@@ -120,8 +128,8 @@ def _measured(
     size = float(here_BTHV.abs().max().clamp(min=1))
     errors = {law: _deviation(shifted_BTHV, other) / size for law, other in laws.items()}
 
-    holding = [law for law, error in errors.items() if error < tolerance] or [NEITHER]
     expected = expected_class(sites)
+    holding = [law for law, error in errors.items() if error < tolerance] or [NEITHER]
     if holding != [expected]:
         raise LawError(
             f"the rotation of {pe.name} is {' and '.join(holding)}, and by the mathematics of "
@@ -133,7 +141,10 @@ def _measured(
     if causal:
         # Both ways, nothing is cached, and no form but training's is used.
         others |= attention.forms(x_BTD, here)
-        others["cached"] = _cached(attention, pe, x_BTD, position_T)
+        cache = LayerCache(attention.window)
+        parts = zip(torch.split(x_BTD, PARTS, dim=1), torch.split(position_T, PARTS), strict=True)
+        cached = [attention.heads(x, _positions(attention, pe, at_T), cache) for x, at_T in parts]
+        others["cached"] = torch.cat(cached, dim=1)
     formulas = {name: _deviation(other, here_BTHV) / size for name, other in others.items()}
     failing = [name for name, error in formulas.items() if not error < tolerance]
     if failing:
@@ -224,14 +235,6 @@ def _measured_own(decoder: Decoder, ids_BT: Tensor) -> dict[str, Any]:
     return {"cached": error}
 
 
-def _cached(attention: Attention, pe: PeConfig, x_BTD: Tensor, position_T: Tensor) -> Tensor:
-    """Return the outputs of tokens that are fed to a cache a few at a time."""
-    cache = LayerCache(attention.window)
-    parts = zip(torch.split(x_BTD, PARTS, dim=1), torch.split(position_T, PARTS), strict=True)
-    outputs = [attention.heads(x, _positions(attention, pe, at_T), cache) for x, at_T in parts]
-    return torch.cat(outputs, dim=1)
-
-
 def _positions(attention: Attention, pe: PeConfig, position_T: Tensor) -> Positions:
     """Return the tables of both pairs of sites, in float64.
 
@@ -267,22 +270,6 @@ def _small(model: ModelConfig, attn: Kind) -> ModelConfig:
         window=WINDOW if model.window else None,
         match_params=None,
     )
-
-
-def _instance(
-    model: ModelConfig, attn: Kind, sites: tuple[str, ...], *, causal: bool
-) -> tuple[Attention, Tensor]:
-    """Return a small attention layer and its input, both random."""
-    small = _small(model, attn)
-    attention = make_attention(small, attn.small(), sites).double()
-    attention.causal = causal
-    _draw(attention)
-    # Several chunks, the last of them short.
-    attention.chunk_size = CHUNK
-
-    shape = (1, NUM_POSITIONS, small.hidden_size)
-    generator = torch.Generator().manual_seed(1)
-    return attention, torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def _draw(module: nn.Module) -> None:

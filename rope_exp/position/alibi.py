@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from rope_exp.attention import ScoreBias
-from rope_exp.encoding import Sizes
+from rope_exp.encoding import ScoreBias, Sizes
 from rope_exp.sections import PeConfig
 
 

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor, nn
 
 from rope_exp.encoding import Position, Sizes
-from rope_exp.errors import ConfigError
 from rope_exp.sections import PeConfig
 
 
@@ -19,8 +18,6 @@ class LearnedRows(Position):
         self.weight = nn.Parameter(torch.empty(sizes.num_positions, sizes.hidden_size))
 
     def embed(self, x_BTD: Tensor, position_T: Tensor) -> Tensor:
-        if position_T.is_floating_point():
-            raise ConfigError("pe.input", "learned", "has no rows for positions between whole ones")
         return x_BTD + self.weight[position_T]
 
 

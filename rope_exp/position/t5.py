@@ -5,10 +5,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from rope_exp.attention import ScoreBias
-from rope_exp.encoding import Sizes
-from rope_exp.sections import T5_BUCKETS, PeConfig
+from rope_exp.encoding import ScoreBias, Sizes
+from rope_exp.sections import PeConfig
 
+# Buckets of distances that a head distinguishes.
+T5_BUCKETS = 32
 # All distances from this one on, and some before it, share the last bucket.
 LARGEST_DISTANCE = 128
 

@@ -1,23 +1,24 @@
 """The loss without one site's rotation, which shows how far the model depends on it."""
 
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from typing_extensions import TypedDict
 
 from rope_exp.evaluate import Finished, rounded
-from rope_exp.probes._types import Numbers
+from rope_exp.probes._types import ONE_LENGTH, Numbers
 from rope_exp.probes._windows import attentions, instead, loss
 
 ORDER = 3
 PLACES = {"ablation": ("without", "loss")}
 
 
-class Answer(TypedDict):
-    """The loss without each site, and as trained under the empty name."""
-
+class _Losses(TypedDict):
     without: list[Literal["", "q", "k", "v", "o"]]
     loss: Numbers
+
+
+Answer = Annotated[_Losses, ONE_LENGTH]
 
 
 def ask(model: Finished) -> dict[str, Any]:

@@ -6,7 +6,7 @@ decoding. Each split but the trained one is read in as many rows as there are he
 Shapes: N rows, B of a micro-batch, T positions, V vocabulary, E examples.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,7 @@ from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, Inputs, rounded
 from rope_exp.identity import Count, Natural
 from rope_exp.kernels import wide
-from rope_exp.probes._types import Number
+from rope_exp.probes._types import ONE_LENGTH, Number
 from rope_exp.report import (
     ROOM,
     Column,
@@ -46,7 +46,7 @@ class _OfSplit(TypedDict):
     loss: Number
 
 
-Answer = dict[str, _OfSplit]
+Answer = dict[str, Annotated[_OfSplit, ONE_LENGTH]]
 
 
 def why_not(config: RunConfig) -> str:

@@ -9,7 +9,7 @@ F frequencies, M distances.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, NotRequired
+from typing import Annotated, Any, NotRequired
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from rope_exp.decoder import Decoder
 from rope_exp.evaluate import Finished, significant
 from rope_exp.identity import Natural
 from rope_exp.kernels import wide
-from rope_exp.probes._types import Numbers
+from rope_exp.probes._types import ONE_LENGTH, Numbers
 from rope_exp.probes._windows import attentions, bin_edges, instead, share, windows
 from rope_exp.rope import rotate
 from rope_exp.sources import read
@@ -34,14 +34,15 @@ See = Callable[[Tensor, Tensor, Tensor], None]
 _Means = tuple[Tensor, Tensor, Tensor]
 
 
-class Answer(TypedDict):
-    """Numbers by distance; attention and kappa by layer."""
-
+class _Losses(TypedDict):
     m: list[Natural]
     attention: dict[str, Numbers]
     uniform: Numbers
     bound: NotRequired[Numbers]
     kappa: NotRequired[dict[str, list[Numbers]]]
+
+
+Answer = Annotated[_Losses, ONE_LENGTH]
 
 
 def why_not(config: RunConfig) -> str:
@@ -81,9 +82,11 @@ def ask(model: Finished) -> dict[str, Any]:
     ]
 
     distances = bin_edges((length + 1) // 2)[:-1]
-    uniform_M = uniform_by_distance(
-        length, decoder.architecture.model.window, causal=decoder.architecture.causal
-    )
+    # All keys of a query weigh the same.
+    reached_TT = torch.ones(length, length, dtype=torch.float64)
+    if decoder.architecture.causal:
+        reached_TT = reached_TT.tril().triu(1 - (decoder.architecture.model.window or length))
+    uniform_M = attention_by_distance(reached_TT / reached_TT.sum(dim=-1, keepdim=True))
     answer = {
         "m": distances,
         "attention": {
@@ -135,27 +138,6 @@ def attention_by_distance(weights_BHTT: Tensor) -> Tensor:
         weights_BHN = weights_BHTT.diagonal(-distance, dim1=-2, dim2=-1)
         means.append(weights_BHN[..., first - distance :].double().mean())
     return torch.stack(means)
-
-
-def uniform_by_distance(
-    num_positions: int, window: int | None = None, *, causal: bool = True
-) -> Tensor:
-    """Return `attention_by_distance` of queries that weigh all their keys equally.
-
-    Query i has i + 1 keys, which gives the same number at every distance, about 2 ln(2)/T. In a
-    window it has the last w of them, and none from distance w on. If not causal, it has all T.
-
-    Args:
-        num_positions: T, at least 2.
-        window: w; None: no window.
-        causal: whether queries attend to no later key.
-    """
-    first = (num_positions + 1) // 2
-    reach = window or num_positions
-    num_keys = torch.arange(first + 1, num_positions + 1, dtype=torch.float64).clamp(max=reach)
-    if not causal:
-        num_keys = torch.full_like(num_keys, num_positions)
-    return torch.where(torch.arange(first) < reach, num_keys.reciprocal().mean(), 0.0)
 
 
 def kappa(q_HK: Tensor, k_GK: Tensor, theta_F: Tensor, distance_M: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
 import torch
@@ -28,7 +28,7 @@ from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
 from rope_exp.evaluate import Finished, rounded
 from rope_exp.identity import Count
-from rope_exp.probes._types import Numbers
+from rope_exp.probes._types import ONE_LENGTH, Numbers
 from rope_exp.probes._windows import attentions, factors, instead, long_windows, nats, share
 from rope_exp.report import NOTHING, Report, markdown_table
 from rope_exp.sections import PAIRS
@@ -44,15 +44,16 @@ FAST_TURNS = 32
 SLOW_TURNS = 1
 
 
-class Answer(TypedDict):
-    """The loss by length: as trained, and of each method by the sites that it extends."""
-
+class _Losses(TypedDict):
     num_windows: Count
     lengths: list[Count]
     as_trained: Numbers
     interpolation: dict[str, Numbers]
     ntk_aware: dict[str, Numbers]
     yarn: dict[str, Numbers]
+
+
+Answer = Annotated[_Losses, ONE_LENGTH]
 
 
 def why_not(config: RunConfig) -> str:

@@ -59,15 +59,10 @@ def tables(report: Report) -> list[str]:
     lines = []
     for label, answers in report.answers("fit").items():
         found = [answer["r2"] for answer in answers]
-        line = {"name": report.rows[label].name, "num_seeds": len(found)}
-        extremes = {"lowest": min(found), "highest": max(found)}
-        lines.append({**line, "mean": statistics.mean(found), **extremes})
-    columns = [
-        Column("variant", "name"),
-        Column("seeds", "num_seeds", "d"),
-        Column("R²", "mean", ".4f"),
-        Column("lowest", "lowest", ".4f"),
-        Column("highest", "highest", ".4f"),
-    ]
+        names = {"name": report.rows[label].name, "num_seeds": len(found)}
+        mean = statistics.mean(found)
+        lines.append({**names, "R²": mean, "lowest": min(found), "highest": max(found)})
+    columns = [Column("variant", "name"), Column("seeds", "num_seeds", "d")]
+    columns += [Column(key, key, ".4f") for key in ("R²", "lowest", "highest")]
     about = "Explained variance (R²) on the held-out rows:"
     return [about, Table(columns, pd.DataFrame(lines)).markdown()] if lines else []

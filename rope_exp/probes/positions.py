@@ -5,16 +5,17 @@ overlap. Under train.objective=mlm, a bin without hidden tokens is null.
 """
 
 import itertools
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import AfterValidator
 from torch import Tensor
 from typing_extensions import TypedDict
 
 from rope_exp.batches import Batch
 from rope_exp.evaluate import Finished, rounded
 from rope_exp.identity import Count, Natural
-from rope_exp.probes._types import Numbers
+from rope_exp.probes._types import Numbers, check_one_length
 from rope_exp.probes._windows import bin_edges, factors, long_windows, nats
 from rope_exp.sources import read
 
@@ -22,14 +23,22 @@ ORDER = 1
 PLACES = {"positions": ("lengths", "loss_at_length"), "bins": ("edges", "loss")}
 
 
-class Answer(TypedDict):
-    """The loss of each bin, which has two edges, and at each length of window."""
-
+class _Losses(TypedDict):
     num_windows: Count
     edges: list[Natural]
     loss: Numbers
     lengths: list[Count]
     loss_at_length: Numbers
+
+
+def _check(values: Any) -> Any:
+    # A bin has two edges.
+    check_one_length([values["edges"][1:], values["loss"]])
+    check_one_length([values["lengths"], values["loss_at_length"]])
+    return values
+
+
+Answer = Annotated[_Losses, AfterValidator(_check)]
 
 
 def ask(model: Finished) -> dict[str, Any]:

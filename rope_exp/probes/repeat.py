@@ -5,7 +5,7 @@ occurrence and predicts what followed it. A model that has none gains little fro
 reading.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, rounded
 from rope_exp.identity import Count
-from rope_exp.probes._types import Number
+from rope_exp.probes._types import ONE_LENGTH, Number
 from rope_exp.probes._windows import nats, share, windows
 from rope_exp.report import Report, markdown_table
 
@@ -26,11 +26,12 @@ PLACES = {"repeat": ("reading", "loss")}
 COPIES = 0.3
 
 
-class Answer(TypedDict):
-    """The loss of each reading."""
-
+class _Losses(TypedDict):
     reading: list[Count]
     loss: tuple[Number, Number]
+
+
+Answer = Annotated[_Losses, ONE_LENGTH]
 
 
 def why_not(config: RunConfig) -> str:

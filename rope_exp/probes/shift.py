@@ -4,13 +4,13 @@ A relative variant's loss does not change; an absolute one's rises if it has lea
 positions.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 from typing_extensions import TypedDict
 
 from rope_exp.evaluate import Finished, rounded
 from rope_exp.identity import Natural
-from rope_exp.probes._types import Numbers
+from rope_exp.probes._types import ONE_LENGTH, Numbers
 from rope_exp.probes._windows import instead, loss
 
 ORDER = 2
@@ -19,11 +19,12 @@ PLACES = {"shift": ("start", "loss")}
 SHIFTS = (0.25, 1, 4, 16)
 
 
-class Answer(TypedDict):
-    """The loss by the first position of each window."""
-
+class _Losses(TypedDict):
     start: list[Natural]
     loss: Numbers
+
+
+Answer = Annotated[_Losses, ONE_LENGTH]
 
 
 def ask(model: Finished) -> dict[str, Any]:

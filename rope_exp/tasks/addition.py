@@ -18,7 +18,6 @@ little, and all longer sums consist of them. So a test's matches at one digit ar
 
 import hashlib
 from collections.abc import Iterable
-from functools import partial
 
 from rope_exp.rows import END, LONGER, PAD, TEST, TRAIN, Draws, Example, Facts, Rows, pack, stack
 from rope_exp.sections import DataConfig
@@ -49,13 +48,12 @@ def rows(
         data: its `order` is "plain", the most significant digit first, or "reversed".
         indices: of the rows, counted from 0.
     """
-    draw = partial(_draw, split=split, order=data.order)
+
+    def draw(draws: Draws) -> Example:
+        return write(*draw_pair(draws, split), data.order)
+
     draws = (Draws(seed, f"addition {split}", index) for index in indices)
     return stack([pack(each, draw, longest(split), seq_len + 1) for each in draws], FACTS.tokens)
-
-
-def _draw(draws: Draws, split: str, order: str) -> Example:
-    return write(*draw_pair(draws, split), order)
 
 
 def longest(split: str) -> int:
@@ -73,13 +71,10 @@ def draw_pair(draws: Draws, split: str) -> tuple[int, int]:
     while True:
         a = _number(draws, digits_a)
         b = _number(draws, digits_b)
-        if split == LONGER or is_shared(a, b) or is_held_out(a, b) == (split == TEST):
+        # Pairs of one-digit numbers are both trained and tested.
+        is_shared = max(a, b) < 10
+        if split == LONGER or is_shared or is_held_out(a, b) == (split == TEST):
             return a, b
-
-
-def is_shared(a: int, b: int) -> bool:
-    """Return whether a pair is both trained and tested: two numbers of one digit."""
-    return max(a, b) < 10
 
 
 def is_held_out(a: int, b: int) -> bool:

@@ -25,7 +25,6 @@ F frequencies, E events of one row.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,19 +65,13 @@ FACTS = Facts(
 )
 
 
-@dataclass(frozen=True)
-class Units:
-    """The preferred directions, gains and peaks (Hz) that determine the units' rates."""
-
-    direction_UD: NDArray[np.float64]
-    gain_U: NDArray[np.float64]
-    peak_U: NDArray[np.float64]
-
-    def rates(self, latent_ED: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return rate_EU in Hz, for each value of the latent."""
-        drive_EU = latent_ED @ self.direction_UD.T * self.gain_U
-        rate_EU: NDArray[np.float64] = self.peak_U / (1 + np.exp(-drive_EU))
-        return rate_EU
+# The units are the same for every seed, in training and in the test.
+_DRAWS = Draws(0, "spikes units", 0)
+# One direction in each of U sectors, so that the units cover all directions.
+_ANGLE_U = 2 * np.pi * (np.arange(NUM_UNITS) + _DRAWS.uniforms(NUM_UNITS)) / NUM_UNITS
+DIRECTION_UD = np.stack([np.cos(_ANGLE_U), np.sin(_ANGLE_U)], axis=1)
+GAIN_U = LEAST_GAIN + (MOST_GAIN - LEAST_GAIN) * _DRAWS.uniforms(NUM_UNITS)
+PEAK_U = LEAST_PEAK + (MOST_PEAK - LEAST_PEAK) * _DRAWS.uniforms(NUM_UNITS)  # Hz
 
 
 @dataclass(frozen=True)
@@ -146,18 +139,6 @@ def rows(
     )
 
 
-@cache
-def units() -> Units:
-    """Return the units: the same for every seed, in training and in the test."""
-    draws = Draws(0, "spikes units", 0)
-    # One direction in each of U sectors, so that the units cover all directions.
-    sector_U = np.arange(NUM_UNITS) + draws.uniforms(NUM_UNITS)
-    angle_U = 2 * np.pi * sector_U / NUM_UNITS
-    gain_U = LEAST_GAIN + (MOST_GAIN - LEAST_GAIN) * draws.uniforms(NUM_UNITS)
-    peak_U = LEAST_PEAK + (MOST_PEAK - LEAST_PEAK) * draws.uniforms(NUM_UNITS)
-    return Units(np.stack([np.cos(angle_U), np.sin(angle_U)], axis=1), gain_U, peak_U)
-
-
 def _events(
     draws: Draws, amplitude_2DF: NDArray[np.float64], most: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -167,15 +148,19 @@ def _events(
     candidate belongs to unit u with probability peak_u over that sum, and is kept with probability
     r_u(z(t)) / peak_u.
     """
-    peak_U = units().peak_U
-    until_U = np.cumsum(peak_U)
+    until_U = np.cumsum(PEAK_U)
     total = until_U[-1]
-    time_E = _arrivals(draws, total)
+    time_E = np.zeros(1)
+    while time_E[-1] < 1:
+        gap_E = draws.exponentials(GAPS_AT_ONCE) / total
+        time_E = np.concatenate([time_E, time_E[-1] + np.cumsum(gap_E)])
+    time_E = time_E[1:][time_E[1:] < 1]
     unit_E = np.searchsorted(until_U, draws.uniforms(len(time_E)) * total, side="right")
 
-    rate_EU = units().rates(latent(amplitude_2DF, time_E))
+    drive_EU = latent(amplitude_2DF, time_E) @ DIRECTION_UD.T * GAIN_U
+    rate_EU = PEAK_U / (1 + np.exp(-drive_EU))
     rate_E = rate_EU[np.arange(len(time_E)), unit_E]
-    stays_E = draws.uniforms(len(time_E)) * peak_U[unit_E] < rate_E
+    stays_E = draws.uniforms(len(time_E)) * PEAK_U[unit_E] < rate_E
     return unit_E[stays_E][:most], time_E[stays_E][:most]
 
 
@@ -192,12 +177,3 @@ def latent(amplitude_2DF: NDArray[np.float64], time_E: NDArray[np.float64]) -> N
     a_DF, b_DF = amplitude_2DF
     latent_ED: NDArray[np.float64] = np.cos(angle_EF) @ a_DF.T + np.sin(angle_EF) @ b_DF.T
     return latent_ED
-
-
-def _arrivals(draws: Draws, rate: float) -> NDArray[np.float64]:
-    """Draw the times of a Poisson process of `rate` Hz within the second."""
-    time_E = np.zeros(1)
-    while time_E[-1] < 1:
-        gap_E = draws.exponentials(GAPS_AT_ONCE) / rate
-        time_E = np.concatenate([time_E, time_E[-1] + np.cumsum(gap_E)])
-    return time_E[1:][time_E[1:] < 1]

@@ -110,7 +110,7 @@ def softmax(loop: Loop, attn: SoftmaxConfig) -> Tensor:
 def latent(loop: Loop, attn: LatentConfig) -> Tensor:
     x_TD = loop.x_TD
     if attn.q_rank is None:
-        q = loop.project("q_proj", attn.key_dim)
+        q = loop.project("q_proj", attn.widths(SIZES)[0])
     else:
         c_q = rms(x_TD @ loop.weights["q_a_proj.weight"].T) * loop.weights["q_a_layernorm.weight"]
         q = (c_q @ loop.weights["q_b_proj.weight"].T).view(LENGTH, HEADS, -1)
@@ -134,8 +134,8 @@ def rms(x: Tensor, eps: float = 1e-6) -> Tensor:
 
 
 def shared(loop: Loop, attn: SharedConfig) -> Tensor:
-    q = loop.project("q_proj", attn.key_dim)
-    c = loop.project("k_proj", attn.key_dim)
+    q = loop.project("q_proj", attn.widths(SIZES)[0])
+    c = loop.project("k_proj", attn.widths(SIZES)[0])
     own = loop.project("v_proj", attn.rope_dim) if attn.form == "s1" else None
     per_group = HEADS // attn.groups
     if attn.norm:

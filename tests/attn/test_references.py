@@ -2,14 +2,12 @@
 
 import math
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from support.kinds import make_layer
-from support.models import SIZES, make_pe, make_positions, normal
+from support.models import SIZES, make_positions, normal
 from torch import Tensor, nn
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as v4
@@ -17,11 +15,8 @@ from transformers.models.gemma4 import modeling_gemma4 as gemma
 from transformers.models.gpt_oss import modeling_gpt_oss as oss
 from transformers.models.roformer import modeling_roformer as roformer
 
-from rope_exp.attention import Attention, Tables
 from rope_exp.attn.latent import Config as LatentConfig
-from rope_exp.attn.latent import Layer as LatentAttention
 from rope_exp.attn.shared import Config as SharedConfig
-from rope_exp.laws.certificate import certificate
 from rope_exp.sections import SoftmaxConfig
 
 LENGTH = 11
@@ -30,8 +25,6 @@ HEADS = SIZES.num_attention_heads
 CAUSAL = torch.full((LENGTH, LENGTH), -math.inf, dtype=torch.float64).triu(1)[None, None]
 # Transformers normalises, rotates or computes weights in float32.
 TOLERANCE = 1e-5
-# Bases of v and o; None: the base of q and k.
-BASES_VO = [None, 7.0]
 
 
 def doubled(tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -40,80 +33,30 @@ def doubled(tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return cos, sin
 
 
-def deepseek_v3s(ours: Attention, attn: LatentConfig, x_BTD: Tensor, tables: Tables) -> Tensor:
-    """Return the output of transformers' module with our weights."""
+@pytest.mark.parametrize("q_rank", [None, 7])
+@torch.no_grad()
+def test_latent_is_deepseek_v3s(q_rank: int | None) -> None:
+    attn = LatentConfig(kv_rank=10, q_rank=q_rank, nope_dim=6, rope_dim=4, value_dim=5)
+    ours = make_layer(attn, ("q", "k")).double()
     config = v3.DeepseekV3Config(
         hidden_size=WIDTH,
         num_attention_heads=HEADS,
         num_key_value_heads=HEADS,
-        q_lora_rank=attn.q_rank,
-        kv_lora_rank=attn.kv_rank,
-        qk_nope_head_dim=attn.nope_dim,
-        qk_rope_head_dim=attn.rope_dim,
-        v_head_dim=attn.value_dim,
+        q_lora_rank=q_rank,
+        kv_lora_rank=10,
+        qk_nope_head_dim=6,
+        qk_rope_head_dim=4,
+        v_head_dim=5,
         rope_interleave=False,
         attn_implementation="eager",
     )
     theirs = v3.DeepseekV3Attention(config, 0).double().eval()
     theirs.load_state_dict(ours.state_dict())
-    expected: Tensor = theirs(x_BTD, doubled(tables), CAUSAL)[0]
-    return expected
 
-
-def make_latent(q_rank: int | None) -> LatentConfig:
-    return LatentConfig(kv_rank=10, q_rank=q_rank, nope_dim=6, rope_dim=4, value_dim=5)
-
-
-@pytest.mark.parametrize("q_rank", [None, 7])
-@pytest.mark.parametrize("base_vo", BASES_VO)
-@torch.no_grad()
-def test_latent_is_deepseek_v3s(base_vo: float | None, q_rank: int | None) -> None:
-    """DeepSeek-V3's values do not rotate, so the tables of v and o have no effect."""
-    attn = make_latent(q_rank)
-    ours = make_layer(attn, ("q", "k")).double()
-    x_BTD = normal(2, LENGTH, WIDTH, seed=1)
-    at = make_positions(LENGTH, 4, start=5, base_vo=base_vo)
-    expected = deepseek_v3s(ours, attn, x_BTD, at.qk)
-    assert float((ours(x_BTD, at) - expected).abs().max()) < TOLERANCE
-
-
-def no_norm(patch: pytest.MonkeyPatch, attn: LatentConfig) -> None:
-    """Patch in the mistake of leaving out the norm of every latent."""
-    patch.setattr("rope_exp.attn.latent.normed", lambda norm, x: x)
-
-
-def no_weight(patch: pytest.MonkeyPatch, attn: LatentConfig) -> None:
-    """Patch in the mistake of leaving out the weight of the norm."""
-    patch.setattr("rope_exp.attn.latent.normed", lambda norm, x: rms(x))
-
-
-def rms(x: Tensor) -> Tensor:
-    return F.rms_norm(x, x.shape[-1:], eps=1e-6)
-
-
-def own_scale(patch: pytest.MonkeyPatch, attn: LatentConfig) -> None:
-    """Patch in the mistake of scaling unrotated features by 1/sqrt(nope_dim), as if alone."""
-    queries = LatentAttention._queries
-    factor_K = torch.ones(attn.key_dim, dtype=torch.float64)
-    factor_K[: attn.nope_dim] = (attn.key_dim / attn.nope_dim) ** 0.5
-    patch.setattr(LatentAttention, "_queries", lambda self, x: queries(self, x) * factor_K)
-
-
-@pytest.mark.parametrize("mistake", [no_norm, no_weight, own_scale])
-@torch.no_grad()
-def test_a_mistake_that_no_law_sees_is_seen_here(
-    mistake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A mistake made in every form, before any rotation, leaves the forms equal and relative."""
-    attn = make_latent(7)
-    ours = make_layer(attn, ("q", "k")).double()
     x_BTD = normal(2, LENGTH, WIDTH, seed=1)
     at = make_positions(LENGTH, 4, start=5)
-    expected = deepseek_v3s(ours, attn, x_BTD, at.qk)
-
-    mistake(monkeypatch, attn)
-    assert certificate(SIZES, make_pe("q", "k"), attn)["measured"] == "invariant"
-    assert float((ours(x_BTD, at) - expected).abs().max()) > 100 * TOLERANCE
+    expected = theirs(x_BTD, doubled(at.qk), CAUSAL)[0]
+    assert float((ours(x_BTD, at) - expected).abs().max()) < TOLERANCE
 
 
 def interleaved(nope_dim: int, rope_dim: int) -> list[int]:
@@ -137,32 +80,9 @@ def rows(weight: Tensor, order: list[int]) -> Tensor:
     return weight.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
 
 
-def own_rotation(patch: pytest.MonkeyPatch, qk: Tables, vo: Tables) -> None:
-    """Make transformers' DeepSeek-V4 rotate values and outputs by tables of their own."""
-    turn = v4.apply_rotary_pos_emb
-    attend = v4.eager_attention_forward
-    qk_cos, qk_sin, vo_cos, vo_sin = (table[None] for table in (*qk, *vo))
-
-    def attend_by_two(
-        module: nn.Module, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, *others: Any, **said: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Replace the rotations of values and outputs, which are by the tables of q and k."""
-        plain = turn(v_BGTK, qk_cos, -qk_sin)
-        o_BTHK, weights = attend(
-            module, q_BHTK, k_BGTK, turn(plain, vo_cos, vo_sin), *others, **said
-        )
-        back_BHTK = turn(o_BTHK.transpose(1, 2), vo_cos, -vo_sin)
-        return turn(back_BHTK, qk_cos, qk_sin).transpose(1, 2), weights
-
-    patch.setattr(v4, "eager_attention_forward", attend_by_two)
-
-
-@pytest.mark.parametrize("base_vo", BASES_VO)
 @pytest.mark.parametrize("has_norms", [False, True], ids=["bare", "whole"])
 @torch.no_grad()
-def test_shared_s2_is_deepseek_v4s(
-    has_norms: bool, base_vo: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shared_s2_is_deepseek_v4s(has_norms: bool) -> None:
     """The window is as long as the text, and DeepSeek's pairs are adjacent.
 
     Its norm of the query latent changes nothing, because the input has an RMS of 1.
@@ -200,18 +120,15 @@ def test_shared_s2_is_deepseek_v4s(
     theirs.o_b_proj.weight.copy_(torch.eye(WIDTH))
 
     x_BTD = F.rms_norm(normal(2, LENGTH, WIDTH, seed=2), [WIDTH])
-    at = make_positions(LENGTH, 4, start=5, base_vo=base_vo)
-    if at.vo is not None:
-        own_rotation(monkeypatch, at.qk, at.vo)
+    at = make_positions(LENGTH, 4, start=5)
     cos, sin = at.qk
     position_BT = torch.arange(5, 5 + LENGTH)[None]
     expected, _ = theirs(x_BTD, {"main": (cos[None], sin[None])}, position_BT, CAUSAL)
     assert float((ours(x_BTD, at) - expected).abs().max()) < TOLERANCE
 
 
-@pytest.mark.parametrize("base_vo", BASES_VO)
 @torch.no_grad()
-def test_shared_s2_with_values_unrotated_is_gemma_4s(base_vo: float | None) -> None:
+def test_shared_s2_with_values_unrotated_is_gemma_4s() -> None:
     """Gemma's scale is 1, so ours is folded into its queries. Its pairs are half a head apart."""
     attn = SharedConfig(form="s2", groups=2, nope_dim=6, rope_dim=4)
     ours = make_layer(attn, ("q", "k")).double()
@@ -238,7 +155,7 @@ def test_shared_s2_with_values_unrotated_is_gemma_4s(base_vo: float | None) -> N
     theirs.o_proj.weight.copy_(rows(ours.o_proj.weight.T, order).T)
 
     x_BTD = normal(2, LENGTH, WIDTH, seed=3)
-    at = make_positions(LENGTH, 4, start=5, base_vo=base_vo)
+    at = make_positions(LENGTH, 4, start=5)
     cos_TF, sin_TF = at.qk
     # Features that do not rotate have an angle of 0.
     still = torch.zeros(LENGTH, 3, dtype=torch.float64)
@@ -248,13 +165,9 @@ def test_shared_s2_with_values_unrotated_is_gemma_4s(base_vo: float | None) -> N
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("base_vo", BASES_VO)
 @torch.no_grad()
-def test_qkv_is_roformers_with_rotary_value(base_vo: float | None, causal: bool) -> None:
-    """RoFormer's pairs are adjacent, and its output is not rotated back. It trained unmasked.
-
-    It has one rotation, so its function is called twice if v has its own.
-    """
+def test_qkv_is_roformers_with_rotary_value(causal: bool) -> None:
+    """RoFormer's pairs are adjacent, and its output is not rotated back. It trained unmasked."""
     ours = make_layer(SoftmaxConfig(), ("q", "k", "v")).double()
     ours.causal = causal
     dim = WIDTH // HEADS
@@ -281,17 +194,9 @@ def test_qkv_is_roformers_with_rotary_value(base_vo: float | None, causal: bool)
         getattr(theirs, name).bias.zero_()
 
     x_BTD = normal(2, LENGTH, WIDTH, seed=4)
-    at = make_positions(LENGTH, dim, base_vo=base_vo)
-    turn = theirs.apply_rotary_position_embeddings
-    sinusoidal, of_v = (
-        torch.cat([sin_TF, cos_TF], dim=-1)[None, None]
-        for cos_TF, sin_TF in (at.tables("q"), at.tables("v"))
-    )
-
-    def turn_by_two(of_qk: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        return (*turn(of_qk, q, k), turn(of_v, v, v)[0])
-
-    theirs.apply_rotary_position_embeddings = turn_by_two
+    at = make_positions(LENGTH, dim)
+    cos_TF, sin_TF = at.qk
+    sinusoidal = torch.cat([sin_TF, cos_TF], dim=-1)[None, None]
     expected = theirs(x_BTD, CAUSAL if causal else None, sinusoidal)[0]
 
     mine = ours.heads(x_BTD, at, None)[..., order].flatten(2)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from support.command import write
-from support.models import SIZES, SUBSETS, VOCAB, make_pe, normal, num_numbers, tokens
+from support.models import SIZES, SUBSETS, VOCAB, make_pe, num_numbers, tokens
 from support.refused import refused
 from torch import Tensor
 
@@ -25,9 +25,7 @@ from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
 from rope_exp.identity import choices, section
 from rope_exp.laws.certificate import certificate, expected_class
-from rope_exp.plan import tables as plan
 from rope_exp.sections import Architecture, Kind, ModelConfig
-from rope_exp.settle import resolve
 
 
 @section
@@ -103,17 +101,6 @@ def test_its_cache_and_its_counts_hold() -> None:
     assert num_numbers(cache) == 2 * SIZES.num_hidden_layers * TOY.head_states(SIZES)
 
 
-@torch.no_grad()
-def test_it_computes_what_it_says() -> None:
-    layer = MeanAttention(SIZES, TOY, ()).double()
-    x_BTD = normal(1, 6, SIZES.hidden_size)
-    none = torch.zeros(6, SIZES.features_per_head // 2, dtype=torch.float64)
-    v_BTGK = split_heads(layer.v_proj(x_BTD), layer.head_dim)
-    v_BTD = for_queries(v_BTGK, layer.num_heads).flatten(2)
-    expected = layer.o_proj(v_BTD.cumsum(1) / torch.arange(1, 7)[:, None])
-    torch.testing.assert_close(layer(x_BTD, (none, none)), expected)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a folder with the file of the choice."""
@@ -133,18 +120,3 @@ def test_its_file_makes_runs_like_any_other(folder: Path) -> None:
 
     with refused("pe.rotate=", "attn.kind=mean can rotate v and o; q and k must not stand there"):
         run_config(["attn=mean"], folder)
-
-
-def test_its_plan_counts_its_parameters_and_its_state(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Parameters are those of the decoder; the state of two heads is 64 sums and a count each."""
-    monkeypatch.setattr(plan, "matmul_flops_per_s", lambda: 1e11)
-    config = run_config(["pe=vo_rope", "attn=mean"], folder)
-    with torch.device("meta"):
-        decoder = Decoder(config.architecture(2048))
-    count = sum(parameter.numel() for parameter in decoder.parameters())
-
-    said = "\n".join(plan.cost_lines(resolve(config)))
-    assert f"{count:,} parameters" in said
-    assert f"mean; a layer caches 0 numbers a token, and {2 * (64 + 1)} that do not grow" in said

@@ -86,8 +86,3 @@ def test_asked_to_stop_it_gives_nothing(model: Decoder, windows_NT: np.ndarray) 
     )
     assert loss is None
     assert list(answers) == []
-
-
-def test_it_leaves_no_gradient(model: Decoder, windows_NT: np.ndarray) -> None:
-    held_out_loss(model, next_tokens(windows_NT), micro_batch_size=2, device=CPU)
-    assert all(parameter.grad is None for parameter in model.parameters())

@@ -3,6 +3,7 @@
 import errno
 import math
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,10 +21,8 @@ from rope_exp.commands.export import main as export
 from rope_exp.decoder import weights_sha256
 from rope_exp.errors import ConfigError
 from rope_exp.export import write
-from rope_exp.export.write import exported, tokenizer_of
-from rope_exp.folder import read_config, read_result
-from rope_exp.generated import open_data
-from rope_exp.sources import held_out_rows
+from rope_exp.export.write import tokenizer_of
+from rope_exp.folder import read_result
 from rope_exp.tokenizer import byte_tokenizer
 
 
@@ -51,15 +50,10 @@ def test_a_process_without_rope_exp_reads_it(run: Path, out: Path, tmp_path: Pat
     texts = [TEXT, TEXT[5:]]
     prompts = [tokenizer.encode(text).ids for text in texts]
     assert found["ids"] == [prompts[0], [end] * 5 + prompts[1]]
-    for ids, last, said in zip(prompts, found["last"], found["said"], strict=True):
-        written = torch.tensor([ids])
-        with torch.no_grad():
-            ours = decoder(written)[0, -1]
+    with torch.no_grad():
+        for ids, last in zip(prompts, found["last"], strict=True):
+            ours = decoder(torch.tensor([ids]))[0, -1]
             assert float((torch.tensor(last) - ours).abs().max()) < 1e-5 * float(ours.abs().max())
-            for _ in range(8):
-                likeliest = decoder(written)[:, -1:].argmax(-1)
-                written = torch.cat([written, likeliest], dim=1)
-        assert said == tokenizer.decode(written[0, len(ids) :].tolist(), skip_special_tokens=False)
 
     again = load_file(tmp_path / "again" / "model.safetensors")
     before = load_file(out / "model.safetensors")
@@ -80,20 +74,6 @@ def test_a_mask_is_the_id_after_the_tokenizers_own() -> None:
     made = tokenizer_of(byte_tokenizer(), 256, composed("train.objective=mlm", "tokenizer=bytes"))
     assert made.mask_token_id == 257
     assert made("a<|mask|>b")["input_ids"] == [97, 257, 98]
-
-
-def test_its_loss_is_the_runs(run: Path) -> None:
-    config = read_config(run)
-    data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
-    rows = held_out_rows(config, data)
-    made = exported(load_run(run)[0])
-    with torch.no_grad():
-        logits = made(torch.from_numpy(rows.ids_BT)).logits
-        targets = torch.from_numpy(rows.target_BP)
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    result = read_result(run)
-    assert result is not None
-    assert float(loss) == pytest.approx(result["val/loss"], abs=1e-4)
 
 
 def test_its_card_says_what_the_run_measured(run: Path, out: Path) -> None:
@@ -140,12 +120,10 @@ def test_an_export_that_was_stopped_can_be_made_again(
 ) -> None:
     """An error leaves nothing, a kill a hidden folder that the next export removes."""
 
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     out = tmp_path / "out"
     with monkeypatch.context() as broken:
-        broken.setattr(write, "write_own", fail)
+        no_space = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+        broken.setattr(write, "write_code", no_space)
         with pytest.raises(OSError, match="No space left"):
             export([str(run), str(out)])
     assert list(tmp_path.iterdir()) == []
@@ -156,7 +134,6 @@ def test_an_export_that_was_stopped_can_be_made_again(
     out.mkdir()
     assert export([str(run), str(out)]) == 0
     assert list(tmp_path.iterdir()) == [out]
-    assert (out / "config.json").exists()
 
 
 def test_a_vocabulary_with_holes_has_no_mask_for_transformers() -> None:

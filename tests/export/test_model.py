@@ -1,10 +1,12 @@
 """Tests of exported models against our decoder, in each way that transformers uses a model."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.exported import in_a_process
 from support.models import SUBSETS, VOCAB, make_pe, make_sizes, opinionated, tokens
 from support.own import PULL, example, with_text
 from support.refused import refused
@@ -12,8 +14,7 @@ from support.refused import refused
 from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.linear import Config as LinearConfig
 from rope_exp.decoder import Decoder
-from rope_exp.export import modeling_rope_exp
-from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM
+from rope_exp.export.code import write_code
 from rope_exp.export.write import exported
 from rope_exp.sections import Architecture
 
@@ -54,6 +55,20 @@ SIZES: list[dict[str, Any]] = [
     {"window": 5},
     {"head_dim": 6},
 ]
+CASES = [*((pe, {}) for pe in PE), *(({}, sizes) for sizes in SIZES)]
+# In bfloat16, matrices round; angles at position 257 and sums of 300 gates must not.
+ACCURATE = ["Polar", "Forget", "Pull", "Number"]
+FAR = 300
+READER = """
+import sys
+sys.modules["rope_exp"] = None
+import torch
+from transformers import AutoModelForCausalLM
+for folder in sys.argv[1:]:
+    for dtype in ("float32", "bfloat16"):
+        made = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=dtype)
+        torch.save(made(torch.load(f"{folder}/ids.pt")).logits.detach(), f"{folder}/{dtype}.pt")
+"""
 
 
 def decoder_of(sizes: dict[str, Any], pe: dict[str, Any], *, causal: bool = True) -> Decoder:
@@ -82,6 +97,25 @@ def assert_close(found_BTV: torch.Tensor, expected_BTV: torch.Tensor) -> None:
 
 
 @torch.no_grad()
+def rounded(sizes: dict[str, Any], pe: dict[str, Any]) -> Decoder:
+    """Return a decoder whose numbers have a bfloat16, but for a user's."""
+    decoder = decoder_of(sizes, pe)
+    for name, parameter in decoder.named_parameters():
+        if name.endswith(".own.bias"):
+            parameter.fill_(0.0)
+        elif ".own." not in name and "inv_freq" not in name:
+            parameter.copy_(parameter.bfloat16())
+    return decoder
+
+
+def assert_near(found_BTV: torch.Tensor, decoder: Decoder) -> None:
+    """Compare the logits of a narrow model with those of its matrices in float64."""
+    exact = deepcopy(decoder).double()(tokens(1, FAR))
+    assert found_BTV.dtype == torch.bfloat16
+    assert float((found_BTV - exact)[:, 200:].norm() / exact[:, 200:].norm()) < 0.02
+
+
+@torch.no_grad()
 def assert_same(decoder: Decoder, made: Any) -> None:
     ids_BT = tokens(2, LENGTH)
     ours = decoder(ids_BT)
@@ -101,9 +135,7 @@ def test_every_subset_gives_our_logits(sites: tuple[str, ...], code: Any) -> Non
     assert_same(decoder, made)
 
 
-@pytest.mark.parametrize(
-    ("pe", "sizes"), [*((pe, {}) for pe in PE), *(({}, sizes) for sizes in SIZES)], ids=str
-)
+@pytest.mark.parametrize(("pe", "sizes"), CASES, ids=str)
 def test_every_position_and_size_is_ours(pe: dict[str, Any], sizes: dict[str, Any]) -> None:
     decoder = decoder_of(sizes, pe)
     assert_same(decoder, exported(decoder))
@@ -217,40 +249,34 @@ def test_learned_frequencies_stay_in_float32() -> None:
     assert made.lm_head.weight.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("name", ["Polar", "Forget", "Pull", "Number"])
-@pytest.mark.parametrize("is_loaded", [True, False])
+@pytest.mark.parametrize("name", ACCURATE)
 @torch.no_grad()
-def test_a_class_of_ones_own_acts_in_float32(name: str, is_loaded: bool, tmp_path: Path) -> None:
-    """In bfloat16, matrices round; angles at position 257 and sums of 300 gates must not.
-
-    Our decoder in float64, with the same rounded matrices, is the reference.
-    """
-    decoder = decoder_of({}, {"rotate": (), "own": name})
-    for key, parameter in decoder.named_parameters():
-        if key.endswith(".own.bias"):
-            parameter.fill_(0.0)
-        if ".own." not in key:
-            parameter.copy_(parameter.bfloat16())
+def test_a_class_of_ones_own_acts_in_float32(name: str) -> None:
+    decoder = rounded({}, {"rotate": (), "own": name})
     made = exported(decoder)
-    if is_loaded:
-        made.save_pretrained(tmp_path)
-        made = loaded(made, decoder, tmp_path)
-    else:
-        made.to(torch.bfloat16)
-
-    ids_BT = tokens(1, 300)
-    exact = decoder.double()(ids_BT)
-    found = made(ids_BT).logits
-    assert found.dtype == made.model.layers[0].mlp.down_proj.weight.dtype == torch.bfloat16
-    assert float((found - exact)[:, 200:].norm() / exact[:, 200:].norm()) < 0.02
+    made.to(torch.bfloat16)
+    assert made.model.layers[0].mlp.down_proj.weight.dtype == torch.bfloat16
+    assert_near(made(tokens(1, FAR)).logits, decoder)
 
 
-def loaded(made: Any, decoder: Decoder, folder: Path) -> Any:
-    """Load a model in bfloat16 as an export's own file does, which holds the user's class."""
-    with pytest.MonkeyPatch.context() as patch:
-        own = next(each for name, each in decoder.named_modules() if name.endswith(".own"))
-        patch.setattr(modeling_rope_exp, "OWN", type(own))
-        return type(made).from_pretrained(folder, dtype=torch.bfloat16)
+@torch.no_grad()
+def test_a_process_without_rope_exp_reads_each(tmp_path: Path) -> None:
+    """The logits are ours in float32, and a class of one's own keeps it in a narrow model."""
+    decoders = {}
+    for number, (pe, sizes) in enumerate(CASES):
+        decoder = rounded(sizes, pe)
+        folder = tmp_path / str(number)
+        exported(decoder, "always").save_pretrained(folder)
+        write_code(folder, decoder.architecture.pe)
+        ids_BT = tokens(1, FAR if pe.get("own") in ACCURATE else LENGTH)
+        torch.save(ids_BT, folder / "ids.pt")
+        decoders[folder] = (decoder, ids_BT, pe)
+    in_a_process(tmp_path, READER, *map(str, decoders))
+
+    for folder, (decoder, ids_BT, pe) in decoders.items():
+        assert_close(torch.load(folder / "float32.pt"), decoder(ids_BT))
+        if pe.get("own") in ACCURATE:
+            assert_near(torch.load(folder / "bfloat16.pt"), decoder)
 
 
 # -- refused ---------------------------------------------------------------------------------------
@@ -277,13 +303,6 @@ LATENT = LatentConfig(kv_rank=10, nope_dim=6, rope_dim=4, value_dim=5)
 def test_a_model_without_a_class_is_refused(key: str, sites: str, changes: dict[str, Any]) -> None:
     with refused(key, "cannot be exported to transformers"):
         exported(opinionated(*sites, **changes))
-
-
-def test_a_class_of_ones_own_is_in_its_own_model_alone() -> None:
-    """A model that is made later in the process, from a config without one, has none."""
-    plain = exported(decoder_of({}, {"rotate": ("v", "o")}), "always").config
-    assert exported(decoder_of({}, {"own": "Pull"})).model.has_own
-    assert not RopeExpForCausalLM(plain).model.has_own
 
 
 def test_a_position_past_the_learned_ones_is_named() -> None:

@@ -75,7 +75,7 @@ def train(trainer: Trainer, first: int = 1, last: int = 6) -> list[tuple[float, 
     for step in range(first, last + 1):
         started = trainer.train_step(step)
         assert started is not None
-        outcome = started.read()
+        outcome = started()
         assert outcome.first_bad_step == 0
         found.append((outcome.loss, outcome.grad_norm))
     return found
@@ -138,7 +138,7 @@ def test_a_bad_step_is_skipped_in_a_graph(build: Build) -> None:
     bad, later = trainer.train_step(3), trainer.train_step(4)
     assert bad is not None
     assert later is not None
-    assert [outcome.first_bad_step for outcome in (bad.read(), later.read())] == [3, 3]
+    assert [outcome.first_bad_step for outcome in (bad(), later())] == [3, 3]
     for name, tensor in snapshot(trainer).items():
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True)
 

@@ -1,12 +1,10 @@
-"""Tests that cached decoding equals the full forward pass, for every kind and allowed subset."""
-
-from typing import Any
+"""Tests of the cache with windows, biases and documents."""
 
 import pytest
 import torch
-from support.kinds import KINDS
 from support.models import (
     make_sizes,
+    num_numbers,
     opinionated,
     tokens,
 )
@@ -14,22 +12,10 @@ from torch import Tensor
 
 from rope_exp.attention import Cache
 from rope_exp.decoder import Decoder
-from rope_exp.sections import Kind, SoftmaxConfig
+from rope_exp.sections import SoftmaxConfig
 
-# Past the end of a table of 4,096 positions.
-FAR = 4100
 LENGTH = 12
 TOLERANCE = 1e-10
-# Relative SD of one rounding to bf16's 8 significant bits: uniform, and at most 2^-8.
-
-
-def decoder_of(
-    attn: Kind, sites: tuple[str, ...], *, window: int | None = None, **changes: Any
-) -> Decoder:
-    # Two query heads share a key/value head, if the kind allows it.
-    groups = 2 if attn.takes_heads else 4
-    sizes = make_sizes(num_key_value_heads=groups, window=window)
-    return opinionated(*sites, attn=attn, sizes=sizes, scale=8, **changes).double().eval()
 
 
 def fed(decoder: Decoder, ids_BT: Tensor, parts: list[int], cache: Cache | None = None) -> Tensor:
@@ -38,30 +24,25 @@ def fed(decoder: Decoder, ids_BT: Tensor, parts: list[int], cache: Cache | None 
     return torch.cat([decoder(part, cache=cache) for part in ids_BT.split(parts, dim=1)], dim=1)
 
 
-@pytest.mark.parametrize(
-    "attn",
-    [KINDS[0], *(pytest.param(each, marks=pytest.mark.torture) for each in KINDS[1:])],
-    ids=str,
-)
-@torch.no_grad()
-def test_thousands_of_entries_are_the_whole(attn: Kind) -> None:
-    """A float32 cache is filled in two parts, and then token by token past position 4,096."""
-    decoder = decoder_of(attn, attn.sites()).float()
-    ids_BT = tokens(1, FAR)
-    last = FAR - 4093
-    whole = decoder(ids_BT)[:, -last:]
-    ours = fed(decoder, ids_BT, [2000, 2093, *[1] * last])[:, -last:]
-    assert float((ours - whole).abs().max() / whole.abs().max()) < 1e-4
-
-
 @torch.no_grad()
 def test_a_window_of_one_key_has_its_own_bias() -> None:
     """A sink beside it shows the bias, which a softmax over one key would hide."""
-    decoder = decoder_of(SoftmaxConfig(sink=True), ("v", "o"), window=1, bias="alibi")
+    sizes = make_sizes(window=1)
+    attn = SoftmaxConfig(sink=True)
+    decoder = opinionated("v", "o", attn=attn, sizes=sizes, scale=8, bias="alibi").double()
     ids_BT = tokens(2, LENGTH)
     whole = decoder(ids_BT)
     for parts in ([1] * LENGTH, [5, 1, 6]):
         assert float((fed(decoder, ids_BT, parts) - whole).abs().max()) < TOLERANCE, parts
+
+
+def test_documents_beside_a_cache_are_refused() -> None:
+    """Nothing may be cached, because later tokens would attend to other documents' keys."""
+    decoder = opinionated("q", "k")
+    cache = decoder.new_cache()
+    with pytest.raises(ValueError, match="documents take the whole rows at once"):
+        decoder(tokens(1, LENGTH), cache=cache, document_BT=torch.zeros(1, LENGTH))
+    assert cache.length == 0 == num_numbers(cache)
 
 
 @torch.no_grad()
@@ -76,25 +57,3 @@ def test_windows_by_layer_are_cached_layer_by_layer() -> None:
     kept = [layer.rows["k"].shape[1] for layer in cache.layers]
     # The last five queries attend to two keys before the first of them.
     assert kept == [7, LENGTH]
-
-
-@torch.no_grad()
-def test_a_window_keeps_no_more_than_it_needs() -> None:
-    decoder = decoder_of(KINDS[0], ("q", "k"), window=5)
-    cache = decoder.new_cache()
-    fed(decoder, tokens(1, LENGTH), [1] * LENGTH, cache)
-    assert cache.layers[0].rows["k"].shape[1] == 5
-
-
-@torch.no_grad()
-def test_the_room_of_a_long_prompt_is_given_back() -> None:
-    """The buffer shrinks after the prompt, and few of the next 40 tokens cause a new one."""
-    decoder = decoder_of(KINDS[0], ("q", "k"), window=5)
-    cache = decoder.new_cache()
-    fed(decoder, tokens(1, 200), [200], cache)
-    places = []
-    for _ in range(40):
-        decoder(tokens(1, 1), cache=cache)
-        places.append(cache.layers[0].rows["k"].untyped_storage().data_ptr())
-        assert cache.layers[0].rows["k"].untyped_storage().nbytes() <= 8 * 2 * 2 * 5 * 8
-    assert len(set(places)) < 12

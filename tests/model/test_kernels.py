@@ -110,12 +110,6 @@ def test_a_window_hides_what_is_further_back(
             torch.testing.assert_close(own, expected, rtol=0, atol=1e-11)
 
 
-def test_the_gradient_is_the_slope_of_the_output() -> None:
-    q, k, v, _ = inputs(MIN_BLOCK + 3, 1, 1, 2, 0, torch.float64)
-    q, k, v = (x[:1].requires_grad_() for x in (q, k, v))
-    assert torch.autograd.gradcheck(attention, (q, k, v))
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by torch's compiler
 @pytest.mark.parametrize("compiled", [False, True])
 def test_in_bfloat16_it_errs_at_most_twice_as_torch_does(compiled: bool) -> None:

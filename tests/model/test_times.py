@@ -81,13 +81,6 @@ def test_other_variants_feel_a_shift_of_time(rotate: str) -> None:
     assert moved_by(make_spikes_decoder(*rotate), 0.377123) > 1e-4
 
 
-def test_in_float32_such_a_shift_is_rounding() -> None:
-    """Positions are rounded to 2^-8 radians for the fastest pair, and to less for the others."""
-    decoder = make_spikes_decoder("q", "k", "v", "o").float()
-    deviation = float(predicted(decoder, make_inputs()).std())
-    assert moved_by(decoder, 0.377123) < 0.02 * deviation
-
-
 def test_padding_is_met_by_no_event_and_no_query() -> None:
     """The ids and times of padding do not change any prediction."""
     decoder = make_spikes_decoder("q", "k", "v", "o")
@@ -122,20 +115,6 @@ def test_the_loss_is_the_mean_squared_error_at_queries() -> None:
     assert float(found.detach()) / (3 * 16) == pytest.approx(expected)
     found.backward()
     assert all(parameter.grad is not None for parameter in decoder.parameters())
-
-
-def test_order_does_not_matter_where_times_say_all() -> None:
-    """Shuffling events together with their times does not change the predictions."""
-    decoder = make_spikes_decoder("q", "k", "v", "o")
-    inputs = make_inputs(1)
-    order_T = torch.randperm(160, generator=torch.Generator().manual_seed(0))
-    order_T = torch.cat([order_T, torch.arange(160, 176)])
-    shuffled = inputs._replace(
-        ids_BT=inputs.ids_BT[:, order_T],
-        position_BT=inputs.position_BT[:, order_T],  # type: ignore[index]
-        document_BT=inputs.document_BT[:, order_T],  # type: ignore[index]
-    )
-    torch.testing.assert_close(predicted(decoder, shuffled), predicted(decoder, inputs))
 
 
 # -- torch_brain -----------------------------------------------------------------------------------

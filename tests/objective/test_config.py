@@ -1,6 +1,5 @@
 """Tests of the objective mlm: the mask's id, its place in all counts, and refusals."""
 
-import pytest
 import torch
 from support.models import VOCAB, make_pe, make_sizes, tokens
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -10,7 +9,6 @@ from rope_exp.compose import run_config
 from rope_exp.config import RunConfig, TrainConfig
 from rope_exp.costs import checkpoint_bytes, flops_per_token, num_parameters
 from rope_exp.decoder import Decoder
-from rope_exp.plan import tables as plan
 from rope_exp.settle import resolve
 
 MLM = "train.objective=mlm"
@@ -34,22 +32,6 @@ def test_all_that_is_counted_counts_the_mask() -> None:
     causal = resolve(run_config(["launch.device=cpu"]))
     mlm = resolve(run_config([MLM, "launch.device=cpu"]))
     assert checkpoint_bytes(mlm, 2048) - checkpoint_bytes(causal, 2048) == 12 * 2 * 128
-
-
-def test_a_plan_says_what_attention_and_vocabulary_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "matmul_flops_per_s", lambda: 1e11)
-    lines = plan.cost_lines(resolve(run_config([MLM, "launch.device=cpu"])))
-    assert "attention    softmax, both ways" in lines
-    assert any("vocabulary 2,049" in line for line in lines)
-
-
-def test_a_share_of_each_sequence_is_predicted() -> None:
-    """mlm predicts 15 % of a sequence, rounded, at least one token; causal training, all."""
-    mlm = run_config([MLM])
-    assert [mlm.num_predicted(length) for length in (1, 3, 7, 16, 256, 512)] == [
-        1, 1, 1, 2, 38, 77,
-    ]  # fmt: skip
-    assert run_config([]).num_predicted(256) == 256
 
 
 def test_counted_operations_are_those_that_torch_does() -> None:

@@ -79,14 +79,3 @@ def test_losses_by_position_are_of_what_is_hidden_there() -> None:
     for length, loss in zip(found["lengths"], found["loss_at_length"], strict=True):
         beginnings = read(windows_NS[:, : length + 1])
         assert loss == pytest.approx(mean(nats_by_hand(decoder, beginnings)), abs=1e-5)
-
-
-def test_longer_contexts_are_asked_of_windows_of_their_own() -> None:
-    """Each length hides its own share of tokens. Nothing is extended at the trained length."""
-    decoder = make_decoder("q", "k")
-    found = ask(decoder, "extension")
-    windows_NS = validation_ids(HELD_OUT, 1, 8 * LENGTH)
-    for length, loss in zip(found["lengths"], found["as_trained"], strict=True):
-        by_hand = nats_by_hand(decoder, read(windows_NS[:, : length + 1]))
-        assert loss == pytest.approx(mean(by_hand), abs=1e-5)
-    assert found["yarn"]["qk"][0] == found["as_trained"][0]

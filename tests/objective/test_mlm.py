@@ -84,15 +84,6 @@ def test_each_place_and_each_reading_has_its_share() -> None:
         assert near(int((read_N == token).sum()), trials, 0.1 / VOCAB)
 
 
-def test_pairs_of_places_are_as_likely_as_any() -> None:
-    """Places are drawn without replacement: each of T (T - 1) / 2 pairs is equally likely."""
-    found = hidden(plain_rows(30_000, 13), (1, 1), MASK)
-    assert found.place_BP is not None
-    _, counts = np.unique(found.place_BP, axis=0, return_counts=True)
-    assert len(counts) == 78
-    assert abs(counts - 30_000 / 78).max() < 5 * (30_000 / 78) ** 0.5
-
-
 def test_the_masks_are_those_that_were_published() -> None:
     """The masks are these with every numpy on every machine, or runs could not be compared."""
     found = hidden(plain_rows(1, 40), (0, 1), MASK)

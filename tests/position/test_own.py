@@ -168,20 +168,6 @@ def test_partial_frequencies_are_the_highest_of_all() -> None:
     torch.testing.assert_close(kept, frequencies(64, 10000.0, torch.float64)[:24])
 
 
-def test_what_a_file_learns_has_gradients_and_its_own_stream() -> None:
-    decoder = decoder_of(example("Forget"))
-    ids_BT = tokens(2, 12)
-    decoder(ids_BT, ids_BT).backward()
-    named = dict(decoder.named_parameters())
-    gates = [named[f"model.layers.{layer}.self_attn.own.weight"] for layer in range(2)]
-    assert all(float(gate.grad.abs().sum()) > 0 for gate in gates if gate.grad is not None)
-    assert all(gate.grad is not None for gate in gates)
-    assert not torch.equal(*gates)
-    # LLaMA's weights are the same in every variant.
-    plain = dict(decoder_of(make_pe()).named_parameters())
-    assert all(torch.equal(named[name], plain[name]) for name in plain)
-
-
 FAULTY = "class Own(Position):\n    def scores(self, kept, num_queries):\n        return 1 / 0"
 
 
@@ -263,16 +249,6 @@ def test_a_config_that_is_read_runs_no_code() -> None:
     with refused("model.match_params=30000", "cannot be met with pe.code", by=ConfigError):
         with_matched(config)
     assert kept(SOFTMAX, make_sizes(), pe) == (None, None)
-
-
-@torch.no_grad()
-def test_forgetting_both_ways_is_by_what_lies_between() -> None:
-    architecture = Architecture(make_sizes(), example("Forget"), VOCAB, causal=False)
-    mine = Decoder(architecture).model.layers[0].self_attn.own
-    log_f_BTH = -torch.rand(1, 6, 4)
-    found = mine.scores({"log_f_BTH": log_f_BTH}, 6)
-    torch.testing.assert_close(found, found.mT)
-    assert float(found.max()) == 0
 
 
 def test_another_kind_of_attention_refuses_a_file() -> None:

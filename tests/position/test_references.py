@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,7 +12,6 @@ from support.models import (
     VOCAB,
     bias_of,
     make_architecture,
-    normal,
     tokens,
 )
 from torch import Tensor
@@ -25,9 +23,8 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from rope_exp.decoder import Decoder
 from rope_exp.position.alibi import alibi_slopes
 from rope_exp.position.sinusoidal import SINUSOID_BASE, sines_and_cosines
-from rope_exp.position.t5 import t5_buckets
+from rope_exp.position.t5 import T5_BUCKETS, t5_buckets
 from rope_exp.rope import angles, frequencies
-from rope_exp.sections import T5_BUCKETS
 
 HALVES = st.integers(1, 40)
 POSITIONS = st.floats(-1e6, 1e6)
@@ -44,12 +41,6 @@ def test_slopes_are_blooms(num_heads: int) -> None:
     torch.testing.assert_close(alibi_slopes(num_heads), bloom[:, 0, 1])
 
 
-def test_slopes_of_eight_heads_are_powers_of_two() -> None:
-    """Press et al. 2022 give 1/2, 1/4, ... 1/256; a ninth head has a larger slope, 2^(-1/2)."""
-    assert alibi_slopes(8).tolist() == [2.0**-power for power in range(1, 9)]
-    assert float(alibi_slopes(9)[8]) == pytest.approx(2**-0.5)
-
-
 # -- T5 --------------------------------------------------------------------------------------------
 
 
@@ -61,14 +52,6 @@ def test_buckets_are_t5s(bidirectional: bool) -> None:
     assert found.dtype == torch.int64
     # Keys after the query have a distance of at least 1, so their bucket for 0 is unused.
     assert len(set(found.tolist())) == T5_BUCKETS - bidirectional
-
-
-def test_some_causal_buckets() -> None:
-    distances = torch.tensor([0, 15, 16, 17, 20, 32, 64, 112, 113, 128, 10**6])
-    expected = [0, 15, 16, 16, 17, 21, 26, 30, 31, 31, 31]
-    assert t5_buckets(-distances).tolist() == expected
-    # Later keys, which are masked, get bucket 0.
-    assert t5_buckets(torch.tensor([1, 50])).tolist() == [0, 0]
 
 
 @given(st.integers(-500, 500), st.floats(0, 0.999))
@@ -95,23 +78,6 @@ def test_sinusoids_are_marians(dim: int) -> None:
     torch.testing.assert_close(sinusoids(torch.arange(50), dim), theirs)
 
 
-@given(HALVES, POSITIONS)
-def test_sinusoids_of_any_real_position(half: int, position: float) -> None:
-    """The reference is written in numpy, with sines first, then cosines."""
-    angle = position / 10000.0 ** (2 * np.arange(half) / (2 * half))
-    expected = np.concatenate([np.sin(angle), np.cos(angle)])
-    found = sinusoids(torch.tensor([position], dtype=torch.float64), 2 * half, torch.float64)
-    np.testing.assert_allclose(found[0].numpy(), expected, atol=1e-9)
-
-
-@given(HALVES, POSITIONS)
-def test_the_root_mean_square_is_the_root_of_one_half(half: int, position: float) -> None:
-    """The RMS is sqrt(1/2) at every position and for any width, because sin^2 + cos^2 = 1."""
-    found = sinusoids(torch.tensor([[position]], dtype=torch.float64), 2 * half, torch.float64)
-    assert found.shape == (1, 1, 2 * half)
-    assert float(found.square().mean().sqrt()) == pytest.approx(math.sqrt(0.5), rel=1e-14)
-
-
 def test_large_positions_keep_their_fractions() -> None:
     """Unix times a quarter second apart give the same float32 products as positions 0 and 0.25."""
     position_T = torch.tensor([1.7e9, 1.7e9 + 0.25], dtype=torch.float64)
@@ -122,11 +88,6 @@ def test_large_positions_keep_their_fractions() -> None:
 def products(x_TD: Tensor) -> Tensor:
     """Return inner products, which depend only on the distance between sinusoids' positions."""
     return x_TD @ x_TD.T
-
-
-def test_sinusoids_need_whole_pairs() -> None:
-    with pytest.raises(ValueError, match="even and at least 2"):
-        sinusoids(torch.arange(3), 5)
 
 
 # -- whole decoders --------------------------------------------------------------------------------
@@ -158,20 +119,6 @@ def test_learned_positions_are_gpt_2s() -> None:
     expected = theirs(ids_BT, output_hidden_states=True).hidden_states[0]
     read = ours.added_positions.embed(ours.embed_tokens(ids_BT), torch.arange(LENGTH))
     assert torch.equal(read, expected)
-
-
-@torch.no_grad()
-def test_a_bias_weighs_as_blooms_does() -> None:
-    """BLOOM adds m j to the scores of query i, which gives the same softmax as -m (i - j)."""
-    bias_HTT = bias_of(decoder_of(bias="alibi"), LENGTH)
-    bloom = build_alibi_tensor(torch.ones(1, LENGTH), HEADS, torch.float64)
-    score_HTT = normal(HEADS, LENGTH, LENGTH)
-    hidden = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
-    weights = [
-        (score_HTT + added).masked_fill(hidden, -math.inf).softmax(-1)
-        for added in (bias_HTT, bloom)
-    ]
-    assert float((weights[0] - weights[1]).abs().max()) < 1e-7
 
 
 @pytest.mark.parametrize("causal", [True, False])

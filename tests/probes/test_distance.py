@@ -13,13 +13,11 @@ from support.models import VOCAB, make_sizes, opinionated, tokens
 from support.probes import LENGTH
 from torch import Tensor
 
-from rope_exp.attention import Attention
 from rope_exp.attn._recurrence import for_queries
 from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.shared import Config as SharedConfig
 from rope_exp.decoder import Decoder
-from rope_exp.position.alibi import alibi_slopes
-from rope_exp.probes._windows import attentions
+from rope_exp.probes._windows import attentions, instead
 from rope_exp.probes.distance import decay_bound, weighed
 from rope_exp.rope import frequencies
 from rope_exp.sections import Kind, ModelConfig
@@ -45,15 +43,24 @@ def indifferent(**changes: Any) -> Decoder:
     return decoder
 
 
-def weights(decoder: Decoder, layer: int, ids: np.ndarray) -> Tensor:
-    """Return the attention weights of a layer, [B, H, T, T]."""
-    seen: list[Tensor] = []
+def watch(decoder: Decoder, ids: Tensor, number: int) -> dict[str, Tensor]:
+    """Return the weights of a layer, as `weighed` passes them on, its values and its outputs."""
+    layer = attentions(decoder)[number]
+    attend = layer.attend
+    seen = {}
+
+    def recorded(q: Tensor, k: Tensor, values: Sequence[Tensor], *others: Any) -> Tensor:
+        seen["values"] = torch.cat([*values], dim=-1)
+        seen["outputs"] = attend(q, k, values, *others)
+        return seen["outputs"]
+
     with (
         torch.no_grad(),
-        weighed(attentions(decoder)[layer], lambda weights_BHTT, *_: seen.append(weights_BHTT)),
+        instead(layer, "attend", recorded),
+        weighed(layer, lambda weights_BHTT, *_: seen.update(weights=weights_BHTT)),
     ):
-        decoder(torch.from_numpy(ids))
-    return seen[0]
+        seen["logits"] = decoder(ids)
+    return seen
 
 
 # -- weights ---------------------------------------------------------------------------------------
@@ -77,30 +84,6 @@ def test_queries_of_zero_weigh_all_keys_alike(changes: dict[str, Any]) -> None:
     mean = np.mean([1 / number for number in num_keys])
     reach = 3 if "sizes" in changes else LENGTH
     assert found["uniform"] == pytest.approx([mean * (m < reach) for m in M], rel=1e-4)
-
-
-def test_a_bias_alone_gives_weights_by_its_slopes() -> None:
-    """A(m) is the mean of exp(-slope m) / sum over heads and late queries."""
-    found = ask(indifferent(bias="alibi"))
-    slope_H11 = alibi_slopes(4).double()[:, None, None]
-    i_T1 = torch.arange(LENGTH // 2, LENGTH, dtype=torch.float64)[:, None]
-    expected = []
-    for m in M:
-        below = sum(torch.exp(-slope_H11 * n) * (n <= i_T1) for n in range(LENGTH))
-        expected.append(float((torch.exp(-slope_H11 * m) / below).mean()))
-    for by_distance in found["attention"].values():
-        assert by_distance == pytest.approx(expected, rel=1e-4)
-
-
-def test_weights_are_means_over_heads_windows_and_late_queries() -> None:
-    """A loop averages the weights in the four windows that shift and ablation also read."""
-    decoder = opinionated("q", "k", "v", "o")
-    windows = [HELD_OUT[window * LENGTH :][:LENGTH] for window in (0, 5, 10, 15)]
-    weights_BHTT = weights(decoder, 1, np.stack(windows))
-    found = ask(decoder)["attention"]["1"]
-    for m, weight in zip(M, found, strict=True):
-        late = [weights_BHTT[:, :, i, i - m] for i in range(LENGTH // 2, LENGTH)]
-        assert weight == pytest.approx(float(torch.stack(late).mean()), rel=1e-4)
 
 
 # -- kappa and the bound ---------------------------------------------------------------------------
@@ -134,7 +117,8 @@ def test_kappa_is_the_score_where_all_tokens_are_alike(
     alike = np.full_like(HELD_OUT, 3)
     found = ask(decoder, alike)["kappa"]
     for layer in (0, 1):
-        last_HT = weights(decoder, layer, alike[None, :LENGTH])[0, :, -1].double().log()
+        weights_BHTT = watch(decoder, torch.from_numpy(alike[None, :LENGTH]), layer)["weights"]
+        last_HT = weights_BHTT[0, :, -1].double().log()
         for head, kappas in enumerate(found[str(layer)]):
             at_distance = last_HT[head].flip(0)[M]
             expected = at_distance - at_distance[0]
@@ -160,7 +144,7 @@ def test_without_both_there_is_neither_bound_nor_kappa(sites: str) -> None:
     assert set(ask(opinionated(*sites))) == {"m", "attention", "uniform"}
 
 
-# -- the observer ---------------------------------------------------------------------------------
+# -- what is seen ---------------------------------------------------------------------------------
 
 KEEPING_KEYS = [attn for attn in KINDS if attn.keeps_keys]
 SCORED: dict[str, dict[str, Any]] = {
@@ -178,41 +162,6 @@ def sizes_for(attn: Kind, **changes: Any) -> ModelConfig:
     return make_sizes(**changes, **({} if attn.takes_heads else {"num_key_value_heads": 4}))
 
 
-class Watched:
-    """Records the values and outputs of one layer's `attend`, and what `weighed` passes on."""
-
-    values: Sequence[Tensor]
-    outputs: Tensor
-    weights: Tensor
-    queries: Tensor
-    keys: Tensor
-
-    def __init__(self, layer: Attention) -> None:
-        attend = layer.attend
-
-        def recorded(q: Tensor, k: Tensor, values: Sequence[Tensor], *others: Any) -> Tensor:
-            self.values = values
-            self.outputs = attend(q, k, values, *others)
-            return self.outputs
-
-        layer.attend = recorded  # type: ignore[method-assign]
-        self.layer = layer
-
-    def see(self, weights: Tensor, queries: Tensor, keys: Tensor) -> None:
-        self.weights, self.queries, self.keys = weights, queries, keys
-
-
-def watch(decoder: Decoder, ids: Tensor, layer: int = 0) -> Watched:
-    watched = Watched(attentions(decoder)[layer])
-    with torch.no_grad(), weighed(watched.layer, watched.see):
-        decoder(ids)
-    del watched.layer.attend
-    return watched
-
-
-# -- what it sees ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("scored", SCORED)
 def test_weights_times_values_are_the_output(scored: str) -> None:
     """Every kind is covered, with every mask and bias. Weights sum to 1, or to less with a sink."""
@@ -220,17 +169,17 @@ def test_weights_times_values_are_the_output(scored: str) -> None:
         changes = dict(SCORED[scored])
         sizes = sizes_for(attn, window=changes.pop("window", None))
         decoder = opinionated("q", "k", attn=attn, sizes=sizes, **changes).double()
-        found = watch(decoder, tokens(2, 13), layer=1)
+        found = watch(decoder, tokens(2, 13), 1)
 
-        v_BTHV = for_queries(torch.cat([*found.values], dim=-1), 4)
-        expected = torch.einsum("bhij,bjhv->bihv", found.weights, v_BTHV)
-        torch.testing.assert_close(found.outputs, expected)
-        sums_BHT = found.weights.sum(-1)
+        v_BTHV = for_queries(found["values"], 4)
+        expected = torch.einsum("bhij,bjhv->bihv", found["weights"], v_BTHV)
+        torch.testing.assert_close(found["outputs"], expected)
+        sums_BHT = found["weights"].sum(-1)
         if getattr(attn, "sink", False):
             assert float(sums_BHT.max()) < 1
         else:
             torch.testing.assert_close(sums_BHT, torch.ones(2, 4, 13).double())
-        assert found.weights.min() >= 0
+        assert found["weights"].min() >= 0
 
 
 def test_weights_are_exact_where_a_run_is_not() -> None:
@@ -239,23 +188,9 @@ def test_weights_are_exact_where_a_run_is_not() -> None:
     ids = tokens(2, 13)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
         usual = decoder(ids)
-        found = watch(decoder, ids)
-        layer = attentions(decoder)[0]
-        with weighed(layer, found.see):
-            assert torch.equal(decoder(ids), usual)
+        found = watch(decoder, ids, 0)
 
-    assert found.outputs.dtype == torch.bfloat16
-    assert found.weights.dtype == torch.float32
-    torch.testing.assert_close(found.weights.sum(-1), torch.ones(2, 4, 13), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("attn", KEEPING_KEYS, ids=lambda attn: attn.label)
-def test_queries_and_keys_are_shown_before_they_turn(attn: Kind) -> None:
-    """In the first layer, queries and keys equal those of the same weights without rotation."""
-    ids = tokens(2, 13)
-    still = watch(opinionated(attn=attn, sizes=sizes_for(attn)), ids)
-    for sites in ("q", "k", "qk"):
-        found = watch(opinionated(*sites, attn=attn, sizes=sizes_for(attn), start=5), ids)
-        torch.testing.assert_close(found.queries, still.queries, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(found.keys, still.keys, atol=1e-5, rtol=1e-5)
-        assert not torch.allclose(found.weights, still.weights, atol=1e-2)
+    assert torch.equal(found["logits"], usual)
+    assert found["outputs"].dtype == torch.bfloat16
+    assert found["weights"].dtype == torch.float32
+    torch.testing.assert_close(found["weights"].sum(-1), torch.ones(2, 4, 13), rtol=0, atol=1e-6)

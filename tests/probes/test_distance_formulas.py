@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.models import normal, rotation_matrix
+from support.models import normal
 from torch import Tensor
 
-from rope_exp.probes.distance import attention_by_distance, decay_bound, kappa, uniform_by_distance
+from rope_exp.probes.distance import attention_by_distance, decay_bound, kappa
 from rope_exp.rope import angles, frequencies, rotate
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -28,11 +28,6 @@ def turned(x_HK: Tensor, position_T: Tensor, theta_F: Tensor) -> Tensor:
     angle_TF = angles(theta_F, position_T)
     x_1THK = x_HK.expand(1, len(position_T), -1, -1)
     return rotate(x_1THK, angle_TF.cos(), angle_TF.sin())[0]
-
-
-def at(x_HK: Tensor, position: int, theta_F: Tensor) -> Tensor:
-    """Return R_i x of each head, at one position."""
-    return turned(x_HK, torch.tensor([position]), theta_F)[0]
 
 
 # -- the bound -------------------------------------------------------------------------------------
@@ -52,27 +47,6 @@ def test_the_bound_is_a_mean_of_partial_sums(seed: int, count: int, distance: fl
     for theta_F, found_M in zip(theta_LF.tolist(), found_LM.tolist(), strict=True):
         sums = list(itertools.accumulate(cmath.exp(1j * distance * theta) for theta in theta_F))
         assert found_M == pytest.approx([sum(map(abs, sums)) / count], abs=1e-7)
-
-
-@given(SEEDS, DISTANCES)
-def test_no_score_passes_the_bound(seed: int, distance: int) -> None:
-    """Summation by parts gives |score| <= F f(m) max |h_{f+1} - h_f|."""
-    theta_F = theta_of(16)
-    q_K, k_K = normal(2, 16, seed=seed)
-    score = at(q_K[None], distance, theta_F) @ at(k_K[None], 0, theta_F).T
-
-    h_F = torch.complex(q_K[:8], q_K[8:]) * torch.complex(k_K[:8], k_K[8:]).conj()
-    step = float(torch.cat([h_F, torch.zeros(1)]).diff().abs().max())
-    bound = 8 * float(decay_bound(theta_F, torch.tensor([distance]))) * step
-    assert abs(float(score)) <= bound * (1 + 1e-12)
-
-
-@given(DISTANCES)
-def test_the_bound_is_largest_at_distance_zero(distance: int) -> None:
-    both = decay_bound(theta_of(16), torch.tensor([distance, -distance, 0]))
-    assert both[0] == pytest.approx(float(both[1]))
-    assert both[0] <= both[2] + 1e-12
-    assert both[2] == pytest.approx(4.5)
 
 
 # -- weights by distance ---------------------------------------------------------------------------
@@ -96,24 +70,6 @@ def test_weights_are_averaged_over_late_queries(length: int) -> None:
     assert attention_by_distance(weights_BHTT).tolist() == pytest.approx(expected, rel=1e-12)
 
 
-def test_weights_that_know_distance_alone_are_found_again() -> None:
-    by_distance = normal(8, seed=1).exp()
-    distance_TT = torch.arange(8)[:, None] - torch.arange(8)
-    weights_TT = by_distance[distance_TT.clamp(min=0)]
-    torch.testing.assert_close(attention_by_distance(weights_TT), by_distance[:4])
-
-
-@given(st.integers(2, 40), st.none() | st.integers(1, 50), st.booleans())
-def test_uniform_weights_give_the_reference(length: int, window: int | None, causal: bool) -> None:
-    """Equal weights on a query's keys give the reference, causal, windowed or bidirectional."""
-    reached = torch.ones(length, length, dtype=torch.float64)
-    if causal:
-        reached = reached.tril().triu(1 - (window or length))
-    weights_TT = reached / reached.sum(-1, keepdim=True)
-    expected = uniform_by_distance(length, window if causal else None, causal=causal)
-    torch.testing.assert_close(attention_by_distance(weights_TT), expected)
-
-
 # -- kappa -----------------------------------------------------------------------------------------
 
 
@@ -131,14 +87,6 @@ def test_kappa_is_the_score_of_the_means_at_any_place(seed: int, distance: int) 
     torch.testing.assert_close(found_HM[:, 0], mean_H, atol=1e-9, rtol=0)
 
 
-def test_kappa_turns_the_key_clockwise() -> None:
-    """The dense matrix R_{-m} gives kappa; R_m gives another number."""
-    q_K, k_K = normal(2, 8, seed=3)
-    found = float(kappa(q_K[None], k_K[None], theta_of(8), torch.tensor([5])))
-    assert found == pytest.approx(float(q_K @ rotation_matrix(-5, 8) @ k_K) / math.sqrt(8))
-    assert found != pytest.approx(float(q_K @ rotation_matrix(5, 8) @ k_K) / math.sqrt(8), abs=0.1)
-
-
 def test_kappa_of_grouped_heads_is_that_of_repeated_keys() -> None:
     q_HK, k_GK = normal(4, 8, seed=4), normal(2, 8, seed=5)
     theta_GF = torch.stack([theta_of(8), 0.3 * theta_of(8)])
@@ -147,13 +95,3 @@ def test_kappa_of_grouped_heads_is_that_of_repeated_keys() -> None:
     for head, group in enumerate([0, 0, 1, 1]):
         alone_1M = kappa(q_HK[[head]], k_GK[[group]], theta_GF[group], distance_M)
         torch.testing.assert_close(found_HM[[head]], alone_1M)
-
-
-def test_features_that_do_not_rotate_add_a_constant() -> None:
-    q_HK, k_HK = normal(2, 3, 8, seed=6)
-    theta_F = theta_of(4)
-    distance_M = torch.arange(9)
-    found_HM = kappa(q_HK, k_HK, theta_F, distance_M)
-    rotating_HM = kappa(q_HK[:, :4], k_HK[:, :4], theta_F, distance_M) * math.sqrt(4 / 8)
-    constant_H = (q_HK[:, 4:] * k_HK[:, 4:]).sum(-1) / math.sqrt(8)
-    torch.testing.assert_close(found_HM, rotating_HM + constant_H[:, None])

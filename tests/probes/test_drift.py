@@ -45,14 +45,6 @@ def test_what_is_learned_is_beside_where_it_began(trainable: Any) -> None:
     assert "crossings" not in found
 
 
-def test_a_run_that_has_learned_nothing_has_not_moved() -> None:
-    for trainable in (True, "log"):
-        found = ask(make_decoder("v", trainable=trainable))
-        assert list(found) == ["vo"]
-        assert found["vo"]["median"] == 0
-        assert found["vo"]["theta"] == [found["vo"]["theta0"]]
-
-
 def test_small_frequencies_keep_their_digits() -> None:
     decoder = make_decoder("q", trainable=True, base=1e9)
     found = ask(decoder)["qk"]["theta0"]

@@ -124,9 +124,3 @@ def test_a_kind_without_a_softmax_has_no_scale() -> None:
     with torch.no_grad():
         other.model.rotary_emb.inv_freq.copy_(theta_F)
         torch.testing.assert_close(found, other(ids))
-
-
-def test_a_short_held_out_set_has_fewer_lengths() -> None:
-    found = ask(opinionated("q", "k"), HELD_OUT[:40])
-    assert found["lengths"] == [16, 32]
-    assert all(len(losses) == 2 for losses in found["yarn"].values())

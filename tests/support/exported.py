@@ -1,4 +1,4 @@
-"""Reader of exported folders, in a process that cannot import rope_exp."""
+"""Readers of exported folders, in a process that cannot import rope_exp."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# This code loads a folder as its README says, and prints its class, logits and generated text.
+# This code loads a folder as its README says, and prints its class and logits.
 READER = """
 import json, sys
 sys.modules["rope_exp"] = None
@@ -22,14 +22,12 @@ for trust in (True, False):
     assert auto([text, text[5:]], padding=True)["input_ids"] == batch["input_ids"].tolist()
 with torch.no_grad():
     logits = model(**batch).logits
-said = model.generate(**batch, max_new_tokens=8, do_sample=False)
 model.save_pretrained(again)
 narrow = AutoModelForCausalLM.from_pretrained(again, trust_remote_code=True, dtype="bfloat16")
 print(json.dumps({
     "class": type(model).__name__,
     "ids": batch["input_ids"].tolist(),
     "last": logits[:, -1].tolist(),
-    "said": [tokenizer.decode(ids) for ids in said[:, batch["input_ids"].shape[1]:]],
     "narrow": str(narrow.lm_head.weight.dtype),
 }))
 """
@@ -38,9 +36,16 @@ TEXT = "Document 3. A text"
 
 def read(folder: Path, tmp_path: Path) -> dict[str, Any]:
     """Return the output of `READER` for an exported folder."""
+    printed = in_a_process(tmp_path, READER, str(folder), str(tmp_path / "again"), TEXT)
+    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return found
+
+
+def in_a_process(tmp_path: Path, code: str, *words: str) -> str:
+    """Run Python code with arguments and caches of its own, and return what it prints."""
     places = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", READER, str(folder), str(tmp_path / "again"), TEXT],
+        [sys.executable, "-c", code, *words],
         env=os.environ | places,
         cwd=tmp_path,
         capture_output=True,
@@ -48,5 +53,4 @@ def read(folder: Path, tmp_path: Path) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return done.stdout

@@ -10,7 +10,7 @@ from support.configs import REPOSITORY
 from support.models import make_pe
 
 CONFIGS = REPOSITORY / "configs"
-PAGE = (REPOSITORY / "docs" / "own-position.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs" / "extending.md").read_text(encoding="utf-8")
 PULL = """
 import torch
 from torch import nn

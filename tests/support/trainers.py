@@ -69,7 +69,7 @@ def take_bad_step(trainer: Trainer, poison: float) -> list[Outcome]:
     later = trainer.train_step(3)
     assert bad is not None
     assert later is not None
-    return [bad.read(), later.read()]
+    return [bad(), later()]
 
 
 def stop_in_step(trainer: Trainer, step: int) -> None:

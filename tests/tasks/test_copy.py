@@ -29,22 +29,3 @@ def test_copies_are_right_and_lengths_uniform(split: str) -> None:
     lengths = Counter(map(len, strings(split, 1000)))
     assert set(lengths) == set(range(fewest, most + 1))
     assert stats.chisquare(list(lengths.values())).pvalue > 1e-6
-
-
-@each_split
-def test_letters_are_uniform_and_independent(split: str) -> None:
-    """The pairs of neighbours that are counted do not overlap."""
-    pairs = Counter(
-        string[place : place + 2]
-        for string in strings(split, 200)
-        for place in range(0, len(string) - 1, 2)
-    )
-    assert len(pairs) == 16
-    assert stats.chisquare(list(pairs.values())).pvalue > 1e-6
-
-
-def test_long_strings_are_not_both_trained_and_tested() -> None:
-    """There are 4^16 = 4.3e9 strings of 16 letters, so none should occur twice."""
-    trained = {string for string in strings("train", 300) if len(string) > 15}
-    assert len(trained) > 500
-    assert trained.isdisjoint(strings("test", 300))

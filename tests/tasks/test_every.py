@@ -169,14 +169,6 @@ def test_held_out_rows_are_those_of_every_run(kind: str) -> None:
     assert not (trained.ids_BT[:, None] == held_out.ids_BT).all(axis=-1).any()
 
 
-def test_the_hash_covers_tokens_and_mask() -> None:
-    batch = batch_of("addition", 1)
-    ids_BS, mask_BT = np.split(batch.hashed_BS, [257], axis=1)
-    np.testing.assert_array_equal(ids_BS[:, :-1], batch.ids_BT)
-    np.testing.assert_array_equal(mask_BT, batch.target_BP >= 0)
-    np.testing.assert_array_equal(ids_BS[:, 1:][mask_BT == 1], batch.target_BP[mask_BT == 1])
-
-
 @pytest.mark.parametrize("period", [1e-4, 0.02])
 def test_spikes_stand_at_their_times(period: float) -> None:
     """Positions are radians of the fastest pair, queries last, padding a document of its own."""
@@ -208,14 +200,6 @@ def test_the_hash_is_of_what_rows_follow_from(kind: str, monkeypatch: pytest.Mon
     facts = dataclasses.replace(data.facts, version=data.facts.version + 1)
     monkeypatch.setattr(f"rope_exp.tasks.{kind}.FACTS", facts)
     assert data.data_sha256 != before
-
-
-def test_another_order_has_another_hash() -> None:
-    hashes = {
-        data_of(config_of("addition", f"data.order={order}")).data_sha256
-        for order in ("plain", "reversed")
-    }
-    assert len(hashes) == 2
 
 
 @each_kind

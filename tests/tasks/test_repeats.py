@@ -61,7 +61,3 @@ def test_stretches_begin_anywhere_and_what_lies_between_varies() -> None:
     # Long ones are rarer at the end of a row.
     assert stats.chisquare(list(lengths.values())).pvalue > 1e-6
     assert stats.kstest(shares, "uniform").pvalue > 1e-6
-
-
-def test_no_row_of_training_is_asked_in_the_test() -> None:
-    assert set(texts("train", 100)).isdisjoint(texts("test", 100))

@@ -29,7 +29,7 @@ def outcomes(trainer: Trainer) -> list[tuple[float, float]]:
     for step in range(1, 7):
         started = trainer.train_step(step)
         assert started is not None
-        outcome = started.read()
+        outcome = started()
         found.append((outcome.loss, outcome.grad_norm))
     return found
 

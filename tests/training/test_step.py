@@ -72,7 +72,7 @@ def test_the_loss_is_the_mean_of_minus_log_p(make: Make) -> None:
     expected = -log_p.gather(-1, ids[:, 1:, None]).mean().item()
     started = trainer.train_step(1)
     assert started is not None
-    assert started.read().loss == pytest.approx(expected, abs=1e-6)
+    assert started().loss == pytest.approx(expected, abs=1e-6)
 
 
 @PLACED

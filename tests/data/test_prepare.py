@@ -221,7 +221,7 @@ def test_tokens_equal_those_of_the_plain_library(
     assert prepared.vocab_size == plain.get_vocab_size()
 
 
-@pytest.mark.parametrize("max_tokens", [200, 500, 3000])
+@pytest.mark.parametrize("max_tokens", [200, 3000])
 def test_training_stops_at_the_limit_exactly(tmp_path: Path, max_tokens: int) -> None:
     path = write_parquet(tmp_path / "a.parquet", TEXTS)
     data = data_config(path=path, holdout_fraction=0.5)
@@ -319,16 +319,13 @@ def test_a_harmed_file_is_found(blocks: Blocks, name: str, effort: int) -> None:
     try_harms(check, effort)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_missing_file_is_found(blocks: Blocks, name: str) -> None:
+def test_a_missing_file_is_found(blocks: Blocks) -> None:
     data, prepared = blocks
-    path = prepared.folder / name
+    path = prepared.folder / "train.bin"
     path.rename(path.with_suffix(".gone"))
-    try:
-        with refused(f"{prepared.folder} is damaged: ", "; remove it and", by=DataError):
-            prepare(data, BYTES)
-    finally:
-        path.with_suffix(".gone").rename(path)
+    with refused(f"{prepared.folder} is damaged: ", "; remove it and", by=DataError):
+        prepare(data, BYTES)
+    path.with_suffix(".gone").rename(path)
 
 
 def test_ids_are_as_wide_as_the_vocabulary_asks() -> None:

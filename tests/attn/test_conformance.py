@@ -330,24 +330,6 @@ def test_a_site_that_turns_wrongly_is_refused(
                     certificate(SIZES, make_pe(*pair), attn)
 
 
-@pytest.mark.parametrize("attn", [kind for kind in KINDS if allowed(kind, "vo")], ids=str)
-def test_v_and_o_by_different_tables_are_refused(
-    attn: Kind, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """v rotates by its own base, but o is rotated back by the base of q and k.
-
-    The heads' outputs already show it; the logits, which are measured next, would show it too.
-    """
-    turn = Attention.turn
-
-    def wrong(self: Attention, site: str, x: Tensor, at: Positions) -> Tensor:
-        return turn(self, site, x, at._replace(vo=at.qk) if site == "o" else at)
-
-    monkeypatch.setattr(Attention, "turn", wrong)
-    with pytest.raises(LawError, match="the rotation of test is neither"):
-        certificate(SIZES, make_pe(*attn.sites(), base_vo=7.0), attn)
-
-
 @pytest.mark.parametrize("changes", APART[:4], ids=str)
 @pytest.mark.parametrize("attn", SHARES, ids=str)
 def test_values_from_the_keys_row_are_refused(

@@ -1,10 +1,9 @@
 """Tests of text generation."""
 
-from dataclasses import replace
-
 import pytest
 import torch
-from support.models import make_architecture
+from support.models import opinionated
+from support.refused import refused
 
 from rope_exp.commands.generate import distribution, generate
 from rope_exp.decoder import Decoder
@@ -16,12 +15,7 @@ END = 256
 @pytest.fixture(scope="module")
 def decoder() -> Decoder:
     """Return a decoder with random weights, large enough that its distributions are not flat."""
-    decoder = Decoder(replace(make_architecture("q", "k", "v", "o"), vocab_size=END + 1))
-    decoder.initialise(0)
-    for parameter in decoder.parameters():
-        if parameter.ndim == 2:
-            parameter.data.mul_(10)
-    return decoder.eval()
+    return opinionated(*"qkvo", scale=10, vocab_size=END + 1).eval()
 
 
 @torch.no_grad()
@@ -46,6 +40,11 @@ def test_a_seed_is_a_text(decoder: Decoder) -> None:
     )
     assert one == same
     assert one != other
+
+
+def test_a_model_that_looks_both_ways_generates_nothing() -> None:
+    with refused("train.objective: looks both ways", "no next token to generate"):
+        generate(opinionated("q", causal=False), byte_tokenizer(), "a", 0)
 
 
 def test_the_nucleus_is_the_fewest_likeliest() -> None:

@@ -62,7 +62,6 @@ def _open_closed_streams() -> None:
 
 def _run(command: str, words: list[str]) -> int:
     """Run the command that `command` names."""
-    _check_surroundings(words)
     if command in ("-h", "--help"):
         print(HELP, end="")
         return 0
@@ -77,23 +76,6 @@ def _run(command: str, words: list[str]) -> int:
     if command in ("campaign", "sweep"):
         return starting_runs(lambda: _other(command, words))
     return _other(command, words)
-
-
-def _check_surroundings(words: list[str]) -> None:
-    """Refuse a deleted working folder, and words that this locale cannot read.
-
-    Libraries would meet either later, and not say what it is.
-    """
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        raise ConfigError("working folder", ..., "was deleted; change to another one") from None
-    for word in words:
-        try:
-            word.encode()
-        except UnicodeEncodeError:
-            allowed = "is no text in this locale; set PYTHONUTF8=1, or LC_ALL to one of UTF-8"
-            raise ConfigError("word", word, allowed) from None
 
 
 def _other(command: str, words: list[str]) -> int:

@@ -38,14 +38,12 @@ class Corpus:
         data: the config that named the corpus.
         splits: "train", and "validation" if the corpus has its own; `read` takes one of the values.
         read: yields the documents of a split, starting at the first one on each call.
-        text_bytes: approximate bytes of text in all splits; 0 if unknown.
         facts: further entries of the record; complete once all documents have been read.
     """
 
     data: DataConfig
     splits: Mapping[str, Any]
     read: Callable[[Any], Iterable[str]]
-    text_bytes: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
 
     def documents(self, split: str) -> Generator[tuple[str, str]]:
@@ -109,7 +107,6 @@ def library_files() -> dict[str, Path]:
 
 def open_library(data: DataConfig) -> Corpus:
     """Open the stdlib corpus, with one document per module."""
-    files = library_files().values()
     facts: dict[str, Any] = {"python": platform.python_version()}
 
     def read(paths: Iterable[Path]) -> Iterator[str]:
@@ -125,8 +122,7 @@ def open_library(data: DataConfig) -> Corpus:
             else:
                 yield text
 
-    text_bytes = sum(path.stat().st_size for path in files)
-    return Corpus(data, {TRAIN: files}, read, text_bytes, facts)
+    return Corpus(data, {TRAIN: library_files().values()}, read, facts)
 
 
 READERS = {
@@ -137,14 +133,13 @@ READERS = {
     ".csv": "csv",
     ".txt": "text",
 }
+PACKED = (".gz", ".zst")
+NAMES = f"{', '.join(READERS)} (or .gz or .zst after it)"
 # Files that `save_to_disk` of datasets writes beside its .arrow files.
 OF_ARROW = ("dataset_dict.json", "dataset_info.json", "state.json")
-# Other suffixes of packed files, which may hold text.
-PACKED = (".7z", ".bz2", ".lz4", ".tar", ".tgz", ".xz", ".zip")
 # Documents can be long, so only a few are read at once.
 ROWS = 64
 CHARS = 10 << 20
-SPACES = re.compile(r"\s*")
 # A mark of the byte order at the start of a file is not text.
 ENCODING = "utf-8-sig"
 
@@ -156,21 +151,27 @@ def open_dataset(data: DataConfig) -> Corpus:
         ConfigError: data.path, data.subset, data.revision or data.text_column cannot be read.
         DataError: the hub did not answer.
     """
-    with explaining(data):
+    if data.validation_split == TRAIN:
+        reason = "is trained on; name another split, or null"
+        raise ConfigError("data.validation_split", TRAIN, reason)
+    facts = {"path": data.path}
+    builder = None
+    with explaining("data.path", data.path, from_hub=data.kind == "hub"):
         if data.kind == "hub":
-            builder = _hub_builder(data)
-            sides = _choose_sides(data, builder.config.data_files)
-            facts = {"path": data.path, "subset": data.subset, "revision": data.revision}
-            return Corpus(data, sides, _reading(data, builder), facts=facts)
-
-        root = _root(data)
-        _check_names(data, root)
-        builder = _card_builder(data, root)
+            facts |= {"subset": data.subset, "revision": data.revision}
+            builder = _builder(str(data.path), data)
+        elif _has_card(root := _root(data)):
+            builder = _builder(str(root), data)
         splits = _local_splits(data, root) if builder is None else builder.config.data_files
-        sides = _choose_sides(data, splits)
-        paths = map(Path, itertools.chain.from_iterable(sides.values()))
-        num_bytes = sum(path.stat().st_size for path in paths)
-        return Corpus(data, sides, _reading(data, builder), num_bytes, {"path": data.path})
+
+        if TRAIN not in splits:
+            names = ", ".join(sorted(map(str, splits)))
+            raise path_error(data, f"has no split named train; it has {names}")
+        # Other splits, such as test, are never read.
+        sides = {TRAIN: splits[TRAIN]}
+        if data.validation_split in splits:
+            sides[VALIDATION] = splits[str(data.validation_split)]
+    return Corpus(data, sides, functools.partial(_read, data=data, builder=builder), facts)
 
 
 def files_fingerprint(data: DataConfig) -> str:
@@ -189,7 +190,7 @@ def list_files(data: DataConfig) -> list[tuple[str, int, int]]:
     Raises:
         ConfigError: data.path does not exist, or cannot be read.
     """
-    with explaining(data):
+    with explaining("data.path", data.path):
         root = _root(data)
         states = []
         for path in _files(root):
@@ -211,13 +212,11 @@ def newest_commit(path: str, revision: str | None, repo_type: str = "dataset") -
 
 
 @contextmanager
-def explaining(data: DataConfig, path: str | None = None) -> Iterator[None]:
-    """Turn any error of a library that reads the corpus into one sentence.
+def explaining(key: str, value: object, *, from_hub: bool = False) -> Iterator[None]:
+    """Turn any error of a library that reads the path `value` of `key` into one sentence.
 
-    Args:
-        path: the file being read; None: data.path.
     Raises:
-        ConfigError: the files cannot be read, or the hub has no such dataset for this user.
+        ConfigError: the files cannot be read, or the hub has no such data for this user.
         DataError: the hub did not answer.
     """
     try:
@@ -225,26 +224,20 @@ def explaining(data: DataConfig, path: str | None = None) -> Iterator[None]:
     except (ConfigError, MemoryError):
         raise
     except Exception as error:
-        said = first_line(error)
-        if data.kind == "files" or _is_mistake(error):
-            raise path_error(data, f"cannot be read: {said}", path) from None
-        hint = "the same command tries again"
-        raise DataError(f"data.path={data.path}: the hub did not give it: {said}; {hint}") from None
+        from datasets.exceptions import DatasetNotFoundError
+        from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+        # A missing subset or an invalid Parquet file raises a ValueError.
+        absent = (DatasetNotFoundError, RepositoryNotFoundError, RevisionNotFoundError)
+        if not from_hub or isinstance(error, (ValueError, *absent)):
+            raise ConfigError(key, value, f"cannot be read: {first_line(error)}") from None
+        reason = f"the hub did not give it: {first_line(error)}; the same command tries again"
+        raise DataError(f"{key}={value}: {reason}") from None
 
 
-def path_error(data: DataConfig, allowed: str, path: str | None = None) -> ConfigError:
+def path_error(data: DataConfig, reason: str, path: object = None) -> ConfigError:
     """Return the error of data.path, or of a file below it."""
-    return ConfigError("data.path", path or data.path, allowed)
-
-
-def _is_mistake(error: Exception) -> bool:
-    """Return whether the hub answered that the data does not exist, or the data is unreadable."""
-    from datasets.exceptions import DatasetNotFoundError
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
-
-    absent = (DatasetNotFoundError, RepositoryNotFoundError, RevisionNotFoundError)
-    # A missing subset or an invalid Parquet file raises a ValueError.
-    return isinstance(error, (ValueError, *absent))
+    return ConfigError("data.path", str(path or data.path), reason)
 
 
 def _root(data: DataConfig) -> Path:
@@ -255,16 +248,6 @@ def _root(data: DataConfig) -> Path:
         raise path_error(data, f"there is no such file or folder{hint if is_there else ''}")
     # datasets resolves links to a folder when it names the folder's files.
     return path.resolve() if path.is_dir() else path
-
-
-def _check_names(data: DataConfig, root: Path) -> None:
-    """Refuse names that `datasets` takes for patterns, and links that it does not follow."""
-    if re.search(r"[*?\[\]]", str(root)):
-        raise path_error(data, "may not hold any of * ? [ ], which mean patterns")
-    for path in root.rglob("*"):
-        if path.is_symlink() and path.is_dir():
-            reason = "is a link to a folder, which would be left out; link its files"
-            raise path_error(data, reason, str(path))
 
 
 def _files(root: Path) -> Iterator[Path]:
@@ -278,49 +261,40 @@ def _files(root: Path) -> Iterator[Path]:
 def _local_splits(data: DataConfig, root: Path) -> dict[str, list[str]]:
     """Return the readable files of a file or folder by split, as their names tell."""
     if data.subset is not None:
-        allowed = "is for a folder with a dataset card, or the hub; data.path has none"
-        raise ConfigError("data.subset", data.subset, allowed)
+        reason = "is for a folder with a dataset card, or the hub; data.path has none"
+        raise ConfigError("data.subset", data.subset, reason)
+    files = {str(path): path.name for path in _files(root) if _reader(path)}
+    if any(name.endswith(".arrow") for name in files.values()):
+        files = {path: name for path, name in files.items() if name not in OF_ARROW}
+    if not files:
+        raise path_error(data, f"holds no file that ends in {NAMES}")
     if root.is_file():
-        if _reader(root) is None:
-            raise path_error(data, f"is no file that ends in {_names()}")
-        return {TRAIN: [str(root)]}
+        return {TRAIN: list(files)}
 
     load_datasets()
     from datasets.data_files import DataFilesDict, get_data_patterns
 
-    files = {str(path): _reader(path) for path in _files(root)}
-    if "arrow" in files.values():
-        files = {path: files[path] for path in files if Path(path).name not in OF_ARROW}
-    if not any(files.values()):
-        raise path_error(data, f"holds no file that ends in {_names()}")
-
     listed = DataFilesDict.from_patterns(get_data_patterns(str(root)), base_path=str(root))
-    known = set(itertools.chain.from_iterable(listed.values()))
-    for path in files:
-        if files[path] and path not in known:
-            # If some names contain a split, datasets leaves out all others.
-            names = ", ".join(map(str, listed))
-            reason = f"would be left out beside the files of {names}"
-            raise path_error(data, f"{reason}; move it, or name it for a split", path)
-        if path.lower().endswith(PACKED):
-            raise path_error(data, "is packed; unpack it, or pack its files as .gz or .zst", path)
-
-    splits = {str(split): [path for path in listed[split] if files.get(path)] for split in listed}
+    splits = {str(split): [path for path in listed[split] if path in files] for split in listed}
+    # If some names contain a split, datasets leaves out all others; and links to folders.
+    left_out = files.keys() - set().union(*splits.values())
+    left_out |= {str(path) for path in root.rglob("*") if path.is_symlink() and path.is_dir()}
+    if left_out:
+        reason = f"would be left out beside the files of {', '.join(splits)}"
+        raise path_error(data, f"{reason}; move it, or name it for a split", min(left_out))
     return {split: paths for split, paths in splits.items() if paths}
 
 
-def _card_builder(data: DataConfig, root: Path) -> Any:
-    """Let datasets find the files of a folder whose README.md lists them; None without one."""
+def _has_card(root: Path) -> bool:
+    """Return whether a folder's README.md lists its files."""
     from huggingface_hub import metadata_load
 
     card = root / "README.md"
-    if not card.is_file() or "configs" not in (metadata_load(card) or {}):
-        return None
-    return load_datasets().load_dataset_builder(str(root), data.subset)
+    return card.is_file() and "configs" in (metadata_load(card) or {})
 
 
-def _hub_builder(data: DataConfig) -> Any:
-    """Let datasets find the reader and the splits of a dataset of the hub."""
+def _builder(path: str, data: DataConfig) -> Any:
+    """Let datasets find the reader and the splits of a folder with a card, here or on the hub."""
     datasets = load_datasets()
     # Hints from another server and a download count are not part of the data, and could fail.
     datasets.config.USE_PARQUET_EXPORT = False
@@ -329,7 +303,7 @@ def _hub_builder(data: DataConfig) -> Any:
     # If the hub refuses, the library would read any revision in its cache: give it an empty one.
     with TemporaryDirectory(prefix="rope_exp-") as empty:
         return datasets.load_dataset_builder(
-            data.path, data.subset, revision=data.revision, cache_dir=empty
+            path, data.subset, revision=data.revision, cache_dir=empty
         )
 
 
@@ -352,88 +326,57 @@ def load_datasets() -> Any:
 
 def _reader(path: Path) -> str | None:
     """Return the reader for a file's name, which may also end in .gz or .zst."""
-    *_, last = ["", *(suffix.lower() for suffix in path.suffixes)]
-    if last in (".gz", ".zst"):
-        last = path.with_suffix("").suffix.lower()
-    return READERS.get(last)
-
-
-def _names() -> str:
-    return f"{', '.join(READERS)} (or .gz or .zst after it)"
-
-
-def _choose_sides(data: DataConfig, splits: Mapping[Any, Any]) -> dict[str, Any]:
-    """Choose the splits to train and to validate on; others, such as test, are never read."""
-    if TRAIN not in splits:
-        names = ", ".join(sorted(map(str, splits)))
-        raise path_error(data, f"has no split named train; it has {names}")
-
-    sides = {TRAIN: splits[TRAIN]}
-    if data.validation_split in splits:
-        sides[VALIDATION] = splits[data.validation_split]
-    return sides
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    return READERS.get(next((each for each in reversed(suffixes) if each not in PACKED), ""))
 
 
 # -- readers ---------------------------------------------------------------------------------------
 
 
-def _reading(data: DataConfig, builder: Any) -> Any:
-    """Return the function that yields the texts of some files.
+def _read(paths: Iterable[str], data: DataConfig, builder: Any) -> Iterator[str]:
+    """Yield the texts of files here or on the hub.
 
     Args:
         builder: of a dataset with a card, which names one reader for all files and may set its
             options; None: each file's name tells its reader.
     """
-    if builder is None:
-        return functools.partial(_read, data=data)
-    reader = type(builder).__module__.rpartition(".")[2]
-    if reader not in READERS.values():
-        raise path_error(data, f"is for the reader {reader}; there are {_names()}")
-    return functools.partial(_read, data=data, reader=reader, options=builder.config)
-
-
-def _read(
-    paths: Iterable[str], data: DataConfig, reader: str | None = None, options: Any = None
-) -> Iterator[str]:
-    """Yield the texts of files here or on the hub."""
-    read = {
-        "parquet": _parquet_texts,
-        "arrow": _arrow_texts,
-        "json": _json_texts,
-        "csv": _csv_texts,
-        "text": _plain_texts,
-    }
-    for path in paths:
-        with explaining(data, path if data.kind == "files" else None):
-            for file in _open(path):
-                texts = read[reader or str(_reader(Path(path)))](file, data, options)
-                yield from filter(None, texts)
-
-
-def _open(path: str) -> Iterator[Any]:
-    """Yield the binary files at a path or URL: itself unpacked, or each member of an archive."""
     from datasets.utils.file_utils import xopen
 
     manager = load_datasets().StreamingDownloadManager()
-    for url in manager.iter_files(manager.extract(path)):
-        with xopen(url, "rb") as file:
-            yield file
+    from_hub = data.kind == "hub"
+    for path in paths:
+        with explaining("data.path", data.path if from_hub else path, from_hub=from_hub):
+            reader = type(builder).__module__.rpartition(".")[2] if builder else _reader(Path(path))
+            if reader not in TEXTS:
+                raise path_error(data, f"is for the reader {reader}; there are {NAMES}")
+
+            # The file itself, unpacked, or each member of an archive.
+            for url in manager.iter_files(manager.extract(path)):
+                with xopen(url, "rb") as file:
+                    for text in TEXTS[reader](file, data, builder and builder.config):
+                        if not isinstance(text, str | None):
+                            reason = f"holds {type(text).__name__}, not text"
+                            raise ConfigError("data.text_column", data.text_column, reason)
+                        # JSON can hold half of a surrogate pair, which is no text.
+                        (text or "").encode()
+                        yield text or ""
 
 
-def _parquet_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[str | None]:
+def _parquet_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[Any]:
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(file) as table:
         _check_column(data, table.schema_arrow.names)
         for batch in table.iter_batches(ROWS, columns=[data.text_column]):
-            yield from _texts(batch, data)
+            yield from batch.column(0).to_pylist()
 
 
-def _arrow_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[str | None]:
+def _arrow_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[Any]:
     from pyarrow import ipc
 
     for batch in ipc.open_stream(file):
-        yield from _texts(batch, data)
+        _check_column(data, batch.schema.names)
+        yield from batch.column(data.text_column).to_pylist()
 
 
 def _csv_texts(file: BinaryIO, data: DataConfig, options: Any) -> Iterator[str]:
@@ -450,52 +393,33 @@ def _csv_texts(file: BinaryIO, data: DataConfig, options: Any) -> Iterator[str]:
             yield from table[data.text_column]
 
 
-def _json_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[str | None]:
-    """Yield the texts of JSON objects: one a line, one after another, or in an array."""
+def _json_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[Any]:
+    """Yield the texts of JSON objects: one a line, or all of a file in one value."""
     column = data.text_column
-    names: list[Any] = []
-    is_found = False
+    keys: dict[Any, None] = {}
     with io.TextIOWrapper(file, ENCODING) as lines:
         for row in _json_rows(lines):
             # An array may also hold the texts themselves.
-            values = row if isinstance(row, dict) else {column: row}
-            names = names or list(values)
-            is_found = is_found or column in values
-            text = values.get(column)
-            if not isinstance(text, str | None):
-                raise _no_text(data, type(text).__name__)
-            # JSON can hold half of a surrogate pair, which is no text.
-            (text or "").encode()
-            yield text
-    if names and not is_found:
-        _check_column(data, names)
+            values: dict[Any, Any] = row if isinstance(row, dict) else {column: row}
+            keys |= dict.fromkeys(values)
+            yield values.get(column)
+    if keys:
+        _check_column(data, list(keys))
 
 
 def _json_rows(lines: io.TextIOWrapper) -> Iterator[Any]:
-    """Yield the values of a file of JSON."""
-    filled = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
-    _, first = next(filled, (0, ""))
+    """Yield the values of a file of JSON; an array, or a value of several lines, is read whole."""
+    first = next(filter(str.strip, lines), "[]")
     try:
-        row = json.loads(first)
+        is_lines = isinstance(json.loads(first), dict)
     except ValueError:
-        row = None
-    if isinstance(row, dict):
-        yield row
-        for number, line in filled:
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from None
-            yield row
-        return
+        is_lines = False
 
-    # An array, or values that are not on lines of their own, are read whole.
-    text = (first + lines.read()).strip()
-    end = 0
-    while end < len(text):
-        value, end = json.JSONDecoder().raw_decode(text, end)
-        yield from value if isinstance(value, list) else [value]
-        end = SPACES.match(text, end).end()  # type: ignore[union-attr]
+    if is_lines:
+        yield from map(json.loads, itertools.chain([first], filter(str.strip, lines)))
+        return
+    value = json.loads(first + lines.read())
+    yield from value if isinstance(value, list) else [value]
 
 
 def _plain_texts(file: BinaryIO, data: DataConfig, options: Any) -> Iterator[str]:
@@ -514,27 +438,17 @@ def _plain_texts(file: BinaryIO, data: DataConfig, options: Any) -> Iterator[str
             yield rest
 
 
-def _texts(table: Any, data: DataConfig) -> list[str | None]:
-    """Return the text column of an Arrow table."""
-    from pyarrow import types
-
-    _check_column(data, table.schema.names)
-    column = table.column(data.text_column)
-    kind = column.type
-    if types.is_dictionary(kind):
-        # pandas' categories store texts as numbers.
-        kind = kind.value_type
-    is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
-    if not (is_text or types.is_null(kind)):
-        raise _no_text(data, column.type)
-    return list(column.to_pylist())
+# Functions of a binary file, the config and datasets' options of the format, by reader.
+TEXTS = {
+    "parquet": _parquet_texts,
+    "arrow": _arrow_texts,
+    "json": _json_texts,
+    "csv": _csv_texts,
+    "text": _plain_texts,
+}
 
 
 def _check_column(data: DataConfig, names: list[str]) -> None:
     if data.text_column not in names:
-        found = show(", ".join(names))
-        raise ConfigError("data.text_column", data.text_column, f"is no column; there are {found}")
-
-
-def _no_text(data: DataConfig, kind: object) -> ConfigError:
-    return ConfigError("data.text_column", data.text_column, f"holds {kind}, not text")
+        reason = f"is no column; there are {show(', '.join(names))}"
+        raise ConfigError("data.text_column", data.text_column, reason)

@@ -7,7 +7,6 @@ import re
 import sys
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -160,8 +159,6 @@ def _shortened(text: str) -> str:
 
 BAR_SECONDS = 0.2  # between two updates of a bar
 LINE_SECONDS = 10.0  # between plain lines
-RECENT_SECONDS = 60.0  # an estimate of the time left is by the speed since then
-VARIES = 1.5  # ratio of that speed and the mean from which an estimate says so
 # The columns of a run's metrics that are shown, with their formats.
 COLUMNS = {
     "train/loss": ", loss {:.4f}",
@@ -209,47 +206,20 @@ def log(line: str) -> None:
         sys.stderr.flush()
 
 
-def time_left(seconds: float, done: int, total: int) -> str:
-    """Return the estimated time left, if `done` of `total` took `seconds`."""
-    if done <= 0:
-        return "no estimate yet"
-    left = timedelta(seconds=round(seconds / done * max(total - done, 0)))
-    return f"{left} left"
-
-
 class Estimate:
-    """An estimate of the time that a task still takes, by its speed of the last minute.
-
-    The mean since the beginning would go on telling of an hour in which the machine was busy.
-    """
+    """An estimate of the time that a task still takes, by its mean speed since the beginning."""
 
     def __init__(self, now: float, done: int) -> None:
         """Begin at a time of the monotonic clock, when `done` was done already."""
-        self._first = (now, done)
-        # Each time at which more was done: those of the last minute, and one before.
-        self._points = deque([self._first])
-
-    def skip(self, seconds: float) -> None:
-        """Leave out a pause that has just ended."""
-        self._first = (self._first[0] + seconds, self._first[1])
-        self._points = deque((time + seconds, done) for time, done in self._points)
+        self._began = now
+        self._first = done
 
     def left(self, now: float, done: int, total: int) -> str:
-        """Return the time left in words; they say so if the speed is not the mean."""
-        if done != self._points[-1][1]:
-            self._points.append((now, done))
-        while len(self._points) > 2 and self._points[1][0] <= now - RECENT_SECONDS:
-            self._points.popleft()
-
-        then, before = self._points[0]
-        newest, _ = self._points[-1]
-        words = time_left(newest - then, done - before, total - before)
-        began, first = self._first
-        # In steps times seconds, which may be zero.
-        recent, mean = (done - before) * (newest - began), (done - first) * (newest - then)
-        if 0 < VARIES * min(recent, mean) < max(recent, mean):
-            words += " at the last minute's speed, which varies"
-        return words
+        """Return the time left in words."""
+        if done <= self._first:
+            return "no estimate yet"
+        a_unit = (now - self._began) / (done - self._first)
+        return f"{timedelta(seconds=round(a_unit * max(total - done, 0)))} left"
 
 
 def describe_row(row: Mapping[str, Any]) -> str:
@@ -304,7 +274,7 @@ class Progress(Bars):
         self._shown = shown
         self._last_shown = time.monotonic()
         self._estimate = Estimate(self._last_shown, done)
-        self._stepped = 0.0
+        self._has_stepped = False
         self._validation = ""
         self._bar = self.add_task(name, total=total, completed=done, words="")
 
@@ -320,22 +290,16 @@ class Progress(Bars):
 
         The estimate of the time left excludes the first step, which compiles.
         """
-        now = time.monotonic()
-        if not self._stepped:
-            self._estimate = Estimate(now, step)
-        self._stepped = now
+        if not self._has_stepped:
+            self._estimate = Estimate(time.monotonic(), step)
+        self._has_stepped = True
         if not self.disable:
             self.show(step, f"step {step}/{self._total}, loss {loss:.3f}{self._validation}")
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Print a run's row: at evaluations, and without a bar also every few seconds.
-
-        The estimate of the time left excludes the first evaluation, which compiles.
-        """
+        """Print a run's row: at evaluations, and without a bar also every few seconds."""
         is_evaluated = "val/loss" in row
         if is_evaluated:
-            if self._stepped and not self._validation:
-                self._estimate.skip(time.monotonic() - self._stepped)
             self._validation = COLUMNS["val/loss"].format(row["val/loss"])
 
         words = f"step {row['step']}/{self._total}{describe_row(row)}"

@@ -1,6 +1,7 @@
 """Results as pandas frames: runs, curves, answers to probes, and tables that `report` wrote."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from operator import attrgetter
 from os import PathLike
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rope_exp.config import DEFAULT_OUTPUT
+from rope_exp.config import DEFAULT_OUTPUT, RunConfig
 from rope_exp.costs import kept
 from rope_exp.folder import Result
 from rope_exp.identity import choices, chosen
@@ -35,7 +36,7 @@ _OF_CONFIG = (
 _OF_ENV = ("device", "torch", "num_threads")
 # Left out: where a run goes, how it is watched, keys that `pe` and `rotate` repeat, and the text
 # behind a hash.
-_NOT_TOLD = ("run", "launch", "tracker", "pe.name", "pe.rotate", "pe.source")
+_NOT_TOLD = ("run.", "launch.", "tracker.", "pe.name", "pe.rotate", "pe.source")
 
 
 def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
@@ -77,13 +78,11 @@ def load_probes(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
 
     Args, Raises: as `load_runs`.
     """
-    lines = []
+    lines: list[dict[Any, Any]] = []
     for run, keys in _read(Path(where)):
-        names = _names(run) | keys
         for probe in [probe for probe in probes_by_place() if probe in run.probes]:
-            for name, numbers in by_place(probe, run.probes[probe]).items():
-                for place, value in numbers.items():
-                    lines.append({**names, "probe": name, "at": place, "value": value})
+            numbers = by_place(probe, run.probes[probe]).reset_index(name="value")
+            lines += [{**_names(run), **keys, **line} for line in numbers.to_dict("records")]
     return pd.DataFrame(lines, columns=None if lines else ["where", "probe", "at", "value"])
 
 
@@ -113,8 +112,8 @@ def probes_by_place() -> list[str]:
     return sorted(found, key=lambda name: probes[name].ORDER)
 
 
-def by_place(probe: str, answer: Mapping[str, Any]) -> dict[str, dict[Any, float]]:
-    """Return a run's answer to a probe with PLACES: numbers by name, and by place.
+def by_place(probe: str, answer: Mapping[str, Any]) -> "pd.Series[float]":
+    """Return a run's answer to a probe with PLACES: numbers by `probe`, their name, and `at`.
 
     PLACES has the keys of an answer's places and numbers, by the name of the numbers: losses by
     length of window (`positions`), by the first position of a bin (`bins`), by start of positions
@@ -126,10 +125,10 @@ def by_place(probe: str, answer: Mapping[str, Any]) -> dict[str, dict[Any, float
     for name, (places, numbers) in chosen("probes", probe, "train.probes").PLACES.items():
         values = answer[numbers]
         if isinstance(values, Mapping):
-            values = np.mean(list(values.values()), axis=0).tolist()
+            values = np.mean(list(values.values()), axis=0)
         # The last edge begins no bin.
-        found[name] = dict(zip(answer[places][: len(values)], values, strict=True))
-    return found
+        found[name] = pd.Series(values, answer[places][: len(values)], dtype=float)
+    return pd.concat(found, names=["probe", "at"])
 
 
 def _read(folder: Path) -> list[tuple[Run, dict[str, Any]]]:
@@ -142,8 +141,8 @@ def _read(folder: Path) -> list[tuple[Run, dict[str, Any]]]:
     """
     # Hidden folders hold runs that were set aside.
     names = [path.relative_to(folder) for path in sorted(folder.rglob("*"))]
-    shown = [name for name in names if not any(part.startswith(".") for part in name.parts)]
-    runs = [read_run(path) for path in (folder, *map(folder.joinpath, shown)) if is_run(path)]
+    shown = [folder / name for name in names if not re.search(r"(^|/)\.", name.as_posix())]
+    runs = [read_run(path) for path in (folder, *shown) if is_run(path)]
     if not runs:
         # The folder may be that of one campaign, packed or not.
         packed = [folder.with_name(f"{folder.name}{PACKED}"), *folder.rglob(f"*{PACKED}")]
@@ -153,7 +152,7 @@ def _read(folder: Path) -> list[tuple[Run, dict[str, Any]]]:
     if not runs:
         raise ReportError(f"{folder} holds neither runs nor records")
 
-    configs = [dict(_keys(run.config.to_dict())) for run in runs]
+    configs = [_keys(run.config) for run in runs]
     every = dict.fromkeys(key for config in configs for key in config)
     differ = [key for key in every if len({repr(config.get(key)) for config in configs}) > 1]
     found = []
@@ -164,16 +163,11 @@ def _read(folder: Path) -> list[tuple[Run, dict[str, Any]]]:
     return found
 
 
-def _keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every key of a config as the command line spells it, and its value."""
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        if key in _NOT_TOLD:
-            continue
-        if isinstance(value, Mapping):
-            yield from _keys(value, f"{key}.")
-        else:
-            yield key, value
+def _keys(config: RunConfig) -> dict[str, Any]:
+    """Return a config's values by key, as the command line spells it."""
+    [values] = pd.json_normalize(config.to_dict()).to_dict("records")
+    found = {str(key): value for key, value in values.items()}
+    return {key: value for key, value in found.items() if not key.startswith(_NOT_TOLD)}
 
 
 def _names(run: Run) -> dict[str, Any]:

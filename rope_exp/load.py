@@ -42,11 +42,7 @@ def load_checkpoint(folder: Path, step: int | None = None) -> tuple[Decoder, Tok
     num_rows = len(table) if table.ndim else 1
     architecture = config.architecture(num_rows - config.num_own_ids)
 
-    # Check the sizes without allocating memory first: config.yaml may claim any.
     where = f"the checkpoint of step {saved.step} in {folder}"
-    with torch.device("meta"):
-        checkpoint.load_weights(where, Decoder(architecture), saved.model, assign=True)
-
     model = Decoder(architecture)
     checkpoint.load_weights(where, model, saved.model)
     return model.eval(), tokenizer, saved.step

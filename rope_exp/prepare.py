@@ -11,9 +11,8 @@ import hashlib
 import os
 import shutil
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -115,46 +114,26 @@ class Prepared:
         }
 
 
-def write_meta(folder: Path, vocab_size: int, corpus: dict[str, Any]) -> None:
-    """Write meta.json beside the complete tokenizer and token files."""
-    values = {
-        "format": FORMAT,
-        "vocab_size": vocab_size,
-        "data_sha256": data_sha256(folder, vocab_size),
-        "corpus": corpus,
-    }
-    write_json(folder / META, {**values, "meta_sha256": json_sha256(values)})
-
-
-def read_meta(folder: Path) -> dict[str, Any]:
-    """Read meta.json, and check it against its own digest.
-
-    Raises:
-        DataError: it is damaged.
-    """
-    try:
-        values = read_json(folder / META)
-    except RecordError as error:
-        raise damaged(folder, str(error)) from None
-    if values.pop("meta_sha256", None) != json_sha256(values):
-        raise damaged(folder, f"{META} has changed")
-    return values
-
-
 def open_prepared(folder: Path, data: DataConfig) -> Prepared:
     """Open a prepared folder and compare its files with their digest.
 
     Raises:
         DataError: a file is damaged; the message names the folder and the remedy.
     """
-    meta = read_meta(folder)
+    try:
+        meta = read_json(folder / META)
+        if meta.pop("meta_sha256", None) != json_sha256(meta):
+            raise RecordError(f"{META} has changed")
+        if data_sha256(folder, meta["vocab_size"]) != meta["data_sha256"]:
+            raise RecordError("its files are not those that were prepared")
+    except (RecordError, OSError) as error:
+        reason = f"{folder} is damaged: {error}; remove it and prepare again"
+        raise DataError(reason) from None
+
     corpus = {"name": data.name, "kind": data.kind, **meta["corpus"]}
     if "path" in corpus:
         # The same content may have been prepared from another path.
         corpus["path"] = data.path
-
-    if data_sha256(folder, meta["vocab_size"]) != meta["data_sha256"]:
-        raise damaged(folder, "its files are not those that were prepared")
     return Prepared(folder, meta["vocab_size"], meta["data_sha256"], corpus)
 
 
@@ -162,44 +141,28 @@ def data_sha256(folder: Path, vocab_size: int) -> str:
     """Hash tokenizer.json, the type of ids, and the token files block by block.
 
     Raises:
-        DataError: a file is missing, or cannot be read.
+        OSError: a file cannot be read.
     """
-    paths = (folder / TOKENIZER, *(folder / f"{side}.bin" for side in SIDES))
-    try:
-        states = [path.stat() for path in paths]
-        times = tuple((state.st_size, state.st_mtime_ns) for state in states)
-        tokenizer, *sides = _digests(paths, times)
-    except OSError as error:
-        raise damaged(folder, f"{error.filename} cannot be read: {error.strerror}") from None
+    tokenizer = hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest()
+    sides = []
+    for side in SIDES:
+        path = folder / f"{side}.bin"
+        state = path.stat()
+        sides.append(_digest(path, state.st_size, state.st_mtime_ns))
     return json_sha256([tokenizer, token_dtype(vocab_size).name, *sides])
 
 
 @functools.cache
-def _digests(paths: tuple[Path, ...], times: tuple[tuple[int, int], ...]) -> list[str]:
-    """Hash the first file whole and the others by blocks, once per process for the same `times`."""
-    tokenizer, *sides = paths
-    digests = [hashlib.sha256(tokenizer.read_bytes()).hexdigest()]
-    for path in sides:
-        with path.open("rb") as file:
-            blocks = iter(functools.partial(file.read, BLOCK_BYTES), b"")
-            digests.append("".join(hashlib.sha256(block).hexdigest() for block in blocks))
-    return digests
+def _digest(path: Path, _size: int, _time: int) -> str:
+    """Return the digests of a file's blocks, computed once per process unless it has changed."""
+    with path.open("rb") as file:
+        blocks = iter(functools.partial(file.read, BLOCK_BYTES), b"")
+        return "".join(hashlib.sha256(block).hexdigest() for block in blocks)
 
 
 def token_dtype(vocab_size: int) -> TokenType:
-    """Return the narrowest type that holds every id of a vocabulary, as stored in a file.
-
-    Raises:
-        ConfigError: 32 bits are too few.
-    """
-    if vocab_size > 2**32:
-        raise ConfigError("tokenizer.vocab_size", vocab_size, "must be at most 2^32")
+    """Return the narrowest type that holds every id of a vocabulary, as stored in a file."""
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
-
-
-def damaged(folder: Path, reason: str) -> DataError:
-    """Return the error of a prepared folder: the reason, and the remedy."""
-    return DataError(f"{folder} is damaged: {reason}; remove it and prepare again")
 
 
 # Characters encoded at once, enough for all cores. Encoding takes about 100 bytes a token.
@@ -227,49 +190,36 @@ def write_tokens(
     """
     counts = {what: dict.fromkeys(SIDES, 0) for what in ("documents", "text_bytes", "tokens")}
     tokens = counts["tokens"]
-    max_tokens = corpus.data.max_tokens
-    limit = max_tokens or sys.maxsize
+    limit = corpus.data.max_tokens or sys.maxsize
     dtype = token_dtype(vocab_size(tokenizer))
-    started = time.monotonic()
-    progress = Progress("data", max_tokens or corpus.text_bytes or None)
 
-    for split in corpus.splits:
-        for batch in _batches(corpus.documents(split), tokenizer):
-            texts = [part.text for part in batch]
+    with closing(Progress("data", corpus.data.max_tokens)) as progress:
+        for split in corpus.splits:
+            for batch in _batches(corpus.documents(split), tokenizer):
+                encoded = encode(tokenizer, [part.text for part in batch])
+                for part, ids in zip(batch, encoded, strict=True):
+                    if part.ends:
+                        ids.append(end_id)
+                    num_whole = len(ids)
+                    ids = ids[: limit - tokens[part.side]]
+                    if not ids:
+                        continue
 
-            for part, ids in zip(batch, encode(tokenizer, texts), strict=True):
-                if part.ends:
-                    ids.append(end_id)
-                num_whole = len(ids)
-                ids = ids[: limit - tokens[part.side]]
-                if not ids:
-                    continue
+                    files[part.side].write(np.array(ids, dtype).tobytes())
+                    counts["documents"][part.side] += part.starts
+                    # Of a part that is cut, as many bytes as its share of tokens.
+                    num_bytes = len(part.text.encode()) * len(ids) // num_whole
+                    counts["text_bytes"][part.side] += num_bytes
+                    tokens[part.side] += len(ids)
+                    if tokens[split] == limit:
+                        break
 
-                files[part.side].write(np.array(ids, dtype).tobytes())
-                counts["documents"][part.side] += part.starts
-                # Of a part that is cut, as many bytes as its share of tokens.
-                num_bytes = len(part.text.encode()) * len(ids) // num_whole
-                counts["text_bytes"][part.side] += num_bytes
-                tokens[part.side] += len(ids)
+                num_documents = sum(counts["documents"].values())
+                words = f"{num_documents:,} documents, {sum(tokens.values()):,} tokens"
+                progress.show(tokens[TRAIN], words)
                 if tokens[split] == limit:
                     break
-
-            totals = {what: sum(by_side.values()) for what, by_side in counts.items()}
-            done = tokens[TRAIN] if max_tokens else totals["text_bytes"]
-            progress.show(done, describe(totals, time.monotonic() - started))
-            if tokens[split] == limit:
-                break
-
-    progress.close()
     return counts
-
-
-def describe(totals: Mapping[str, int], seconds: float) -> str:
-    """Return a summary of the text encoded in `seconds`, with its speed."""
-    megabytes = totals["text_bytes"] / 1e6
-    rate = megabytes / max(seconds, 1e-3)
-    words = f"{totals['documents']:,} documents, {megabytes:,.0f} MB, {totals['tokens']:,} tokens"
-    return f"{words}, {rate:.1f} MB/s"
 
 
 def _batches(documents: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[list[Part]]:
@@ -310,23 +260,13 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -
     tokenizer = pin_tokenizer(tokenizer)
     folder = _folder(data, tokenizer)
     if not folder.exists():
-        with _lock(folder):
+        with os.fdopen(_lock(folder)):
             if not folder.exists():
                 _make(data, tokenizer, folder, seq_len)
 
     prepared = open_prepared(folder, data)
     _check_length(prepared.corpus["tokens"], seq_len)
     return prepared
-
-
-def num_prepared_tokens(data: DataConfig, tokenizer: TokenizerConfig) -> int | None:
-    """Return the number of tokens of one epoch; None if the corpus is not prepared, or not here.
-
-    The network is not used: data and tokenizers of the hub must be given by commit.
-    """
-    with suppress(ConfigError, DataError):
-        return int(read_meta(_folder(data, tokenizer))["corpus"]["tokens"][TRAIN])
-    return None
 
 
 def pin_revision(data: DataConfig) -> DataConfig:
@@ -342,7 +282,7 @@ def pin_revision(data: DataConfig) -> DataConfig:
     if data.kind != "hub" or is_commit(data.revision):
         return data
 
-    with explaining(data):
+    with explaining("data.path", data.path, from_hub=True):
         return replace(data, revision=newest_commit(str(data.path), data.revision))
 
 
@@ -362,21 +302,6 @@ def corpus_fingerprint(data: DataConfig) -> str:
     return json_sha256([data.path, data.subset, data.revision])
 
 
-def open_corpus(data: DataConfig) -> Corpus:
-    """Open the streams of a config.
-
-    Raises:
-        ConfigError: data.path, data.text_column or data.validation_split cannot be used.
-        DataError: the hub did not answer.
-    """
-    if data.kind == "stdlib":
-        return open_library(data)
-    if data.validation_split == TRAIN:
-        allowed = "is trained on; name another split, or null"
-        raise ConfigError("data.validation_split", TRAIN, allowed)
-    return open_dataset(data)
-
-
 def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
     """Return the folder of a config's prepared corpus, which may not exist yet."""
     values = {
@@ -389,27 +314,21 @@ def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
     return Path(cache).expanduser().absolute() / json_sha256(values)[:16]
 
 
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of one preparation; log a line before waiting for it."""
+def _lock(folder: Path) -> int:
+    """Acquire the lock of one preparation; log a line before waiting for it."""
     cache = folder.parent
-    path = cache / LOCKS / folder.name
     try:
-        make_folders(path.parent)
-        held = try_lock(path)
+        make_folders(cache / LOCKS)
+        held = try_lock(cache / LOCKS / folder.name)
         if held is None:
             log(f"data: another process prepares {folder}; waiting for it")
-            held = lock(path)
+            held = lock(cache / LOCKS / folder.name)
     except OSError as error:
         if is_full(error):
             raise
         reason = f"cannot be written: {error.strerror}"
         raise ConfigError("data.cache_dir", str(cache), reason) from None
-
-    try:
-        yield
-    finally:
-        os.close(held)
+    return held
 
 
 def _make(data: DataConfig, config: TokenizerConfig, folder: Path, seq_len: int) -> None:
@@ -419,16 +338,15 @@ def _make(data: DataConfig, config: TokenizerConfig, folder: Path, seq_len: int)
     # An interrupted preparation may have left it.
     shutil.rmtree(temporary, ignore_errors=True)
 
-    corpus = open_corpus(data)
+    corpus = open_library(data) if data.kind == "stdlib" else open_dataset(data)
     # The size of the tokens is unknown; if the disk fills up, it exceeds the free space.
     with explaining_full_disk(cache, free_bytes(cache), f"preparing data={data.name}"):
         try:
             temporary.mkdir()
             _write(temporary, corpus, config, seq_len)
             if _folder(data, config) != folder:
-                raise DataError(
-                    f"data.path={data.path}: its files changed while they were read; try again"
-                )
+                reason = "its files changed while they were read; try again"
+                raise DataError(f"data.path={data.path}: {reason}")
             temporary.rename(folder)
             sync_folder(cache)
         finally:
@@ -439,13 +357,13 @@ def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, seq_len: int) 
     """Write the files of a prepared corpus."""
     data = corpus.data
     if config.kind == "bpe":
-        _check_held_out(corpus)
         log("data: training the tokenizer")
     tokenizer, end_id = build_tokenizer(config, corpus.train_texts())
     write_atomically(folder / TOKENIZER, tokenizer.to_str())
 
-    with ExitStack() as stack:
-        files = {side: stack.enter_context((folder / f"{side}.bin").open("wb")) for side in SIDES}
+    paths = [folder / f"{side}.bin" for side in SIDES]
+    with paths[0].open("wb") as train, paths[1].open("wb") as validation:
+        files = {TRAIN: train, VALIDATION: validation}
         counts = write_tokens(corpus, tokenizer, end_id, files)
         for file in files.values():
             file.flush()
@@ -461,20 +379,13 @@ def _write(folder: Path, corpus: Corpus, config: TokenizerConfig, seq_len: int) 
         "end_id": end_id,
         **counts,
     }
-    write_meta(folder, vocab_size(tokenizer), facts)
-
-
-def _check_held_out(corpus: Corpus) -> None:
-    """Refuse a share that holds out no document, or all, before a tokenizer is trained."""
-    if VALIDATION in corpus.splits:
-        return
-
-    num_documents = dict.fromkeys(SIDES, 0)
-    for side, _ in corpus.documents(TRAIN):
-        num_documents[side] += 1
-        if all(num_documents.values()):
-            return
-    _check_sides(corpus.data, num_documents)
+    meta = {
+        "format": FORMAT,
+        "vocab_size": vocab_size(tokenizer),
+        "data_sha256": data_sha256(folder, vocab_size(tokenizer)),
+        "corpus": facts,
+    }
+    write_json(folder / META, {**meta, "meta_sha256": json_sha256(meta)})
 
 
 def _check_sides(data: DataConfig, num_documents: Mapping[str, int]) -> None:
@@ -486,20 +397,17 @@ def _check_sides(data: DataConfig, num_documents: Mapping[str, int]) -> None:
 
     for side in SIDES:
         if num_documents[side] == 0:
-            raise ConfigError(
-                "data.holdout_fraction",
-                data.holdout_fraction,
+            reason = (
                 f"leaves no document for {side} of the corpus's {total}; choose one that does, or "
-                "more documents (of plain text, data.sample_by=line makes each line one)",
+                "more documents (of plain text, data.sample_by=line makes each line one)"
             )
+            raise ConfigError("data.holdout_fraction", data.holdout_fraction, reason)
 
 
 def _check_length(num_tokens: Mapping[str, int], seq_len: int) -> None:
     for side in SIDES:
         if num_tokens[side] < seq_len + 1:
+            reason = f"the corpus has {num_tokens[side]} for {side}"
             raise ConfigError(
-                "train.seq_len",
-                seq_len,
-                f"a window needs {seq_len + 1} tokens "
-                f"and the corpus has {num_tokens[side]} for {side}",
+                "train.seq_len", seq_len, f"a window needs {seq_len + 1} tokens and {reason}"
             )

@@ -6,13 +6,12 @@ document; not even the text "<|endoftext|>" inside a document gives it.
 
 import itertools
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from rope_exp.corpora import newest_commit, pieces
+from rope_exp.corpora import explaining, newest_commit, pieces
 from rope_exp.errors import ConfigError, DataError, first_line
 from rope_exp.files import check_regular, files_sha256
 from rope_exp.sections import TokenizerConfig, is_commit
@@ -69,11 +68,8 @@ def byte_tokenizer() -> Tokenizer:
     """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     stand_ins = map(chr, itertools.count(256))
-    vocabulary = {}
-    for byte in range(256):
-        symbol = chr(byte) if chr(byte) in alphabet else next(stand_ins)
-        vocabulary[symbol] = byte
-
+    symbols = [chr(byte) if chr(byte) in alphabet else next(stand_ins) for byte in range(256)]
+    vocabulary = {symbol: byte for byte, symbol in enumerate(symbols)}
     tokenizer = _byte_level(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.add_special_tokens([END_OF_TEXT])
     return tokenizer
@@ -89,9 +85,7 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """
     size = config.vocab_size or 0
     num_bytes = config.train_bytes or 0
-
-    # Every merge needs a pair of neighbours, so more tokens are unreachable, and the trainer would
-    # reserve memory for them.
+    # Every merge needs a pair of neighbours, and the trainer reserves memory for all.
     if size > num_bytes + 257:
         reason = f"cannot be reached with tokenizer.train_bytes={num_bytes}"
         raise ConfigError("tokenizer.vocab_size", size, reason)
@@ -126,16 +120,25 @@ def pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
 
     folder = Path(str(config.path)).expanduser()
     if not folder.is_dir():
-        folder = _fetched(config)
+        from huggingface_hub import snapshot_download
+
+        # transformers itself skips a file that it cannot fetch, and would build another tokenizer.
+        patterns = [f"*{suffix}" for suffix in TOKENIZER_SUFFIXES]
+        with explaining("tokenizer.path", config.path, from_hub=True):
+            folder = Path(
+                snapshot_download(
+                    str(config.path), revision=config.revision, allow_patterns=patterns
+                )
+            )
     try:
-        found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        tokenizer = Tokenizer.from_str(found.backend_tokenizer.to_str())
+        pretrained = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = Tokenizer.from_str(pretrained.backend_tokenizer.to_str())
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         # As in `load_tokenizer`: a panic is no Exception.
         raise _unusable(config, f"holds no fast tokenizer: {first_line(error)}") from None
-    if found.eos_token_id is None:
+    if pretrained.eos_token_id is None:
         raise _unusable(config, "has no end-of-text token, which must end each document")
 
     # The tokenizer then encodes plain text, which the model was trained on.
@@ -151,7 +154,7 @@ def pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
         if token.special and id_ in tokenizer.encode(token.content, add_special_tokens=False).ids:
             text = repr(token.content)
             raise _unusable(config, f"reads the text {text} as a special token, even in documents")
-    return tokenizer, found.eos_token_id
+    return tokenizer, pretrained.eos_token_id
 
 
 def pin_tokenizer(config: TokenizerConfig) -> TokenizerConfig:
@@ -165,7 +168,7 @@ def pin_tokenizer(config: TokenizerConfig) -> TokenizerConfig:
     if is_here or is_commit(config.revision):
         return config
 
-    with _fetching(config):
+    with explaining("tokenizer.path", config.path, from_hub=True):
         return replace(config, revision=newest_commit(str(config.path), config.revision, "model"))
 
 
@@ -194,10 +197,8 @@ def tokenizer_fingerprint(config: TokenizerConfig) -> dict[str, object]:
     if not folder.is_dir():
         return values | {"path": config.path, "revision": config.revision}
 
-    files = {}
-    for path in sorted(folder.iterdir()):
-        if path.suffix in TOKENIZER_SUFFIXES and path.is_file():
-            files[path.name] = path
+    paths = [path for path in sorted(folder.iterdir()) if path.suffix in TOKENIZER_SUFFIXES]
+    files = {path.name: path for path in paths if path.is_file()}
     return values | {"files_sha256": files_sha256(files)}
 
 
@@ -229,38 +230,6 @@ def _limited(texts: Iterable[str], num_bytes: int) -> Iterator[str]:
             num_bytes -= len(piece.encode())
         if num_bytes <= 0:
             return
-
-
-def _fetched(config: TokenizerConfig) -> Path:
-    """Fetch a tokenizer's files from the hub.
-
-    transformers itself skips a file that it cannot fetch, and would build another tokenizer.
-    """
-    from huggingface_hub import snapshot_download
-
-    patterns = [f"*{suffix}" for suffix in TOKENIZER_SUFFIXES]
-    with _fetching(config):
-        return Path(
-            snapshot_download(str(config.path), revision=config.revision, allow_patterns=patterns)
-        )
-
-
-@contextmanager
-def _fetching(config: TokenizerConfig) -> Iterator[None]:
-    """Turn an error while fetching a tokenizer from the hub into one sentence."""
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
-
-    try:
-        yield
-    except (ValueError, RepositoryNotFoundError, RevisionNotFoundError) as error:
-        reason = f"is no folder here, and no tokenizer of the hub: {first_line(error)}"
-        raise _unusable(config, reason) from None
-    except Exception as error:
-        doing = "the tokenizer could not be fetched"
-        hint = "the same command tries again"
-        raise DataError(
-            f"tokenizer.path={config.path}: {doing}: {first_line(error)}; {hint}"
-        ) from None
 
 
 def _unusable(config: TokenizerConfig, reason: str) -> ConfigError:

@@ -24,26 +24,27 @@ def main(words: list[str]) -> int:
     for name in names:
         runs = []
         faults = []
+        stored = {}
         try:
             stored = stored_records(folder, name)
         except RecordError as error:
-            stored = {}
-            faults.append(str(error))
+            faults.append(error)
         for path, content in stored.items():
             try:
                 runs.append(read_record(path, content))
             except RecordError as error:
-                faults.append(str(error))
-        said = f"{name}: {len(runs)} of {len(stored)} records are whole"
+                faults.append(error)
+
+        verdict = ""
         if runs:
+            verdict = ", and may be compared"
             try:
                 tables_of(runs)
-                said += ", and may be compared"
             except RecordError as error:
-                said += f", and may not be compared: {error}"
+                verdict = f", and may not be compared: {error}"
                 code = EXIT_FAILED
-        if faults:
+        print(f"{name}: {len(runs)} of {len(stored)} records are whole{verdict}")
+        for fault in faults:
+            print(f"  {fault}")
             code = EXIT_FAILED
-        print(said)
-        print("".join(f"  {fault}\n" for fault in faults), end="")
     return code

@@ -11,7 +11,6 @@ def main(words: list[str]) -> int:
     from rope_exp.folder import read_result
     from rope_exp.origin import with_origin
     from rope_exp.plan.tables import cost_lines, sweep_lines
-    from rope_exp.prepare import num_prepared_tokens
     from rope_exp.settle import resolve
 
     parser = Parser("plan", "Print what a config, or a sweep of them, costs before it runs.")
@@ -20,9 +19,7 @@ def main(words: list[str]) -> int:
     folders = (DEFAULT_OUTPUT / config.group).glob("*/seed*")
     rates = [result["tokens_per_s"] for result in map(read_result, folders) if result]
     measured = statistics.median(filter(None, rates)) if any(rates) else None
-    # Generated data is endless.
-    epoch = None if config.data.task else num_prepared_tokens(config.data, config.tokenizer)
-    print("\n".join(cost_lines(config, measured, epoch)))
+    print("\n".join(cost_lines(config, measured)))
     if len(configs) > 1:
         alike = len({each.group for each in configs}) == 1
         print("\n".join(sweep_lines(configs, measured if alike else None)))

@@ -50,11 +50,10 @@ def main(words: list[str]) -> int:
     if asked.campaign is not None:
         for flag in ("runs", "group", "reference", "factors"):
             if getattr(asked, flag) is not None:
-                allowed = "is for the tables of runs, and --campaign takes records; leave one out"
-                raise ConfigError(f"--{flag}", ..., allowed)
+                reason = "is for the tables of runs, and --campaign takes records; leave one out"
+                raise ConfigError(f"--{flag}", ..., reason)
 
-    # Imported late, because figures take a second to import.
-    if asked.campaign is not None:
+        # Imported late, because figures take a second to import.
         from rope_exp.campaign.tables import write_campaigns
 
         name = None if asked.campaign == "all" else asked.campaign

@@ -34,12 +34,15 @@ tokenizer = PreTrainedTokenizerFast.from_pretrained("{place}")
 
 ## Model
 
-{equation}
+{equation} The table has every setting that departs from its default (base 10000, all features, \
+every layer).
 
 {certificate}
 
 ## Training
 
+| | |
+|---|---|
 {table}
 
 ## Limits
@@ -72,15 +75,11 @@ EQUATIONS = {
 }
 
 
-def auto_class(name: str) -> str:
-    """Return transformers' class that loads a model of this class."""
-    return "AutoModelForMaskedLM" if "Masked" in name else "AutoModelForCausalLM"
-
-
 def loading(name: str, place: str) -> str:
     """Return the Python that loads a model of this class from a folder or the hub."""
+    auto = "AutoModelForMaskedLM" if "Masked" in name else "AutoModelForCausalLM"
     trust = ", trust_remote_code=True" if name.startswith("RopeExp") else ""
-    return f'{auto_class(name)}.from_pretrained("{place}"{trust})'
+    return f'{auto}.from_pretrained("{place}"{trust})'
 
 
 def card(
@@ -96,86 +95,62 @@ def card(
     """
     result = read_result(run_dir) or {}
     env = read_env(run_dir)
-    sites = config.pe.rotate
     equation = "No site of attention is rotated."
-    if sites:
-        turned = "; ".join(EQUATIONS[site] for site in sites)
+    if sites := config.pe.rotate:
         equation = (
-            f"Rotated: {', '.join(sites)}. {turned}, where R_m rotates the f-th pair of n "
-            "features by m base^(-2f/n)."
+            f"Rotated: {', '.join(sites)}. {'; '.join(EQUATIONS[site] for site in sites)}, where "
+            "R_m rotates the f-th pair of n features by m base^(-2f/n)."
         )
-    equation += (
-        " The table has every setting that departs from its default (base 10000, all features, "
-        "every layer)."
-    )
-    return CARD.format(
-        pipeline="text-generation" if config.causal else "fill-mask",
-        auto=auto_class(name),
-        example=GENERATION if config.causal else "",
-        title=f"{config.pe.name}, {config.data.name}, seed {config.seed}",
-        params=int(env.get("params", 0)),
-        step=step,
-        steps=config.train.num_steps,
-        load=loading(name, place),
-        place=place,
-        equation=equation,
-        certificate=_certificate(env.get("certificate", {})),
-        table=_table(_facts(config, step, result, env, weights_sha256)),
-    )
+    measured = env.get("certificate", {}).get("measured")
+    certificate = "The rotation was not measured before training."
+    if measured is not None:
+        words = {"invariant": "does not depend on where positions begin"}
+        law = words.get(measured, f"depends on positions as `{measured}`")
+        certificate = f"Measured in float64 before training: the output of attention {law}."
 
-
-def _certificate(certificate: Mapping[str, Any]) -> str:
-    measured = certificate.get("measured")
-    if measured is None:
-        return "The rotation was not measured before training."
-    words = {"invariant": "does not depend on where positions begin"}
-    said = words.get(measured, f"depends on positions as `{measured}`")
-    return f"Measured in float64 before training: the output of attention {said}."
-
-
-def _facts(
-    config: RunConfig,
-    step: int,
-    result: Mapping[str, Any],
-    env: Mapping[str, Any],
-    weights_sha256: str,
-) -> dict[str, str]:
-    """Return what the card says of the run, by name."""
-    # The result is that of the last step.
-    loss = result.get("val/loss") if step == result.get("steps") else None
     departing = {
         f"{section}.{key}": show(value)
         for section in ("pe", "attn", "model")
         for key, value in numeric_values(getattr(config, section), departing=True).items()
     }
-    # An installed copy has no commit.
-    git = env.get("git") or {}
+    hashes = ("config_sha256", "init_sha256", "data_sha256", "order_sha256")
     facts = {
-        "validation loss": _loss(config, loss, env) or f"not measured at step {step:,}",
-        "corpus": str(config.data.name),
+        "validation loss": _loss(config, step, result, env),
+        "corpus": config.data.name,
         "steps": f"{step:,} of {config.train.num_steps:,}, seed {config.seed}",
         **departing,
-        "device": str(env.get("device")),
+        "device": env.get("device"),
         "versions": ", ".join(f"{key} {value}" for key, value in env.get("versions", {}).items()),
-        "code": f"rope_exp {__version__}, commit {git.get('commit')}",
+        # An installed copy has no commit.
+        "code": f"rope_exp {__version__}, commit {(env.get('git') or {}).get('commit')}",
         "weights": weights_sha256,
+        "notes": "; ".join(env.get("marks", ())) or "none",
+        **{key: result[key] for key in hashes if key in result},
     }
-    if marks := env.get("marks"):
-        facts["notes"] = "; ".join(marks)
-    hashes = ("config_sha256", "init_sha256", "data_sha256", "order_sha256")
-    return facts | {key: result[key] for key in hashes if key in result}
+    load = loading(name, place)
+    return CARD.format(
+        pipeline="text-generation" if config.causal else "fill-mask",
+        auto=load.partition(".")[0],
+        example=GENERATION if config.causal else "",
+        title=f"{config.pe.name}, {config.data.name}, seed {config.seed}",
+        params=int(env.get("params", 0)),
+        step=step,
+        steps=config.train.num_steps,
+        load=load,
+        place=place,
+        equation=equation,
+        certificate=certificate,
+        table="\n".join(f"| {key} | {fact} |" for key, fact in facts.items()),
+    )
 
 
-def _loss(config: RunConfig, loss: float | None, env: Mapping[str, Any]) -> str:
-    """Describe a loss; empty without one."""
-    if loss is None:
-        return ""
-    said = f"{loss:.4f} {config.data.unit}"
+def _loss(config: RunConfig, step: int, result: Mapping[str, Any], env: Mapping[str, Any]) -> str:
+    """Describe the run's loss, if it is that of this step."""
+    if step != result.get("steps") or result.get("val/loss") is None:
+        return f"not measured at step {step:,}"
+    loss = result["val/loss"]
+    text = f"{loss:.4f} {config.data.unit}"
     bits = bits_per_byte(loss, config, env)
     if bits is not None:
-        said += f", perplexity {perplexity(loss):.2f}, about {bits:.3f} bits per byte"
-    return said
-
-
-def _table(facts: Mapping[str, str]) -> str:
-    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {facts[key]} |" for key in facts)])
+        text += f", perplexity {perplexity(loss):.2f}, about {bits:.3f} bits per byte"
+    return text

@@ -15,7 +15,7 @@ class RopeExpConfig(LlamaConfig):
             of a head's `features` that rotate, the first ones, and the name of `learned`
             frequencies or null.
         rope_start: the position of the first token.
-        rope_learned: "raw" if frequencies are learned, "log" if their logarithms are.
+        rope_learned: true if frequencies are learned, "log" if their logarithms are.
         rope_shape: the layers, and the key/value heads, that have frequencies of their own.
         sinusoid_scale: the amplitude of sines and cosines in the input.
         num_positions: one more than the last position of training.
@@ -29,7 +29,7 @@ class RopeExpConfig(LlamaConfig):
     rotate: Sequence[str] = ()
     rotations: Sequence[dict[str, Any]] = ()
     rope_start: int = 0
-    rope_learned: str | None = None
+    rope_learned: bool | str = False
     rope_shape: Sequence[int] = ()
     sinusoid_scale: float = 1.0
     num_positions: int = 0

@@ -76,22 +76,18 @@ class Rotary(Position):
                 begin = begin_F.repeat(*config.rope_shape, 1)
                 self.register_parameter(rotation["learned"], nn.Parameter(begin))
 
-    def theta(self, rotation: dict[str, Any], device: torch.device) -> Tensor:
-        """Return frequencies in radians a position: [F], [L, F] or [L, G, F].
-
-        They are computed anew: a buffer that is not saved would hold nothing after loading.
-        """
-        theta_F = frequencies(rotation["features"], rotation["base"]).to(device)
-        if not rotation["learned"]:
-            return theta_F
-        learned = self.get_parameter(rotation["learned"])
-        return theta_F * learned.exp() if self.config.rope_learned == "log" else learned.abs()
-
     def forward(self, hidden_states: Tensor, position_ids: Tensor) -> dict[str, Tables]:
-        """Return the tables of each site."""
+        """Return the tables of each site.
+
+        Frequencies are computed anew: a buffer that is not saved would hold nothing after loading.
+        """
         tables: dict[str, Tables] = {}
         for rotation in self.config.rotations:
-            theta = self.theta(rotation, position_ids.device)
+            theta = frequencies(rotation["features"], rotation["base"]).to(position_ids.device)
+            if rotation["learned"]:
+                learned = self.get_parameter(rotation["learned"])
+                is_log = self.config.rope_learned == "log"
+                theta = theta * learned.exp() if is_log else learned.abs()
             while theta.ndim < 3:
                 theta = theta.unsqueeze(-2)
             angle_BTLGF = angles(theta, position_ids)
@@ -138,9 +134,8 @@ class RopeExpAttention(LlamaAttention):
             # A static cache counts in a tensor, which `update` changes.
             num_before = cache.get_seq_length(self.layer_idx) + 0
             # Older versions are told where the new keys are.
-            places = kwargs.get("cache_position")
-            told = () if places is None else ({"cache_position": places},)
-            k_BGTK, v_BGTK = cache.update(k_BGTK, v_BGTK, self.layer_idx, *told)
+            places = {"cache_position": kwargs.get("cache_position")}
+            k_BGTK, v_BGTK = cache.update(k_BGTK, v_BGTK, self.layer_idx, places)
         k_BGEK, kept = unpacked(k_BGTK, features, of_tokens)
 
         # A static cache has room for more keys.
@@ -149,10 +144,15 @@ class RopeExpAttention(LlamaAttention):
         terms = [] if score_bias is None else [score_bias.of_offsets(offset_TE)]
         if has_scores:
             terms += self._own_scores(kept, int(num_before), at[1], k_BGEK.shape[2])
-        if has_scores or terms or self.config.window is not None:
+        kernel = self.config._attn_implementation
+        if has_scores or terms or self.config.window is not None or not self.is_causal:
+            if kernel not in ("eager", "sdpa"):
+                raise ValueError(
+                    f"attn_implementation={kernel!r} takes no bias, window or bidirectional mask: "
+                    "use 'sdpa' or 'eager'"
+                )
             attention_mask = added(terms, attention_mask, offset_TE, self.config.window, q_BHTK)
 
-        kernel = self.config._attn_implementation
         is_eager = kernel == "eager"
         attend = eager_attention_forward if is_eager else ALL_ATTENTION_FUNCTIONS[kernel]
         # A user's class may make queries and keys wider.
@@ -303,20 +303,6 @@ class RopeExpModel(RopeExpPreTrainedModel, LlamaModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
-        score_bias = getattr(self, "score_bias", None)
-        first: Any = self.layers[0]
-        own = first.self_attn.own
-        has_scores = score_bias is not None or (own is not None and own.overrides("scores"))
-        is_plain = self.config.is_causal and self.config.window is None and not has_scores
-        kernel = self.config._attn_implementation
-        if kernel not in ("eager", "sdpa") and not is_plain:
-            raise ValueError(
-                f"attn_implementation={kernel!r} takes no bias, window or bidirectional mask: use "
-                "'sdpa' or 'eager'"
-            )
-
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         if position_ids is None:
@@ -340,7 +326,7 @@ class RopeExpModel(RopeExpPreTrainedModel, LlamaModel):
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
-            score_bias=score_bias,
+            score_bias=getattr(self, "score_bias", None),
             **kwargs,
         )
 

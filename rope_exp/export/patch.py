@@ -10,7 +10,8 @@ attention kernel stay the model's own.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import rotate_half
 
 from rope_exp.errors import ConfigError
+from rope_exp.rope import rotate
 from rope_exp.sections import SITES
 
 # A first position at which rotations do something, and a relative error that rounding stays below.
@@ -51,10 +53,9 @@ def patch(model: nn.Module, rotate: Iterable[str]) -> Callable[[], None]:
             raise ConfigError("model", type(model).__name__, "scales its tables (YaRN)")
     for layer in layers:
         _check(layer)
-    heads_first: set[nn.Module] = set()
-    _measure(model, layers, heads_first)
+    _measure(model, layers)
 
-    handles = [handle for layer in layers for handle in _hooked(layer, sites, heads_first)]
+    handles = [handle for layer in layers for handle in _hooked(layer, sites)]
     for layer in layers:
         layer.is_patched = True
 
@@ -81,16 +82,13 @@ def _check(layer: nn.Module) -> None:
 
 
 @torch.no_grad()
-def _measure(model: nn.Module, layers: Sequence[Any], heads_first: set[nn.Module]) -> None:
+def _measure(model: nn.Module, layers: Sequence[Any]) -> None:
     """Refuse a model in which our rotations of q and k, or of v and o, are not what they should be.
 
     With its own tables on q and k, a layer must return its own output. Of single tokens, rotated
     values that are rotated back are the values. A gate or a norm in between, or a layer that
     rotates nothing, shows in this. Layers are compared one by one, each on its own input: through
     a deep model, the rounding of bfloat16 grows beyond any useful tolerance.
-
-    Args:
-        heads_first: gets the norms that return [B, H, T, K].
     """
     training = [module for module in model.modules() if module.training]
     model.eval()
@@ -100,7 +98,6 @@ def _measure(model: nn.Module, layers: Sequence[Any], heads_first: set[nn.Module
     place_N = torch.arange(num_tokens, device=device)
     id_N = place_N % model.get_input_embeddings().num_embeddings  # type: ignore[operator]
     calls: dict[Any, Any] = {}
-    handles: list[Any] = []
 
     def record(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         calls[layer] = (args, kwargs, output[0].float())
@@ -108,25 +105,31 @@ def _measure(model: nn.Module, layers: Sequence[Any], heads_first: set[nn.Module
     try:
         # One sequence; then each token alone, as one of them may be padding, whose row is zero.
         for sites, shape in (("qk", (1, -1)), ("vo", (-1, 1))):
-            handles = [layer.register_forward_hook(record, with_kwargs=True) for layer in layers]
             position_BT = place_N.view(shape) + FIRST
-            model(id_N.view(shape), position_ids=position_BT, use_cache=False)
-            while handles:
-                handles.pop().remove()
-
+            with _until_then(
+                layer.register_forward_hook(record, with_kwargs=True) for layer in layers
+            ):
+                model(id_N.view(shape), position_ids=position_BT, use_cache=False)
             for layer, (args, kwargs, own) in calls.items():
-                handles = _hooked(layer, frozenset(sites), heads_first)
-                found = layer(*args, **kwargs)[0].float()
-                while handles:
-                    handles.pop().remove()
+                with _until_then(_hooked(layer, frozenset(sites))):
+                    found = layer(*args, **kwargs)[0].float()
                 if not (found - own).norm() <= CLOSE * own.norm():
                     allowed = f"does more to {' and '.join(sites)} than Llama's attention"
                     raise ConfigError("model", type(model).__name__, allowed)
     finally:
-        for handle in handles:
-            handle.remove()
         for module in training:
             module.training = True
+
+
+@contextmanager
+def _until_then(hooks: Iterable[Any]) -> Iterator[None]:
+    """Keep hooks until the block ends."""
+    handles = list(hooks)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _is_attention(module: nn.Module) -> bool:
@@ -136,7 +139,7 @@ def _is_attention(module: nn.Module) -> bool:
     return has_projections and bool(getattr(module, "use_rope", True))
 
 
-def _hooked(layer: nn.Module, sites: frozenset[str], heads_first: set[nn.Module]) -> list[Any]:
+def _hooked(layer: nn.Module, sites: frozenset[str]) -> list[Any]:
     """Register the hooks of one layer, and return their handles; see `_measure`."""
     tables: list[Tensor] = []
     head_dim = int(layer.head_dim)  # type: ignore[arg-type]
@@ -147,18 +150,17 @@ def _hooked(layer: nn.Module, sites: frozenset[str], heads_first: set[nn.Module]
         nothing = (torch.ones_like(cos_BTK), torch.zeros_like(sin_BTK))
         return args, kwargs | {"position_embeddings": nothing}
 
-    def turn(module: nn.Module, args: Any, x: Tensor) -> Tensor:
-        num_tokens = tables[0].shape[1]
-        if x.ndim == 4 and x.shape[1] != num_tokens and x.shape[2] == num_tokens:
-            heads_first.add(module)
-        if module in heads_first:
+    def turn(module: Any, args: Any, x: Tensor) -> Tensor:
+        # As `_measure` finds, some norms return [B, H, T, K].
+        if x.ndim == 4 and x.shape[1] != tables[0].shape[1] == x.shape[2]:
+            module.is_heads_first = True
+        if getattr(module, "is_heads_first", False):
             x_BTHK = x.transpose(1, 2).contiguous()
-            return _turned(x_BTHK, head_dim, *tables).transpose(1, 2)
-        return _turned(x, head_dim, *tables)
+            return _turned(x_BTHK, head_dim, tables).transpose(1, 2)
+        return _turned(x, head_dim, tables)
 
     def turn_back(_: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
-        cos_BTK, sin_BTK = tables
-        return (_turned(args[0], head_dim, cos_BTK, -sin_BTK),)
+        return (_turned(args[0], head_dim, tables, inverse=True),)
 
     handles: list[Any] = [layer.register_forward_pre_hook(take_tables, with_kwargs=True)]
     for site in sites & {"q", "k", "v"}:
@@ -172,12 +174,9 @@ def _hooked(layer: nn.Module, sites: frozenset[str], heads_first: set[nn.Module]
     return handles
 
 
-def _turned(x: Tensor, head_dim: int, cos_BTK: Tensor, sin_BTK: Tensor) -> Tensor:
+def _turned(x: Tensor, head_dim: int, tables: list[Tensor], *, inverse: bool = False) -> Tensor:
     """Return x, [B, T, H, K] or [B, T, H K], with the first features of its heads turned."""
     x_BTHK = x.view(*x.shape[:2], -1, head_dim)
-    num_turning = cos_BTK.shape[-1]
-    turning, rest = x_BTHK.split([num_turning, head_dim - num_turning], dim=-1)
-    half: Tensor = rotate_half(turning)
-    turned = turning * cos_BTK[:, :, None] + half * sin_BTK[:, :, None]
-    # OLMo's tables are float32 whatever the model's dtype.
-    return torch.cat([turned.to(x.dtype), rest], dim=-1).view(x.shape)
+    # Their tables have the angle of a pair twice.
+    cos_BTF, sin_BTF = (table.chunk(2, dim=-1)[0] for table in tables)
+    return rotate(x_BTHK, cos_BTF, sin_BTF, inverse=inverse).view(x.shape)

@@ -7,6 +7,7 @@ DeepseekV3ForCausalLM), and no rotation at all SmolLM3ForCausalLM. Others come w
 import shutil
 from copy import deepcopy
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +39,16 @@ from rope_exp.tokenizer import vocab_size
 
 Code = Literal["auto", "always"]
 MASK = "<|mask|>"
+# The keys of a model that LlamaConfig has, too.
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "tie_word_embeddings",
+)
 
 
 def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = None) -> str:
@@ -96,7 +107,9 @@ def exported(
     """
     architecture = decoder.architecture
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end_id)
-    keys = _sizes(architecture) | ids | sizes
+    model = architecture.model
+    keys: dict[str, Any] = {key: getattr(model, key) for key in SIZES} | ids | sizes
+    keys |= {"vocab_size": architecture.vocab_size, "head_dim": model.features_per_head}
     made = _native(architecture, keys) if code == "auto" else None
     if made is None:
         check(architecture)
@@ -119,30 +132,23 @@ def check(architecture: Architecture) -> None:
         ConfigError: naming the key.
     """
     model = architecture.model
-    heads = model.num_attention_heads
-    kind = architecture.attn.kind
-    refused = (
-        (kind == "latent", "attn.kind", kind, "has a class only with RoPE on q and k alone"),
-        (kind != "softmax", "attn.kind", kind, "has no class"),
-        (architecture.num_outputs is not None, "train.objective", "regression", "has no logits"),
-        (model.token_shift, "model.token_shift", True, "keeps an input in its cache"),
-        (architecture.attn == SoftmaxConfig(sink=True), "attn.sink", True, "has no class"),
-        (
-            model.window_layers is not None,
-            "model.window_layers",
-            model.window_layers,
-            "has windows by layer",
-        ),
-        (
-            model.hidden_size % heads != 0,
-            "model.num_attention_heads",
-            heads,
+    has_sink = architecture.attn == SoftmaxConfig(sink=True)
+    refused = {
+        "attn.kind": (architecture.attn.kind != "softmax", "has no class with these sites"),
+        "model.token_shift": (model.token_shift, "keeps an input in its cache"),
+        "attn.sink": (has_sink, "has no class"),
+        "model.window_layers": (model.window_layers is not None, "has windows by layer"),
+        "model.num_attention_heads": (
+            model.hidden_size % model.num_attention_heads != 0,
             f"does not divide model.hidden_size={model.hidden_size}",
         ),
-        (architecture.pe.precision == "bf16", "pe.precision", "bf16", "is for a study of noise"),
-    )
-    for is_refused, key, value, why in refused:
+        "pe.precision": (architecture.pe.precision == "bf16", "is for a study of noise"),
+    }
+    if architecture.num_outputs is not None:
+        raise ConfigError("train.objective", "regression", "has no logits to export")
+    for key, (is_refused, why) in refused.items():
         if is_refused:
+            value = attrgetter(key)(architecture)
             raise ConfigError(key, value, f"{why}, and cannot be exported to transformers")
 
 
@@ -182,25 +188,11 @@ def _native(architecture: Architecture, keys: dict[str, Any]) -> PreTrainedModel
     return None
 
 
-def _sizes(architecture: Architecture) -> dict[str, Any]:
-    model = architecture.model
-    names = (
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "rms_norm_eps",
-        "tie_word_embeddings",
-    )
-    head = {"vocab_size": architecture.vocab_size, "head_dim": model.features_per_head}
-    return {**{name: getattr(model, name) for name in names}, **head}
-
-
 def _positions(architecture: Architecture) -> dict[str, Any]:
     """Return the keys of RopeExpConfig that LlamaConfig lacks."""
     model = architecture.model
     pe = architecture.pe
+    num_layers = model.num_hidden_layers
     learned = dict(zip(pe.trained_pairs, pe.learned_names, strict=True))
     rotations = [
         {
@@ -211,12 +203,11 @@ def _positions(architecture: Architecture) -> dict[str, Any]:
         }
         for pair in PAIRS
     ]
-    num_layers = model.num_hidden_layers
     return {
         "rotate": ["".join(pe.sites_of(layer)) for layer in range(num_layers)],
         "rotations": rotations,
         "rope_start": pe.start,
-        "rope_learned": {True: "raw", "log": "log"}.get(pe.trainable),
+        "rope_learned": pe.trainable,
         "rope_shape": pe.trained_shape(num_layers, model.num_key_value_heads),
         "sinusoid_scale": pe.sinusoid_scale,
         "num_positions": architecture.num_positions,

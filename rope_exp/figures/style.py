@@ -18,7 +18,7 @@ from altair.utils.schemapi import debug_mode
 from scipy.optimize import isotonic_regression
 
 from rope_exp.comparable import Row
-from rope_exp.report import SITES_OF, WORDS, Report
+from rope_exp.report import SITES_OF, Report
 from rope_exp.stats import MARGIN
 
 # After Paul Tol's "high contrast" scheme: distinct for colour-blind readers and in grey.
@@ -36,7 +36,6 @@ _MARKERS = {
     "o": ("M0,-1L1,.8L-1,.8Z", "M0,-1L0,.8L-1,.8Z", "M0,-1L0,.8L1,.8Z"),
     "vo": ("M0,-1.1L1.1,0L0,1.1L-1.1,0Z", "M0,-1.1L0,1.1L-1.1,0Z", "M0,-1.1L0,1.1L1.1,0Z"),
 }
-_NOTHING = "M0,0Z"
 
 # Paul Tol's "muted" scheme, for rows that are no subset.
 _OTHER_HUES = (
@@ -75,7 +74,7 @@ def look(label: str, number: int = 0) -> dict[str, Any]:
     if found := parts(label):
         scores, values = found
         outline, left, right = _MARKERS[values]
-        filled = {"": _NOTHING, "q": left, "k": right, "qk": outline}[scores]
+        filled = {"": "M0,0Z", "q": left, "k": right, "qk": outline}[scores]
         return _look(_HUES[scores], _DASHES[values], outline, filled)
     if "=" in label:
         # After nine rows, the hues repeat with other markers.
@@ -95,10 +94,8 @@ def parts(label: str) -> tuple[str, str] | None:
     """
     if label not in SITES_OF:
         return None
-    sites = SITES_OF[label]
-    scores = "".join(site for site in sites if site in "qk")
-    values = "".join(site for site in sites if site in "vo")
-    return scores, values
+    sites = "".join(SITES_OF[label])
+    return sites.rstrip("vo"), sites.lstrip("qk")
 
 
 def _look(color: str, dash: list[Any], outline: str, filled: str) -> dict[str, Any]:
@@ -174,9 +171,7 @@ def limits(means: Iterable[float], ends: Iterable[float] = ()) -> tuple[float, f
     Intervals may extend the axis on each side by at most half the range of the means, or two
     margins if that is more. So one noisy row leaves the others readable; its interval is cut off.
     """
-    shown = [0.0, *means]
-    low = min(shown)
-    high = max(shown)
+    low, *_, high = sorted([0.0, 0.0, *means])
     span = max(high - low, 4 * MARGIN)
 
     low = max(min([low, *ends]), low - span / 2)
@@ -227,9 +222,9 @@ def end_names(
     low, high = domain
     inside = ends.assign(end=ends["end"].clip(low, high))
     gap = _LEADING / height * (high - low)
-    places = spread(list(inside["end"]), gap, low + gap / 2, high - gap / 2)
+    inside["place"] = spread(list(inside["end"]), gap, low + gap / 2, high - gap / 2)
 
-    base = alt.Chart(inside.assign(place=places))
+    base = alt.Chart(inside)
     stroke = base.mark_rule(style="quiet").encode(y=alt.Y("end:Q"), y2=alt.Y2("place"))
     yield stroke.encode(x=alt.XValue(width + 2), x2=alt.X2Value(width + 14))
     name = base.mark_text(align="left").encode(x=alt.XValue(width + 17), y=alt.Y("place:Q"))
@@ -248,7 +243,7 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
     heights = isotonic_regression(np.array(wanted)[order] - gaps).x
     placed = np.empty(len(order))
     placed[order] = np.clip(heights, low, high - gap * (len(order) - 1)) + gaps
-    return [float(height) for height in placed]
+    return placed.tolist()
 
 
 LOOKS = "looks"
@@ -262,25 +257,25 @@ def in_words(report: Report, row: Row) -> dict[str, Any]:
     Intervals are the table's own: in full in `difference`, and half of its width in `half`.
     """
     line = report.lines[row.label]
-    delta = line["delta"]
-    words: dict[str, Any] = {
+    delta, low, high = (line[key] for key in ("delta", "delta_ci_low", "delta_ci_high"))
+    theirs = line["published_delta"]
+    words = {
         "label": row.label,
         "name": row.name,
         "delta": delta,
-        "theirs": line["published_delta"],
+        "theirs": theirs,
         "number": signed(delta),
         "difference": signed(delta),
         "half": "",
         "seeds": row.verdict or f"{line['num_seeds']} {row.mark}".rstrip(),
-        "published": signed(line["published_delta"], digits=3),
+        "published": signed(theirs, digits=3),
     }
-    word = "no shared seed" if delta is None else "untested"
-    if judged := report.decided.get(row.label):
-        low, high = judged["delta_ci_low"], judged["delta_ci_high"]
+    if low is not None:
         words["difference"] += f" [{signed(low)}, {signed(high)}]"
-        words["half"] = f"± {high - judged['delta']:.4f} "
-        word = WORDS[judged["verdict"]]
-    elif row.label == report.reference.label:
+        words["half"] = f"± {high - delta:.4f} "
+        return words | {"verdict": line["verdict"]}
+    word = "no shared seed" if delta is None else "untested"
+    if row.label == report.reference.label:
         word = "reference"
         words["published"] = ""
     return words | {"verdict": row.verdict or f"{word} {row.mark}".rstrip()}
@@ -316,12 +311,12 @@ def row_lines(base: alt.Chart, width: float, *details: str, clip: bool = False) 
 def markers(base: alt.Chart, size: int) -> Iterator[alt.Chart]:
     """Draw markers: the outline on white, and the part that is filled."""
     mark = base.mark_point(clip=True, size=size, opacity=1, strokeWidth=1.2, fill="white")
-    shape = alt.Shape("outline:N", scale=None)
-    yield mark.encode(shape=shape, stroke=alt.Stroke("color:N", scale=None))
+    stroke = alt.Stroke("color:N", scale=None)
+    yield mark.encode(shape=alt.Shape("outline:N", scale=None), stroke=stroke)
 
     mark = base.mark_point(clip=True, size=size, opacity=1, strokeWidth=0)
-    shape = alt.Shape("filled:N", scale=None)
-    yield mark.encode(shape=shape, fill=alt.Fill("color:N", scale=None))
+    fill = alt.Fill("color:N", scale=None)
+    yield mark.encode(shape=alt.Shape("filled:N", scale=None), fill=fill)
 
 
 def gathered(tables: Iterable[pd.DataFrame], columns: list[str]) -> pd.DataFrame:

@@ -1,8 +1,8 @@
 """The page results/report.html: one offline file that shows every setting of every campaign.
 
-It contains tables as HTML and figures as SVG images, and loads nothing else. It has no script:
-settings but the first are closed `<details>`. Its Content-Security-Policy forbids all traffic. The
-same records give the same bytes.
+A setting is one table of a campaign. The page contains tables as HTML and figures as SVG images,
+and loads nothing else. It has no script: settings but the first are closed `<details>`. Its
+Content-Security-Policy forbids all traffic. The same records give the same bytes.
 """
 
 import base64
@@ -11,8 +11,7 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
-from rope_exp.page import _settings as settings
-from rope_exp.report import Report, main_table, relations_table
+from rope_exp.report import Report, main_table, relations_table, setting_name
 from rope_exp.runs import Run
 
 
@@ -27,17 +26,30 @@ def page(tables: Mapping[str, Report], runs: Sequence[Run]) -> bytes:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    functions = (image, cells, main_table, relations_table, settings.answer, settings.answers)
+    functions = (image, cells, main_table, relations_table)
     environment.globals.update({each.__name__: each for each in functions})
-    named = settings.named(tables)
     text = environment.from_string(_asset("page.html.j2")).render(
         style=_asset("page.css"),
         num_runs=len(runs),
         hours=sum(run.result.get("wall_s", 0) for run in runs) / 3600,
-        settings=named,
-        glance=settings.at_a_glance(named),
+        settings=ordered(tables),
     )
     return text.encode()
+
+
+def ordered(tables: Mapping[str, Report]) -> list[tuple[str, str, Report]]:
+    """Return the place, the name and the report of each setting, sorted by tokens and name.
+
+    The one that tests the most published relations, with the most runs, comes first.
+    """
+    settings = []
+    for place, report in tables.items():
+        # The page's own folder, of a group without a campaign, has no name.
+        campaign = "" if place == "." else f" ({place})"
+        settings.append((place, f"{setting_name(report.runs[0].config)}{campaign}", report))
+    settings.sort(key=lambda each: (each[2].runs[0].config.train.num_tokens, each[1]))
+    first = max(settings, key=lambda each: (len(each[2].relations), len(each[2].runs)), default=())
+    return sorted(settings, key=lambda each: each is not first)
 
 
 def cells(markdown: str) -> list[list[str]]:

@@ -58,6 +58,10 @@ def files(
 
     titles = _titles(settings)
     names = {label: row.name for each in settings.values() for label, row in each.rows.items()}
+    every = pd.DataFrame([line for item in settings.items() for line in _lines(*item)])
+    cells = every.pivot(index="setting", columns="pe", values="cell")
+    short = {label: names[label].removesuffix("-RoPE") for label in COLUMNS if label in names}
+    cells = cells[list(short)].rename(columns=short)
     parts = [
         f"**Each variant's loss minus that of {names[published.REFERENCE]}, in every setting with "
         "both:** mean within a seed, with the number of seeds in parentheses. A star marks a "
@@ -69,18 +73,18 @@ def files(
     of_text = {place: report for place, report in settings.items() if report.task is None}
     others = {place: report for place, report in settings.items() if report.task is not None}
     for title, found in (("Text, in nats per token", of_text), ("Generated data", others)):
-        if found:
-            lines = [
-                {
-                    "setting": f"[{titles[place]}](../{quote(place, safe=SAFE)}/table.md)",
-                    **_line(report, names),
-                }
-                for place, report in found.items()
-            ]
+        lines = []
+        for place, report in found.items():
+            link = f"[{titles[place]}](../{quote(place, safe=SAFE)}/table.md)"
+            unit = {} if found is of_text else {"in": report.unit}
+            sizes = {key: millions(value) for key, value in _sizes(report).items()}
+            warmup = f"{report.runs[0].config.num_warmup_steps:,}"
+            lines.append({"setting": link, **unit, **sizes, "warmup": warmup, **cells.loc[place]})
+        if lines:
             parts += [f"{title}:", markdown_table(pd.DataFrame(lines))]
 
-    every = pd.DataFrame([line for item in settings.items() for line in _long(*item)])
-    made = {"settings/settings.csv": every.to_csv(index=False, float_format="%.6f").encode()}
+    table = every.drop(columns="cell").to_csv(index=False, float_format="%.6f")
+    made = {"settings/settings.csv": table.encode()}
     chart = relations(of_text) if "style" in choices("figures") else None
     if chart is not None:
         made["settings/figures/relations.svg"] = _style().svg_of(chart.to_dict())
@@ -93,25 +97,17 @@ def _settings(tables: Mapping[str, Report]) -> dict[str, Report]:
 
     A table whose cells all occur in an earlier one, run again, is left out.
     """
-    found = {
-        place: report
-        for place, report in tables.items()
-        if report.of_variants
-        and report.reference.label == published.REFERENCE
-        and any(_delta(report, label) is not None for label in COLUMNS)
-    }
     kept: dict[str, Report] = {}
     seen: list[set[str]] = []
-    for place, report in sorted(found.items(), key=lambda item: (-len(item[1].runs), item[0])):
+    for place, report in sorted(tables.items(), key=lambda item: (-len(item[1].runs), item[0])):
+        if not report.of_variants or report.reference.label != published.REFERENCE:
+            continue
+        deltas = [report.lines[label]["delta"] for label in COLUMNS if label in report.rows]
         cells = {run.config.config_sha256 for run in report.runs}
-        if not any(cells <= others for others in seen):
+        if any(delta is not None for delta in deltas) and not any(cells <= old for old in seen):
             kept[place] = report
             seen.append(cells)
     return kept
-
-
-def _delta(report: Report, label: str) -> float | None:
-    return report.lines[label]["delta"] if label in report.rows else None
 
 
 def _titles(settings: Mapping[str, Report]) -> dict[str, str]:
@@ -119,56 +115,37 @@ def _titles(settings: Mapping[str, Report]) -> dict[str, str]:
     titles = {}
     for place, report in settings.items():
         run = report.runs[0]
-        alike = [each.runs[0] for each in settings.values() if each.groups == report.groups]
+        configs = [
+            each.runs[0].config for each in settings.values() if each.groups == report.groups
+        ]
         words = [run.group]
         for key in [key for key in run.factors if key not in SEEDS]:
-            value = spelled(run.config, key)
-            if any(spelled(other.config, key) != value for other in alike):
-                words.append(f"{key.rpartition('.')[2]}={value}")
-        kinds = {other.config.attn.label for other in alike}
-        if kinds != {"softmax"}:
+            if len({spelled(config, key) for config in configs}) > 1:
+                words.append(f"{key.rpartition('.')[2]}={spelled(run.config, key)}")
+        if {config.attn.label for config in configs} != {"softmax"}:
             words.append(run.config.attn.label)
         titles[place] = ", ".join(words)
     return titles
 
 
-def _line(report: Report, names: Mapping[str, str]) -> dict[str, str | None]:
-    """Return a setting's line of the table, without its name."""
-    line: dict[str, str | None] = {}
-    if report.task is not None:
-        line["in"] = report.unit
-    line |= {key: millions(value) for key, value in _sizes(report).items()}
-    line["warmup"] = f"{report.runs[0].config.num_warmup_steps:,}"
-    named = {label: names[label].removesuffix("-RoPE") for label in COLUMNS if label in names}
-    return line | {name: _cell(report, label) for label, name in named.items()}
-
-
-def _cell(report: Report, label: str) -> str | None:
-    delta = _delta(report, label)
-    if delta is None:
-        return None
-    judged = report.decided.get(label)
-    if judged is None:
-        return f"{delta:+.3f} (1)"
-    star = "*" if judged["p_adjusted"] < ALPHA else ""
-    return f"{delta:+.3f}{star} ({judged['num_seeds']})"
-
-
-def _long(place: str, report: Report) -> Iterator[dict[str, Any]]:
-    """Yield a line of the CSV for each variant of a setting that shares a seed with QK-RoPE."""
+def _lines(place: str, report: Report) -> Iterator[dict[str, Any]]:
+    """Yield a line for each variant that shares a seed with QK-RoPE: the CSV's, and its `cell`."""
     for label, line in report.lines.items():
         if line["delta"] is None or label == report.reference.label:
             continue
         judged = report.against.get(label)
+        star = "*" if judged and report.decided[label]["p_adjusted"] < ALPHA else ""
+        num_seeds = judged["num_seeds"] if judged else 1
         yield {
             "setting": place,
             "pe": label,
             "unit": report.unit,
             **_sizes(report),
             "warmup_steps": report.runs[0].config.num_warmup_steps,
-            "num_seeds": judged["num_seeds"] if judged else 1,
+            "num_seeds": num_seeds,
             **{key: line[key] for key in ("delta", "delta_ci_low", "delta_ci_high", "p_holm")},
             "verdict": WORDS[report.decided[label]["verdict"]] if judged else "untested",
+            "cell": f"{line['delta']:+.3f}{star} ({num_seeds})",
         }
 
 
@@ -242,21 +219,19 @@ def _panel(points: pd.DataFrame, y: alt.Y) -> alt.LayerChart:
 def _plain_names(settings: Mapping[str, Report]) -> dict[str, Report]:
     """Return the settings by plain names, ordered by tokens; the usual ones first."""
     titles = _titles(settings)
-    configs = {place: report.runs[0].config for place, report in settings.items()}
-    values = {
-        key: {place: _value(settings[place], key) for place in settings} for key in _MENTIONED
-    }
-    usual = {key: Counter(found.values()).most_common(1)[0][0] for key, found in values.items()}
+    values = pd.DataFrame(
+        {place: [_value(report, key) for key in _MENTIONED] for place, report in settings.items()},
+        index=list(_MENTIONED),
+    )
+    usual = {key: Counter(values.loc[key]).most_common(1)[0][0] for key in _MENTIONED}
     found = []
-    for place, config in configs.items():
-        words = [setting_name(config)]
-        for key, text in _MENTIONED.items():
-            if values[key][place] != usual[key]:
-                words.append(text.format(values[key][place]))
-        unusual = len(words) > 1
-        order = (config.train.num_tokens, unusual, corpus_name(config), config.num_warmup_steps)
-        num_runs = len(settings[place].runs)
-        found.append((order, ", ".join(words), -num_runs, place))
+    for place, report in settings.items():
+        config = report.runs[0].config
+        unusual = [key for key in usual if values.at[key, place] != usual[key]]
+        words = [_MENTIONED[key].format(values.at[key, place]) for key in unusual]
+        order = (config.train.num_tokens, bool(words), corpus_name(config), config.num_warmup_steps)
+        name = ", ".join([setting_name(config), *words])
+        found.append((order, name, -len(report.runs), place))
 
     # If settings share a name, those with fewer runs also name their campaign.
     named: dict[str, Report] = {}

@@ -40,25 +40,20 @@ _MASKED = (
 
 def assumptions(report: Report) -> list[str]:
     """List each choice that the source leaves open, with every value that it had here."""
-    said: dict[str, None] = {}
-    for section in _SECTIONS:
-        said |= dict.fromkeys(_choices(run.config, section) for run in report.runs)
-    kinds = dict.fromkeys(_kind(run.config) for run in report.runs)
-    beginnings = dict.fromkeys(_beginning(run.config) for run in report.runs)
-    return [*said, *kinds, *filter(None, beginnings), *_of_data(report)]
+    configs = [run.config for run in report.runs]
+    said = [_choices(config, section) for section in _SECTIONS for config in configs]
+    said += map(_kind, configs)
+    said += filter(None, map(_beginning, configs))
 
-
-def _of_data(report: Report) -> list[str]:
-    """Describe the layout of the data, and the evaluation on it."""
-    said: dict[str, None] = {}
-    of_text = [run.config for run in report.runs if run.config.data.task is None]
+    of_text = [config for config in configs if config.data.task is None]
+    said += map(_documents, of_text)
     if of_text:
-        said |= dict.fromkeys([*map(_documents, of_text), _EVALUATION])
+        said.append(_EVALUATION)
     if any(config.train.objective == "mlm" for config in of_text):
-        said[_MASKED] = None
-    if len(of_text) < len(report.runs):
-        said |= dict.fromkeys(sentence.format(unit=report.unit) for sentence in _OF_TASKS)
-    return list(said)
+        said.append(_MASKED)
+    if len(of_text) < len(configs):
+        said += [sentence.format(unit=report.unit) for sentence in _OF_TASKS]
+    return list(dict.fromkeys(said))
 
 
 def _kind(config: RunConfig) -> str:

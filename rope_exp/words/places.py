@@ -1,6 +1,5 @@
 """probes.csv: the answers to probes that have a number for each of several places."""
 
-import numpy as np
 import pandas as pd
 
 from rope_exp.frames import by_place, probes_by_place
@@ -15,16 +14,15 @@ def files(report: Report) -> dict[str, str]:
     lines = []
     for probe in probes_by_place():
         for label, answers in report.answers(probe).items():
-            asked = [by_place(probe, answer) for answer in answers]
-            places = [{name: [*numbers] for name, numbers in each.items()} for each in asked]
+            first, *others = (by_place(probe, answer) for answer in answers)
             # Includes only runs that were probed at the same places, as in the figure.
-            of_runs = [each for each, at in zip(asked, places, strict=True) if at == places[0]]
-            for name in asked[0]:
-                for place in asked[0][name]:
-                    numbers = np.array([of_run[name][place] for of_run in of_runs])
-                    line = {"row": label, "probe": name, "at": place, "num_seeds": len(numbers)}
-                    sd = numbers.std(ddof=1) if len(numbers) > 1 else np.nan
-                    lines.append({**line, "mean": numbers.mean(), "sd": sd})
+            same = [first, *(each for each in others if each.index.equals(first.index))]
+            of_runs = pd.DataFrame(same)
+            numbers = {"mean": of_runs.mean(skipna=False), "sd": of_runs.std(skipna=False)}
+            of_row = pd.DataFrame(numbers).reset_index()
+            of_row.insert(0, "row", label)
+            of_row.insert(3, "num_seeds", len(same))
+            lines.append(of_row)
     if not lines:
         return {}
-    return {"probes.csv": pd.DataFrame(lines).to_csv(index=False, float_format="%.6f")}
+    return {"probes.csv": pd.concat(lines).to_csv(index=False, float_format="%.6f")}

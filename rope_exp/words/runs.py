@@ -1,8 +1,5 @@
 """Notes on runs: marks, lost runs, unequal seeds, differing surroundings, and folders left out."""
 
-from collections import Counter
-
-from rope_exp import provenance
 from rope_exp.comparable import differing_surroundings, mixed_blocks
 from rope_exp.report import Report, has_other_seeds
 from rope_exp.runs import Run
@@ -27,32 +24,12 @@ def notes(report: Report) -> list[str]:
     for key, values in differing_surroundings(report.runs).items():
         if not any(key in differing for differing in mixed.values()):
             said.append(f"Seeds differ in {key}: {', '.join(values)}.")
-    return said + _left_out(report)
+    said += [f"{folder} was left out: {reason}." for folder, reason in report.left_out.items()]
+    return said
 
 
-def terminal(report: Report) -> list[str]:
-    """Name the rows that were trained with other code than most runs, and folders left out."""
-    codes = {}
-    for row in report.rows.values():
-        found = [run.env["git"] for run in row.runs if run.env.get("git")]
-        codes[row.name] = [provenance.spelled(git) for git in found]
-    counts = Counter(code for of_row in codes.values() for code in of_row)
-    if len(counts) < 2:
-        return _left_out(report)
-
-    [(common, _)] = counts.most_common(1)
-    said = []
-    for name, of_row in codes.items():
-        others = sorted({code for code in of_row if code != common})
-        if others:
-            said.append(f"{name}: trained at commit {', '.join(others)}; most runs at {common}.")
-    if any(code.endswith("+") for code in counts):
-        said.append("+: the code had uncommitted changes.")
-    return said + _left_out(report)
-
-
-def _left_out(report: Report) -> list[str]:
-    return [f"{folder} was left out: {reason}." for folder, reason in report.left_out.items()]
+# The same on a terminal.
+terminal = notes
 
 
 def _run_notes(row: str, run: Run) -> list[str]:

@@ -1,9 +1,7 @@
 """The summary of a table: the order of its rows, without claims that the runs do not support."""
 
 import math
-from collections.abc import Mapping
 
-import numpy as np
 from scipy import stats
 
 from rope_exp.report import Report, span, spell_p
@@ -50,25 +48,14 @@ def _tau(report: Report) -> str:
     """Report the agreement of our order with the published one; empty below three rows."""
     if not report.published:
         return ""
+    theirs = report.published.losses
     ranks = {label: line["rank"] for label, line in report.lines.items() if line["rank"]}
-    tau, p, count = kendall_tau(ranks, report.published.losses)
-    if count < 3:
+    both = [label for label in ranks if label in theirs]
+    # For two rows, it would be only a sign.
+    if len(both) < 3:
         return ""
-    if math.isnan(tau):
-        return f" Kendall's tau-b against the published losses is undefined (n = {count})."
-    told = f"{tau:.3f} (n = {count}, p {spell_p(p, '= ')})"
+    test = stats.kendalltau([ranks[label] for label in both], [theirs[label] for label in both])
+    told = f"undefined (n = {len(both)})"
+    if not math.isnan(test.statistic):
+        told = f"{test.statistic:.3f} (n = {len(both)}, p {spell_p(test.pvalue, '= ')})"
     return f" Kendall's tau-b against the published losses is {told}."
-
-
-def kendall_tau(ours: Mapping[str, float], theirs: Mapping[str, float]) -> tuple[float, float, int]:
-    """Return Kendall's tau-b of two orders, its p-value, and the number of labels in both.
-
-    tau-b = (C - D) / sqrt((n0 - n1)(n0 - n2)), where C and D count concordant and discordant
-    pairs, n0 all pairs, n1 and n2 the pairs tied in ours and in theirs. NaN if that is 0/0: fewer
-    than two labels, or all equal.
-    """
-    both = [label for label in ours if label in theirs]
-    if len(both) < 2:
-        return np.nan, np.nan, len(both)
-    test = stats.kendalltau([ours[label] for label in both], [theirs[label] for label in both])
-    return float(test.statistic), float(test.pvalue), len(both)

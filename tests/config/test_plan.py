@@ -3,12 +3,10 @@
 import re
 from pathlib import Path
 
-import pytest
 from support.command import assert_refused, command
 from support.refused import refused
 
 from rope_exp.compose import compose_jobs, run_config
-from rope_exp.config import RunConfig
 from rope_exp.costs import run_flops
 from rope_exp.plan import tables as plan
 from rope_exp.settle import resolve
@@ -28,20 +26,16 @@ def test_parameters_operations_memory_and_time_are_printed(tmp_path: Path) -> No
     assert len(times) >= 3
 
 
-def test_a_small_model_has_no_estimate_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "matmul_flops_per_s", lambda: 1e11)
+def test_a_small_model_has_no_estimate_on_a_gpu() -> None:
     small, large = (
         resolve(run_config([f"model={size}", "launch.device=cpu"])) for size in ("60m", "125m")
     )
-    said = "\n".join(plan.cost_lines(small))
-    assert "no estimate below 100,000,000 parameters on a GPU" in said
-    assert "H100" not in said
+    assert "H100" not in "\n".join(plan.cost_lines(small))
     assert "H100" in "\n".join(plan.cost_lines(large))
     assert "H100" not in "\n".join(plan.sweep_lines([large, small]))
 
 
-def test_a_measured_rate_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "matmul_flops_per_s", lambda: 1e11)
+def test_a_measured_rate_has_a_line_of_its_own() -> None:
     config = resolve(run_config(["train.num_steps=60", "launch.device=cpu"]))
     tokens = 60 * 16 * 256
     line = "time         4.1 minutes at the 1,000 tokens/s measured in this group"
@@ -50,38 +44,22 @@ def test_a_measured_rate_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     assert line not in plan.cost_lines(config)
 
 
-def test_a_sweep_costs_what_its_runs_cost_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "matmul_flops_per_s", lambda: 1e9)
+def test_a_sweep_costs_what_its_runs_cost_together() -> None:
     words = ["launch.device=cpu", "model=nano,sequel_mini", "train.num_steps=60,120"]
     configs = [resolve(config) for config in compose_jobs(words, multirun=True).configs]
     single = sum(run_flops(config, 2048) for config in configs)
 
-    said, *times = plan.sweep_lines(configs, 1000.0)
+    said, time = plan.sweep_lines(configs, 1000.0)
     assert f"4 runs, of which the above is the first: {360 * 16 * 256:,} tokens" in said
     assert f"{single:.3e} operations" in said
-    assert times[0].startswith(f"time         {single / 1e9 / 3600:,.1f} hours here")
-    assert times[-1] == "time         24.6 minutes at the 1,000 tokens/s measured in this group"
-    assert plan.sweep_lines(configs)[-1] == times[-2]
+    assert time == "time         24.6 minutes at the 1,000 tokens/s measured in this group"
 
 
 def test_the_command_plans_a_sweep(tmp_path: Path) -> None:
     done = command("-m", "pe=nope,vo_rope", script="plan", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^sweep +2 runs", done.stdout, re.MULTILINE)
     done = command("pe=nope,vo_rope", script="plan", cwd=tmp_path)
     assert_refused(done, "pe: several values make a sweep, which needs -m")
-
-
-def test_epochs_are_said_of_a_prepared_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "matmul_flops_per_s", lambda: 1e11)
-    config = resolve(run_config(["train.num_steps=60", "launch.device=cpu"]))
-    tokens = 60 * 16 * 256
-    assert any(" a parameter, 0.5 epochs" in line for line in _lines(config, 2 * tokens))
-    assert not any("epochs" in line for line in _lines(config))
-
-
-def _lines(config: RunConfig, num_tokens: int | None = None) -> list[str]:
-    return plan.cost_lines(config, None, num_tokens)
 
 
 def test_an_unknown_vocabulary_is_one_sentence() -> None:

@@ -61,12 +61,6 @@ def test_every_window_stands_once_in_each_epoch(seed: int, seq_len: int) -> None
         assert sorted(of_one) == list(range(num_windows))
 
 
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    orders = [epoch_order(seed, epoch, 100).tolist() for seed in (0, 1) for epoch in (0, 1)]
-    assert len({tuple(order) for order in orders}) == 4
-    assert all(order != sorted(order) for order in orders)
-
-
 def test_the_order_is_the_one_that_was_published() -> None:
     """The order is this one with every numpy on every machine, or rows could not be compared."""
     assert epoch_order(0, 0, 10).tolist() == GOLDEN_ORDER
@@ -151,9 +145,6 @@ def test_starts_are_remainders_of_raw_words(seed: int, step: int, most: int) -> 
     start_B = random_starts(seed, step, 6, most)
     assert start_B.dtype == np.int64
     assert start_B.tolist() == [word % (most + 1) for word in words[:6]]
-
-
-# -- batches ---------------------------------------------------------------------------------------
 
 
 def placed(step: int, **data: Any) -> Batch:

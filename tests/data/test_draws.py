@@ -3,7 +3,6 @@
 import hashlib
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -37,13 +36,6 @@ def test_one_by_one_or_many_at_once_is_the_same(
     many = Draws(seed, "a", index).many_below(bound, count)
     assert many.tolist() == [single.below(bound) for _ in range(count)]
     assert many.dtype == np.int64
-
-
-@pytest.mark.parametrize("bound", [2, 3, 10, 26, 1000])
-def test_whole_numbers_are_uniform(bound: int) -> None:
-    counts = np.bincount(Draws(0, "whole", 0).many_below(bound, 20_000), minlength=bound)
-    assert len(counts) == bound
-    assert stats.chisquare(counts).pvalue > RARE
 
 
 def test_an_order_is_any_permutation_alike() -> None:

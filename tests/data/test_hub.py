@@ -171,7 +171,7 @@ def test_a_tokenizers_revision_becomes_a_commit(hub: Hub, run: Run, tmp_path: Pa
     assert run(*words).returncode == 0
     assert len(left_in(tmp_path / "cache")) == 2
     hub.stop()
-    assert_fails(run(*PINNED, *UNPINNED_WORDS), "tokenizer.path=owner/words: the tokenizer could")
+    assert_fails(run(*PINNED, *UNPINNED_WORDS), "tokenizer.path=owner/words: the hub did")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_fault_that_passes_changes_no_token(kind: int, hub: Hub, run: Run, loc
     [
         ("GET .*train-00001", ("data.path=owner/corpus: the hub did not give it: ", "tries again")),
         # transformers itself would skip the missing file, and build another tokenizer.
-        ("words.*tokenizer_config", ("tokenizer.path=owner/words: the tokenizer could not be",)),
+        ("words.*tokenizer_config", ("tokenizer.path=owner/words: the hub did not give it",)),
     ],
 )
 def test_a_fault_that_stays_is_one_sentence(
@@ -213,7 +213,7 @@ def test_a_fault_that_stays_is_one_sentence(
         (
             [*PINNED_WORDS, "tokenizer.path=owner/none"],
             "",
-            ["tokenizer.path=owner/none: is no folder here, and no tokenizer of the hub"],
+            ["tokenizer.path=owner/none: cannot be read"],
         ),
     ],
 )

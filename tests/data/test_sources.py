@@ -8,7 +8,7 @@ import pytest
 
 from rope_exp.batches import Batch, training_ids, validation_ids
 from rope_exp.config import RunConfig
-from rope_exp.sources import held_out_rows, read, training_batch
+from rope_exp.sources import held_out_rows, training_batch
 
 TOKENS = np.arange(5000, dtype=np.uint16)  # each token is its own index
 VOCAB = 5000
@@ -85,19 +85,3 @@ def test_held_out_rows_are_those_of_every_run() -> None:
     others = {"pe": {"rotate": ["v", "o"]}, "data": {"seed": 4}, "stages": None}
     again = held_out_rows(make_config(eval_sequences=6, objective="mlm", **others), prepared())
     assert np.array_equal(again.hashed_BS, first.hashed_BS)
-
-
-def test_windows_of_any_length_are_read_as_in_training() -> None:
-    """Each window hides 15 % of its length, and keeps the positions and documents of tokens."""
-    data = {"reset_positions": True, "document_mask": True}
-    config = make_config(objective="mlm", data=data)
-    for length in (4, 16, 64):
-        windows_NS = validation_ids(TOKENS, 3, length)
-        found = read(config, prepared(), windows_NS)
-        assert found.target_BP.shape == (3, max(1, round(0.15 * length)))
-        assert found.document_BT is not None
-        assert found.position_BT is not None
-        # The first window's eighth token ends a document.
-        if length > 8:
-            assert found.document_BT[0, 6:9].tolist() == [0, 1, 1]
-            assert found.position_BT[0, 6:9].tolist() == [6, 0, 1]

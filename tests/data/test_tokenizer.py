@@ -3,21 +3,18 @@
 import json
 import pickle
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.configs import left_in
-from support.corpora import data_config, start_python, tokenizer_config
+from support.corpora import start_python, tokenizer_config
 from support.harm import Harm, efforts, harmed, try_harms
 from support.refused import REFUSALS, refused
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rope_exp.errors import ConfigError, DataError
-from rope_exp.prepare import prepare
 from rope_exp.tokenizer import (
     END_OF_TEXT,
     build_tokenizer,
@@ -77,11 +74,6 @@ def test_a_document_encodes_in_pieces_to_what_it_does_at_once(
     assert ids == bpe.encode(text).ids
 
 
-def test_texts_encode_to_what_the_plain_library_gives(bpe: Tokenizer) -> None:
-    texts = ["", "a", TEXTS[1] * 5, "x" * 100_000, "日" * 100]
-    assert encode(bpe, texts) == [bpe.encode(text).ids for text in texts]
-
-
 def test_the_text_of_a_special_token_stays_text(both: list[Tokenizer], tmp_path: Path) -> None:
     text = f"before {END_OF_TEXT} after{END_OF_TEXT}"
     for tokenizer in both:
@@ -106,19 +98,6 @@ def test_training_twice_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PYTHONHASHSEED", "7")
     stdout, stderr = start_python(CHILD, TEXTS).communicate()
     assert train_bpe(BPE, TEXTS).to_str() == stdout, stderr
-
-
-def test_training_reads_no_more_than_it_was_given() -> None:
-    read: list[int] = []
-
-    def texts() -> Iterator[str]:
-        for number in range(1000):
-            read.append(number)
-            line = f"document {number} of many different words {number * 7919} {number * 104729}\n"
-            yield line * 20
-
-    train_bpe(tokenizer_config("bpe", vocab_size=270, train_bytes=20_000), texts())
-    assert len(read) < 30
 
 
 @pytest.mark.parametrize(
@@ -198,22 +177,15 @@ def save_as_transformers_does(tokenizer: Tokenizer, folder: Path, **settings: st
 
 
 def test_a_pretrained_tokenizer_keeps_its_ids(bpe: Tokenizer, tmp_path: Path) -> None:
-    folder = save_as_transformers_does(bpe, tmp_path / "mine", eos_token=END_OF_TEXT)
-    text = f"naïve {END_OF_TEXT} text"
-    tokenizer, end_id = build(folder)
-    assert end_id == bpe.token_to_id(END_OF_TEXT)
-    assert encode(tokenizer, [text]) == [bpe.encode(text).ids]
-
-
-def test_a_pretrained_tokenizer_encodes_without_dropout(bpe: Tokenizer, tmp_path: Path) -> None:
-    """A text has the same tokens each time, and the stored file asks for no dropout, either."""
+    """A text has the same tokens each time: the stored file asks for no dropout."""
     values = json.loads(bpe.to_str())
     values["model"]["dropout"] = 0.3
     random = Tokenizer.from_str(json.dumps(values))
     folder = save_as_transformers_does(random, tmp_path / "random", eos_token=END_OF_TEXT)
-    tokenizer, _ = build(folder)
-    text = " ".join(TEXTS)
-    assert tokenizer.encode(text).ids == bpe.encode(text).ids
+    tokenizer, end_id = build(folder)
+    assert end_id == bpe.token_to_id(END_OF_TEXT)
+    text = " ".join(TEXTS) + f"naïve {END_OF_TEXT} text"
+    assert encode(tokenizer, [text]) == [bpe.encode(text).ids]
     assert json.loads(tokenizer.to_str())["model"]["dropout"] is None
 
 
@@ -237,19 +209,9 @@ def test_one_that_reads_special_tokens_in_text_is_refused(tmp_path: Path) -> Non
 def test_one_that_is_not_there_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with refused("tokenizer.path=", "nowhere: is no folder here, and no", by=ConfigError):
+    with refused("tokenizer.path=", "nowhere: cannot be read", by=ConfigError):
         build(tmp_path / "nowhere")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    words = "tokenizer.path=nobody/nothing: the tokenizer could not be fetched"
+    words = "tokenizer.path=nobody/nothing: the hub did not give it"
     with refused(words, by=DataError):
         build("nobody/nothing")
-
-
-def test_a_hostile_pretrained_folder_is_refused(
-    bpe: Tokenizer, folder: Path, tmp_path: Path, cache: Path
-) -> None:
-    pretrained = save_as_transformers_does(bpe, tmp_path / "mine", eos_token=END_OF_TEXT)
-    (pretrained / "tokenizer.json").write_bytes(HOSTILE_TOKENIZERS["a panic"])
-    with refused(str(pretrained)):
-        prepare(data_config(path=folder), tokenizer_config("pretrained", path=str(pretrained)))
-    assert left_in(cache) == []

@@ -92,9 +92,6 @@ REFUSED: dict[str, tuple[Runs, tuple[str, ...], str]] = {
     "another corpus": ([run(), run("vo_rope", data_sha256=OTHER)], PE, "read different corpora"),
     "other tokens": ([run(), run("vo_rope", order_sha256=OTHER)], PE, "saw different tokens"),
     "other sizes": ([run(), run("vo_rope", params=7)], PE, "differ in parameters"),
-    "another corpus of a seed": (
-        [run(seed=0), run(seed=2, data_sha256=OTHER)], PE, "read different corpora",
-    ),
     "other shared weights": (
         [run(), run("learned", **LEARNED, shared_init_sha256=OTHER)], PE, "shared_init_sha256",
     ),
@@ -118,22 +115,12 @@ REFUSED: dict[str, tuple[Runs, tuple[str, ...], str]] = {
     "another variant": (
         [rate(0.001), rate(0.01, "vo_rope")], LR, "pe.name: QK-RoPE -> VO-RoPE",
     ),
-    "other weights of a rate": (
-        [rate(0.001), rate(0.01, init_sha256=OTHER)], LR, "from different weights",
-    ),
     "one name of two variants": (
         [run("pe.name=mine"), run("pe.name=mine", 1, "pe.base=500000")],
         PE, "two variants under one name (pe.base: 10000.0 -> 500000.0)",
     ),
-    "one label of two rates": (
-        [rate(0.001), rate(0.01, seed=1)],
-        ("optim",), "two variants under one name (optim.lr: 0.001 -> 0.01)",
-    ),
     "other weights of a size": (
         [size(128), size(256, **LARGE), size(256, "vo_rope")], MODEL, "from different weights",
-    ),
-    "other tokens of a size": (
-        [size(128), size(256, **LARGE, order_sha256=OTHER)], MODEL, "saw different tokens",
     ),
     "two objectives": ([run(), run("qk_rope", 0, MLM)], PE, "are both qk_rope-s0"),
     "other weights of an objective": (
@@ -218,9 +205,7 @@ def test_numbers_stand_in_the_order_of_numbers(tmp_path: Path) -> None:
     assert [*contrasts(losses, labels[0]).index] == labels
 
 
-@pytest.mark.parametrize(
-    "factor", ["optim.rate", "attention", "train.log_every", "tracker", "pe.label", "optim.lr.x"]
-)
+@pytest.mark.parametrize("factor", ["optim.rate", "train.log_every", "tracker", "optim.lr.x"])
 def test_a_factor_is_a_key_that_can_change_a_number(tmp_path: Path, factor: str) -> None:
     make_run(tmp_path)
     with refused(f"--factors {factor}", "no such config key"):

@@ -58,15 +58,6 @@ def test_rows_are_ranked_by_hand_and_one_without_a_run_is_last() -> None:
     assert (of_three["loss_mean"], of_three["loss_sd"]) == (5.0, math.sqrt((4 + 1 + 9) / 2))
 
 
-@given(tables.filter(lambda table: any(table.values())))
-def test_ranks_of_whole_tables_are_those_of_means(table: dict[str, Losses]) -> None:
-    seeds = set().union(*table.values())
-    whole = {label: {seed: mine.get(seed, 1.0) for seed in seeds} for label, mine in table.items()}
-    means = {label: round(float(np.mean(list(row.values()))), 9) for label, row in whole.items()}
-    for label, row in compare(whole, "qk_rope").items():
-        assert row["rank"] == 1 + sum(mean < means[label] for mean in means.values())
-
-
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, unique=True))
 def test_ranks_need_seeds_that_connect_all_rows(cells: list[tuple[int, int]]) -> None:
     """If losses are seed part + row part, any connected table gives the order of the rows."""

@@ -77,8 +77,7 @@ def test_a_run_says_what_its_folder_does(tmp_path: Path) -> None:
     ("key", "value"),
     [
         ("pe", "vo_rope"), ("rotate", ["v", "o"]), ("seed", 1), ("config_sha256", "0" * 64),
-        ("group_sha256", "0" * 64), ("val/loss", None), ("val/loss", "3.5"), ("val/loss", True),
-        ("params", "many"), ("init_sha256", None), ("order_sha256", None), ("data_sha256", 3),
+        ("group_sha256", "0" * 64), ("val/loss", None), ("val/loss", True), ("init_sha256", None),
     ],
 )  # fmt: skip
 def test_an_edited_or_foreign_result_is_refused(tmp_path: Path, key: str, value: object) -> None:
@@ -116,25 +115,18 @@ LONGER = '{"step": 510, "tokens": 2088960, "train/loss": 3.0, "val/loss": 3.5}\n
 # The file, what is done to it, and what is said of it; None removes it.
 HARMS: list[tuple[str, Harm | None, str]] = [
     ("config.yaml", None, "config.yaml"),
-    ("config.yaml", whole("{"), "config.yaml"),
     ("config.yaml", whole("seed: late\n"), "config.yaml"),
     ("config.yaml", edited("lr: 0.003", "lr: 0.004"), "group_sha256"),
     ("result.json", whole("{"), "result.json"),
-    ("result.json", whole("[]"), "result.json"),
     ("result.json", edited('"val/loss": 3.5', '"val/loss": NaN'), "NaN is no JSON"),
     ("env.json", whole("null"), "env.json"),
     ("env.json", whole('{"marks": "late"}'), "env.json"),
-    ("env.json", whole(ENV + '"corpus": 7}'), "env.json"),
     ("env.json", whole(ENV + '"corpus": {"tokens": {"train": 0}}}'), "env.json"),
-    ("env.json", whole(ENV + '"init_from": 7}'), "env.json"),
     ("env.json", whole(ENV + '"init_from": {"weights_sha256": "x"}}'), "env.json"),
     ("probes.json", None, "probes.json"),
     ("probes.json", edited("3.75", "3.5"), "probes.json"),
-    ("probes.json", edited("3.75", "1e999"), "probes.json"),
     ("probes.json", lambda text: text[:-9], "probes.json"),
     ("metrics.jsonl", None, "ends with train/loss=None"),
-    ("metrics.jsonl", whole(""), "ends with train/loss=None"),
-    ("metrics.jsonl", whole("x\n"), "metrics.jsonl"),
     ("metrics.jsonl", whole('{"step": 1, "train/loss": "low"}\n'), "metrics.jsonl"),
     ("metrics.jsonl", edited('"val/loss": 3.5}', '"val/loss": 3.25}'), "ends with val/loss=3.25"),
     ("metrics.jsonl", lambda text: text[: text.rindex("{")], "metrics.jsonl ends with"),

@@ -114,16 +114,6 @@ def test_holm_is_the_step_down_of_its_definition(p: list[float]) -> None:
     np.testing.assert_allclose(holm(np.array(p))[order], expected)
 
 
-def test_pooled_knows_more_than_one_pair_does() -> None:
-    """Nine rows of five seeds give 32 degrees of freedom instead of 4, and the same estimate."""
-    losses = drawn(dict.fromkeys(ROWS, 3.0), seeds=5, deviation=0.01)
-    [pooled] = judge(losses, [("a", "b")], is_paired=False)
-    [paired] = judge(losses, [("a", "b")], is_paired=True)
-    assert (pooled["df"], paired["df"]) == (32, 4)
-    assert pooled["delta"] == pytest.approx(paired["delta"])
-    assert pooled["error"] == pytest.approx(noise_in(losses).deviation * math.sqrt(2 / 5))
-
-
 @pytest.mark.parametrize(("rows", "late"), [("abc", (1, 3)), (ROWS, (1, 3)), (ROWS, (1,))])
 def test_noise_that_differs_between_rows_is_not_pooled(rows: str, late: tuple[int, ...]) -> None:
     """One row jumps by 30 SD at some seeds, or at one, as one run of the pilot did.

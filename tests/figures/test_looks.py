@@ -1,7 +1,5 @@
 """Tests of the looks of rows: each label has one, and variants differ even in grey."""
 
-from support.configs import NINE
-
 from rope_exp.figures.style import look
 from rope_exp.sections import SUBSETS
 
@@ -16,7 +14,6 @@ def in_grey(label: str) -> str:
 
 def test_all_sixteen_subsets_look_different_in_grey() -> None:
     assert len({in_grey(label) for label in LABELS}) == 16
-    assert len({in_grey(label) for label in NINE}) == 9
 
 
 def test_hue_says_q_and_k_and_the_dash_says_v_and_o() -> None:

@@ -5,15 +5,13 @@ import html
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.resources import files
 
 import pytest
 from support.configs import REPOSITORY
 from support.pages import HOSTILE, make_hostile, make_tables
-from support.records import ended_at, report_on, runs_of, unfinished
+from support.records import report_on, runs_of, unfinished
 
-from rope_exp.page._settings import answer, at_a_glance, named
-from rope_exp.page.report import cells, page
+from rope_exp.page.report import ordered, page
 from rope_exp.report import Report, build, main_table, relations_table
 
 
@@ -82,7 +80,8 @@ def test_numbers_are_those_of_the_tables(text: str, tables: dict[str, Report]) -
         markup = section(text, place)
         assert shown(markup, 0) == main_table(report).cells
         if report.relations:
-            assert shown(markup, 1) == relations_table(report).cells
+            # The table of runs comes last.
+            assert shown(markup, -2) == relations_table(report).cells
 
 
 def test_a_setting_has_its_figures_and_the_same_bytes_again() -> None:
@@ -97,49 +96,9 @@ def test_a_setting_has_its_figures_and_the_same_bytes_again() -> None:
 def test_settings_are_named_and_ordered(text: str, tables: dict[str, Report]) -> None:
     """The setting with the most relations comes first, then the others by tokens."""
     places = ["english", "tokens/train.num_steps=1000", "tokens/train.num_steps=2000"]
-    assert [setting.place for setting in named(dict(reversed(tables.items())))] == places
+    assert [place for place, *_ in ordered(dict(reversed(tables.items())))] == places
     found = re.findall("<details(.*)>\n<summary><h2>.*?</h2>", text)
     assert found == [" open", "", ""]
-
-
-def test_the_answer_says_no_more_than_the_test(tables: dict[str, Report]) -> None:
-    """The answer counts the published relations by outcome, and calls no row better."""
-    report = tables["english"]
-    said = answer(report)
-    assert said.startswith(f"Of {len(report.relations)} published relations: ")
-    for relation in report.relations:
-        a, b = (report.rows[each].name for each in (relation["a"], relation["b"]))
-        group = said.partition(relation["outcome"])[2].partition(")")[0]
-        assert f"{a} {relation['published']} {b}".replace("-RoPE", "") in group
-    untested = answer(tables["tokens/train.num_steps=1000"])
-    assert untested == "No difference from QK-RoPE has been tested yet."
-
-
-@pytest.mark.parametrize(("shift", "word"), [(-0.3, "better"), (0.3, "worse")])
-def test_the_answer_has_the_verdicts_direction(shift: float, word: str) -> None:
-    runs = [
-        ended_at(run, 4 + 0.01 * run.config.seed + (shift + 0.001 * (run.config.seed % 2)) * is_vo)
-        for run in runs_of("english", "qk_rope", "vo_rope", seeds=(0, 1, 2))
-        for is_vo in [run.row == "vo_rope"]
-    ]
-    assert answer(build(runs, ["pe"])).startswith(f"VO-RoPE is {word} than QK-RoPE: ")
-
-
-def test_the_glance_has_each_tables_differences(tables: dict[str, Report]) -> None:
-    """Settings whose reference is another row, or has no loss, are left out."""
-    without = report_on("english", "nope", "vo_rope")
-    glance = at_a_glance(named({**tables, "few": without}))
-    headings, _, *lines = cells(glance["table"])
-    assert len(glance["places"]) == 3
-    for place, line in zip(glance["places"], lines, strict=True):
-        found = dict(zip(headings[1:], line[1:], strict=True))
-        report = tables[place]
-        for label, row in report.lines.items():
-            if label != "qk_rope":
-                number, _, word = found.pop(row["name"]).partition(" ")
-                assert number == f"{row['delta']:+.4f}"
-                assert bool(word) == (label in report.against)
-        assert {*found.values()} <= {"—"}
 
 
 def test_what_is_missing_is_said() -> None:
@@ -153,7 +112,5 @@ def test_what_is_missing_is_said() -> None:
 
 def test_assets_are_of_the_package() -> None:
     """A wheel includes the assets."""
-    there = {each.name for each in files("rope_exp.page").iterdir()}
-    assert {"page.html.j2", "page.css"} <= there
     pyproject = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     assert '"rope_exp.page" = ["page.css", "page.html.j2"]' in pyproject

@@ -16,7 +16,7 @@ from support.reports import all_runs, make_run
 from rope_exp.runs import Run
 from rope_exp.stats import adjusted_means
 from rope_exp.studies import rates
-from rope_exp.studies.rates import Tried, find_sweeps, markdown
+from rope_exp.studies.rates import find_sweeps, markdown
 
 # By variant and learning rate, one loss per seed.
 LOSSES = {
@@ -45,7 +45,7 @@ def test_differences_are_within_a_seed(tmp_path: Path) -> None:
         for seed, loss in enumerate(values):
             group = {"group": f"lr{rate}", "overrides": [f"optim.lr={rate}"]}
             make_run(tmp_path, pe=pe, seed=seed, loss=loss, **group)
-    text = markdown(Tried.of(all_runs(tmp_path)))
+    text = markdown(all_runs(tmp_path))
     cells = ["1 to 2", "3.7000", "+0.1000 (1)", "+0.1800 (2)", "0.003"]
     assert line_of(text, "QK-RoPE", 1)[1:] == cells
     assert line_of(text, "QKVO-RoPE", 1)[-1] == "0.001 (at the end of the range)"
@@ -72,7 +72,7 @@ def test_runs_that_are_no_sweep_are_refused(
         tmp_path, group="b", seed=seed, overrides=["optim.lr=0.003", f"optim.{key}"][-2 + seed :]
     )
     with refused(words):
-        Tried.of(all_runs(tmp_path))
+        markdown(all_runs(tmp_path))
 
 
 # -- runs of a sweep -------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_runs_of_others_that_do_not_fit_end_no_report(
 
 def test_a_run_that_diverged_is_counted(records: dict[str, list[Run]]) -> None:
     first, *others = records["lr"]
-    assert "1 diverged and is not shown" in markdown(Tried.of([diverged(first), *others]))
+    assert "1 diverged and is not shown" in markdown([diverged(first), *others])
 
 
 @pytest.mark.parametrize(("near", "is_marked"), [(3.71, False), (3.73, True)])
@@ -140,7 +140,7 @@ def test_a_run_that_reads_far_is_marked(
     probed = {"edges": [0, 8, 32, 128, 256], "loss": [5.0, near, 3.6, 3.54]}
     runs = [replace(run, probes={}) for run in records["lr"]]
     runs[1] = replace(ended_at(runs[1], 3.5), probes={"positions": probed})
-    text = markdown(Tried.of(runs))
+    text = markdown(runs)
     assert ("\\* |" in text) == is_marked
     assert ("probably copy" in text) == is_marked
 
@@ -166,8 +166,3 @@ def test_missing_seeds_shift_no_rate(
     means = adjusted_means(pd.DataFrame(losses, columns=RATES))
     # The means are rounded to nine digits.
     np.testing.assert_allclose(means - means.iloc[0], of_rate - of_rate[0], atol=2e-9)
-
-
-def test_a_missing_seed_takes_the_others_difference() -> None:
-    table = pd.DataFrame({0.001: [4.0, 3.0, np.nan], 0.003: [3.9, 2.9, 1.0], 0.01: [np.nan] * 3})
-    assert adjusted_means(table).to_dict() == pytest.approx({0.001: 2.7, 0.003: 2.6})

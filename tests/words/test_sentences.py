@@ -54,24 +54,13 @@ def test_interrupted_and_unequal_runs_are_noted() -> None:
     assert any(note.startswith("Runs of seed 0 differ in device: ") for note in said)
     assert any(note.startswith("Runs of seed 0 differ in git: ") for note in said)
     assert "g/scraps was left out: it holds no run <pe>/seed<k>." in said
+    assert {*said} >= {*report.told("terminal")[-3:]}
 
     blocks = [
         replace(run, env={**run.env, "device": f"card {run.config.seed}"})
         for run in runs_of("english", "qk_rope", "vo_rope", seeds=(0, 1))
     ]
     assert "Seeds differ in device: card 0, card 1." in build(blocks, ["pe"]).told("notes")
-
-
-def test_a_row_of_other_code_is_named() -> None:
-    codes = {"qk_rope": ("0", False), "nope": ("0", False), "vo_rope": ("1", True)}
-    runs = []
-    for run in runs_of("english", *codes, seeds=(0,)):
-        commit, dirty = codes[run.row]
-        runs.append(replace(run, env={**run.env, "git": {"commit": commit * 40, "dirty": dirty}}))
-    assert build(runs, ["pe"]).told("terminal")[-2:] == [
-        "VO-RoPE: trained at commit 1111111111+; most runs at 0000000000.",
-        "+: the code had uncommitted changes.",
-    ]
 
 
 def test_what_cannot_be_ordered_is_not() -> None:
@@ -208,6 +197,4 @@ def test_drift_is_judged_seed_by_seed(medians: list[float], said: str) -> None:
 
 def test_plain_columns_are_aligned() -> None:
     table, *_ = report_on("english").told("terminal")
-    lines = table.splitlines()
-    assert len({len(line) for line in lines}) == 1
-    assert set(lines[1]) == {"-", " "}
+    assert len({len(line) for line in table.splitlines()}) == 1

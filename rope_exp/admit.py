@@ -97,7 +97,7 @@ def admit(configs: Sequence[RunConfig]) -> list[Job]:
         if config.launch.cells_per_job > 1:
             allowed = "is for the jobs of `rope-exp campaign` and `rope-exp sweep` on a cluster"
             raise ConfigError("launch.cells_per_job", config.launch.cells_per_job, allowed)
-    jobs = [Job(config, config.folder) for config in configs]
+    jobs = [Job(config) for config in configs]
     if len(jobs) > 1:
         check_together(jobs)
 
@@ -123,7 +123,6 @@ def admit(configs: Sequence[RunConfig]) -> list[Job]:
             train = job.config.train
             data = open_once(job.config.data, job.config.tokenizer, seq_len=train.seq_len)
             _check_stages(train, data.num_train_tokens)
-            job.vocab_size = data.vocab_size
     return jobs
 
 

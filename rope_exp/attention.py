@@ -337,32 +337,20 @@ class SoftmaxAttention(Attention):
         q_BTHK = self.turn("q", q_BTHK, at)
         k_BTGK = self.turn("k", k_BTGK, at)
         v_BTGK = self.turn("v", split_heads(v, self.head_dim), at)
-        of_tokens = self._of_tokens(x_BTD, at)
+        rows = {"k": k_BTGK, "v": v_BTGK}
+        own = self.own if self.own is not None and self.own.overrides("scores") else None
+        if own is not None and at.position_T is not None:
+            of_tokens = own.of_tokens(x_BTD, at.position_T)
+            if taken := of_tokens.keys() & {*rows, "position_BE"}:
+                raise ValueError(f"of_tokens: the name {taken.pop()} is taken")
+            rows |= {**of_tokens, "position_BE": at.position_T.expand(len(x_BTD), -1)}
         if cache is not None:
-            of_tokens = cache.append(k=k_BTGK, v=v_BTGK, **of_tokens)
-            k_BTGK, v_BTGK = of_tokens["k"], of_tokens["v"]
-        if self.own is not None and "position_BE" in of_tokens:
-            more_HTE = self.own.scores(of_tokens, q_BTHK.shape[1])
-            if more_HTE is not None:
-                sizes = (self.num_heads, q_BTHK.shape[1], k_BTGK.shape[1])
-                if more_HTE.shape[-3:] != sizes:
-                    shape = tuple(more_HTE.shape)
-                    raise ValueError(f"scores returned the shape {shape}, not {sizes}")
-                # A window may have dropped the first keys.
-                usual_HTE = 0.0 if at.bias_HTE is None else at.bias_HTE[..., -sizes[2] :]
-                at = at._replace(bias_HTE=usual_HTE + more_HTE)
+            rows = cache.append(**rows)
+        if own is not None and at.position_T is not None:
+            at = with_scores(at, own.scores(rows, q_BTHK.shape[1]), q_BTHK, rows["k"])
 
-        o_BTHK = self.attend(q_BTHK, k_BTGK, [v_BTGK], at, cache)
+        o_BTHK = self.attend(q_BTHK, rows["k"], [rows["v"]], at, cache)
         return self.turn("o", o_BTHK, at)
-
-    def _of_tokens(self, x_BTD: Tensor, at: Positions) -> dict[str, Tensor]:
-        """Return what a class of one's own needs of each token to add to the scores."""
-        if self.own is None or at.position_T is None or not self.own.overrides("scores"):
-            return {}
-        of_tokens = self.own.of_tokens(x_BTD, at.position_T)
-        if taken := of_tokens.keys() & {"k", "v", "position_BE"}:
-            raise ValueError(f"of_tokens: the name {taken.pop()} is taken")
-        return {**of_tokens, "position_BE": at.position_T.expand(len(x_BTD), -1)}
 
     def _projected(
         self, x_BTD: Tensor, at: Positions, cache: LayerCache | None
@@ -373,6 +361,24 @@ class SoftmaxAttention(Attention):
         change_BTD = previous(x_BTD, at, cache) - x_BTD
         shifted_BTD = x_BTD + self.token_shift * change_BTD
         return self.q_proj(x_BTD), *linears(shifted_BTD, self.k_proj, self.v_proj)
+
+
+def with_scores(
+    at: Positions, more_HTE: Tensor | None, q_BTHK: Tensor, k_BEGK: Tensor
+) -> Positions:
+    """Return the inputs of a layer with more added to the scores, [H, T, E] or [B, H, T, E].
+
+    Raises:
+        ValueError: it has another shape.
+    """
+    if more_HTE is None:
+        return at
+    sizes = (q_BTHK.shape[2], q_BTHK.shape[1], k_BEGK.shape[1])
+    if more_HTE.shape[-3:] != sizes:
+        raise ValueError(f"scores returned the shape {tuple(more_HTE.shape)}, not {sizes}")
+    # A window may have dropped the first keys.
+    usual_HTE = 0.0 if at.bias_HTE is None else at.bias_HTE[..., -sizes[2] :]
+    return at._replace(bias_HTE=usual_HTE + more_HTE)
 
 
 def previous(x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:

@@ -262,10 +262,9 @@ def encodings(architecture: Architecture, layer: int | None) -> dict[str, Positi
     """
     model = architecture.model
     pe = architecture.pe
-    chosen_by = {"own": ("pe.code", "none" if pe.code is None else "own")}
+    names = {"own": "none" if pe.code is None else "own"}
     if layer is None:
-        ours = {"added_positions": ("pe.input", pe.input), "score_bias": ("pe.bias", pe.bias)}
-        chosen_by = ours | chosen_by
+        names = {"added_positions": pe.input, "score_bias": pe.bias, **names}
     sizes = Sizes(
         model.hidden_size,
         model.num_attention_heads,
@@ -276,12 +275,12 @@ def encodings(architecture: Architecture, layer: int | None) -> dict[str, Positi
         architecture.causal,
         layer,
     )
-    found = {}
-    for name, (key, choice) in chosen_by.items():
-        encoding = None if choice == "none" else chosen("position", choice, key).make(pe, sizes)
-        if encoding is not None:
-            found[name] = encoding
-    return found
+    made = {
+        name: chosen("position", choice, "pe").make(pe, sizes)
+        for name, choice in names.items()
+        if choice != "none"
+    }
+    return {name: encoding for name, encoding in made.items() if encoding is not None}
 
 
 class Trunk(nn.Module):

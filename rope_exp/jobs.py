@@ -79,8 +79,6 @@ class Job:
 
     Attributes:
         config: resolved for this machine.
-        folder: of the run.
-        vocab_size: the tokenizer's, once the data are prepared.
         title: shown to users; empty: its variant and seed.
         exit_code: None until the run has ended, or was found to be done.
         reason: of a failure, if the output of its ranks is not enough.
@@ -96,8 +94,6 @@ class Job:
     """
 
     config: RunConfig
-    folder: Path
-    vocab_size: int = 0
     title: str = ""
     exit_code: int | None = None
     reason: str = ""
@@ -109,6 +105,11 @@ class Job:
     ranks: list[Popen[bytes]] = field(default_factory=list)
     ended_at: float = 0.0
     was_killed: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.config.folder
 
     @property
     def name(self) -> str:

@@ -63,12 +63,18 @@ def attention(
     length = q_BTHK.shape[1]
     window = None if window is None or window >= length else window
 
-    if q_BTHK.device.type != "cpu" or length > MAX_WRITTEN_OUT:
-        masks = (window, bias_HTE, document_BT, sink_H)
-        mask = None
-        if any(each is not None for each in masks):
-            is_met = _is_met(length, window, causal, document_BT, q_BTHK.device)
-            mask = _mask(is_met, bias_HTE, sink_H, q_BTHK)
+    # Which keys each query attends to, [T, T] or [B, 1, T, T]; None: all.
+    is_met = None
+    is_written_out = q_BTHK.device.type == "cpu" and length <= MAX_WRITTEN_OUT
+    is_masked = any(each is not None for each in (window, bias_HTE, document_BT, sink_H))
+    if causal and (is_masked or is_written_out):
+        is_met = meets(length, length, window, q_BTHK.device)
+    if document_BT is not None:
+        is_same = (document_BT[:, :, None] == document_BT[:, None, :])[:, None]
+        is_met = is_same if is_met is None else is_met & is_same
+
+    if not is_written_out:
+        mask = _mask(is_met, bias_HTE, sink_H, q_BTHK)
         if sink_H is not None:
             # The key of the mask's last column: 0, like its value.
             k_BTGK, v_BTGV = (F.pad(x, (0, 0, 0, 0, 0, 1)) for x in (k_BTGK, v_BTGV))
@@ -77,25 +83,9 @@ def attention(
     if num_shared > 1:
         k_BTGK = k_BTGK.repeat_interleave(num_shared, dim=2)
         v_BTGV = v_BTGV.repeat_interleave(num_shared, dim=2)
-    is_met = _is_met(length, window, causal, document_BT, q_BTHK.device)
     heads_first = [x.transpose(1, 2).contiguous() for x in (q_BTHK, k_BTGK, v_BTGV)]
     o_BHTV: Tensor = _Short.apply(*heads_first, bias_HTE, is_met, window, causal, sink_H)  # type: ignore[no-untyped-call]
     return o_BHTV.transpose(1, 2)
-
-
-def _is_met(
-    length: int,
-    window: int | None,
-    causal: bool,
-    document_BT: Tensor | None,
-    device: torch.device,
-) -> Tensor | None:
-    """Return which keys each query attends to, [T, T] or [B, 1, T, T]; None: to all."""
-    is_met = meets(length, length, window, device) if causal else None
-    if document_BT is None:
-        return is_met
-    is_same = (document_BT[:, :, None] == document_BT[:, None, :])[:, None]
-    return is_same if is_met is None else is_met & is_same
 
 
 def _mask(

@@ -62,21 +62,23 @@ def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
     Frequencies have their own learning rate, a multiple of the others'. If they are learned
     directly and not as logarithms, the optimizer counts how often each crosses 0.
     """
-    named = dict(decoder.named_parameters())
-    of_positions = [name for name in named if name.startswith(POSITIONS)]
-    frequencies = [name for name in of_positions if name.startswith(FREQUENCIES)]
-
-    others = [name for name in named if name not in frequencies]
-    decaying = [name for name in others if named[name].ndim >= 2 and name not in of_positions]
-    staying = [name for name in others if name not in decaying]
+    frequencies = []
+    decaying = []
+    staying = []
+    for name, parameter in decoder.named_parameters():
+        if name.startswith(FREQUENCIES):
+            frequencies.append(parameter)
+        elif parameter.ndim >= 2 and not name.startswith(POSITIONS):
+            decaying.append(parameter)
+        else:
+            staying.append(parameter)
     groups: list[dict[str, Any]] = [
-        {"params": [named[name] for name in decaying], "weight_decay": config.weight_decay},
-        {"params": [named[name] for name in staying], "weight_decay": 0.0},
+        {"params": decaying, "weight_decay": config.weight_decay},
+        {"params": staying, "weight_decay": 0.0},
     ]
     if frequencies:
         rate = decoder.architecture.pe.trainable_lr
-        of_frequencies = [named[name] for name in frequencies]
-        groups.append({"params": of_frequencies, "weight_decay": 0.0, "rate": rate})
+        groups.append({"params": frequencies, "weight_decay": 0.0, "rate": rate})
 
     optimizer: Optimizer
     if isinstance(config, AdamWConfig):
@@ -86,24 +88,18 @@ def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
         optimizer = own.Optimizer(decoder, groups, config)
 
     rotary = decoder.model.rotary_emb
-    if rotary.learned and rotary.pe.trainable != "log":
-        _count_crossings(optimizer, list(rotary.parameters()))
-    return optimizer
+    if not rotary.learned or rotary.pe.trainable == "log":
+        return optimizer
 
-
-def _count_crossings(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
-    """Make an optimizer count the sign changes of each element; 0 counts as positive.
-
-    The counts are on the device and in the optimizer's state, so that a checkpoint holds them with
-    the moments.
-    """
-    were_below: list[Tensor] = []
+    # Sign changes are counted on the device, in the optimizer's state, so that a checkpoint holds
+    # them with the moments; 0 counts as positive.
+    were_below: dict[nn.Parameter, Tensor] = {}
 
     def look(*_: object) -> None:
-        were_below[:] = [parameter < 0 for parameter in parameters]
+        were_below.update({parameter: parameter < 0 for parameter in frequencies})
 
     def count(*_: object) -> None:
-        for parameter, was_below in zip(parameters, were_below, strict=True):
+        for parameter, was_below in were_below.items():
             state = optimizer.state[parameter]
             if CROSSINGS not in state:
                 state[CROSSINGS] = torch.zeros_like(parameter, dtype=torch.int64)
@@ -111,6 +107,7 @@ def _count_crossings(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -
 
     optimizer.register_step_pre_hook(look)
     optimizer.register_step_post_hook(count)
+    return optimizer
 
 
 def crossings(optimizer: Optimizer, decoder: Decoder) -> dict[str, Tensor]:

@@ -40,6 +40,7 @@ from rope_exp.signals import interrupt, on_signal
 
 REFRESH_SECONDS = 1.0
 LINE_SECONDS = 30.0  # between plain lines about all running jobs
+LOG_BYTES = 1 << 16
 
 # A stopped run has not ended: the same command resumes it.
 ENDED = ("finished", "diverged", "failed")
@@ -55,10 +56,6 @@ class SweepView(contextlib.AbstractContextManager["SweepView"]):
         self._last_line = time.monotonic()
         self._refreshed = 0.0
 
-        # By job: the newest value of each column, and the status that was shown last.
-        self._rows: list[dict[str, Any]] = [{} for _ in jobs]
-        self._said = ["waiting"] * len(jobs)
-
         self._bars = Bars()
         # First, so that a terminal too short for all bars shows it.
         self._sweep = self._bars.add_task("sweep", total=self._num_steps, words="")
@@ -66,6 +63,9 @@ class SweepView(contextlib.AbstractContextManager["SweepView"]):
             self._bars.add_task(job.name, total=job.config.train.num_steps, words="")
             for job in jobs
         ]
+        # By job: the newest value of each column, and the status that was shown last.
+        self._rows: list[dict[str, Any]] = [{} for _ in jobs]
+        self._shown = ["waiting"] * len(jobs)
         self.refresh()
 
     def __exit__(self, *error: object) -> None:
@@ -83,23 +83,20 @@ class SweepView(contextlib.AbstractContextManager["SweepView"]):
         # The steps that are done or no longer due, and the runs in progress.
         done = 0
         running = []
-        for number, job in enumerate(self._jobs):
-            has_changed = job.status != self._said[number]
-            self._said[number] = job.status
-            # A run that has ended writes no more rows.
-            if has_changed or job.status not in ENDED:
-                self._rows[number] |= newest_values(job.folder)
-            step = self._rows[number].get("step", 0)
-            done += job.config.train.num_steps if job.status in ENDED else step
-            if job.status == "running":
+        for number, (job, row) in enumerate(zip(self._jobs, self._rows, strict=True)):
+            status = job.status
+            row |= newest_values(job.folder)
+            step = row.get("step", 0)
+            done += job.config.train.num_steps if status in ENDED else step
+            words = status + describe_row(row)
+            if status == "running":
                 running.append(f"{job.name} at step {step}")
+                words += ", compiling" * (job.config.train.compile and not row)
 
-            row = self._rows[number]
-            compiles = job.status == "running" and job.config.train.compile and not row
-            words = job.status + describe_row(row) + ", compiling" * bool(compiles)
             self._bars.update(self._tasks[number], completed=step, words=words)
-            if self._bars.disable and has_changed:
+            if self._bars.disable and status != self._shown[number]:
                 log(f"{job.name}: {words}")
+            self._shown[number] = status
 
         if self._estimate is None:
             self._estimate = Estimate(now, done)
@@ -164,13 +161,14 @@ def _run_one(job: Job) -> int:
 
 def run_all(
     jobs: Sequence[Job],
+    on_end: Callable[[Job], None] = lambda job: None,
     on_poll: Callable[[], None] = lambda: None,
     deadline: float | None = None,
 ) -> int:
     """Run a sweep and return its exit code; ranks write to a log in each run's folder.
 
     Args:
-        on_poll, deadline: see bring_to_end.
+        on_end, on_poll, deadline: see bring_to_end.
     """
     for job in jobs:
         job.log = job.folder / LOG
@@ -180,32 +178,34 @@ def run_all(
             on_poll()
             view.refresh()
 
-        bring_to_end(jobs, poll, deadline)
+        bring_to_end(jobs, on_end, poll, deadline)
     return _sum_up(jobs)
 
 
 def bring_to_end(
     jobs: Sequence[Job],
+    on_end: Callable[[Job], None] = lambda job: None,
     on_poll: Callable[[], None] = lambda: None,
     deadline: float | None = None,
 ) -> None:
     """Start runs in their order, and poll them until all have ended.
 
     Args:
+        on_end: called with each run that has ended or was stopped.
         on_poll: called after every poll of the runs.
         deadline: by the monotonic clock; then all ranks are asked to stop, with a checkpoint.
     """
     with SignalRelay(jobs) as relay:
-        while any(job.exit_code is None for job in jobs):
+        while left := [job for job in jobs if job.exit_code is None]:
             if deadline is not None and time.monotonic() > deadline and not relay.requested:
                 relay.request()
 
-            for job in jobs:
-                if job.status == "running":
+            for job in left:
+                if job.ranks:
                     _collect(job)
-            running = [job for job in jobs if job.status == "running"]
-            for job in jobs:
-                if job.status == "running" or job.exit_code is not None:
+            running = [job for job in left if job.status == "running"]
+            for job in left:
+                if job.ranks or job.exit_code is not None:
                     continue
                 if relay.requested:
                     job.exit_code = EXIT_STOPPED
@@ -213,6 +213,9 @@ def bring_to_end(
                     _try_to_start(job, relay)
                     if job.status == "running":
                         running.append(job)
+            for job in left:
+                if job.exit_code is not None:
+                    on_end(job)
             on_poll()
             time.sleep(POLL_SECONDS)
 
@@ -250,17 +253,14 @@ def _collect(job: Job) -> None:
     if job.exit_code is None:
         return
 
-    if job.log and job.status == "failed":
-        if not job.reason:
-            from rope_exp.costs import checkpoint_bytes
-
-            needed = checkpoint_bytes(job.config, job.vocab_size)
-            if free_bytes(job.folder) < needed:
-                job.reason = str(disk_full(job.folder, needed, "its checkpoint"))
+    if job.log and job.status == "failed" and not job.reason:
+        # On a full disk its ranks could not write their own reason to the log.
+        if free_bytes(job.folder) < LOG_BYTES:
+            job.reason = str(disk_full(job.folder, LOG_BYTES, "its log"))
+    elif job.log and job.reason:
         # The log may lie on the full disk.
         with contextlib.suppress(OSError), job.log.open("a", encoding="utf-8") as file:
-            if job.reason:
-                file.write(f"error: {job.reason}\n")
+            file.write(f"error: {job.reason}\n")
     job.release()
 
 

@@ -9,7 +9,7 @@ import importlib
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -101,23 +101,17 @@ def check_trackers(configs: Iterable[RunConfig]) -> None:
 
 def _key_fault() -> str:
     """Return why wandb would prompt for a key, which a job cannot answer; "" if it would not."""
-    # Another version of wandb may look for its key elsewhere. Its init raises if there is none.
-    with suppress(ImportError, AttributeError, TypeError):
-        from wandb.errors import AuthenticationError
-        from wandb.sdk.lib import wbauth
-        from wandb.sdk.wandb_setup import singleton
+    if os.environ.get("WANDB_MODE", "online") != "online":
+        return ""
+    import wandb
 
-        settings = singleton().settings
-        if settings.mode != "online":
-            return ""
-        try:
-            key = wbauth.authenticate_session(
-                host=settings.base_url, source="rope_exp", prompt=False, update_session=False
-            )
-        except AuthenticationError as error:
-            return first_line(error)
-        return "" if key else "no API key"
-    return ""
+    try:
+        return "" if wandb.login(prompt=False, verify=False) else "no API key"
+    except TypeError:
+        # An older version cannot be asked. Its init raises if there is no key.
+        return ""
+    except wandb.Error as error:
+        return first_line(error)
 
 
 # -- the tracker's own calls ---------------------------------------------------------------------

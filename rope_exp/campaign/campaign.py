@@ -53,24 +53,28 @@ def run_campaign(progress: Progress, deadline: float | None = None) -> int:
     for job, cell in zip(jobs, cells, strict=True):
         job.title = cell.name
         make_folder(job)
-
+    by_name = {cell.name: cell for cell in cells}
     looked = -math.inf
 
-    def keep_records() -> None:
+    def keep_record(job: Job) -> None:
+        if job.status in DONE:
+            _record(progress, by_name[job.title], job)
+
+    def look_for_records() -> None:
         nonlocal looked
-        arrived: set[str] = set()
-        if time.monotonic() - looked > LOOK_SECONDS:
-            # Before the cells: what arrives meanwhile is seen the next time.
-            arrived = {path.stem for path in progress.folder.glob("*.json")}
-            looked = time.monotonic()
-        for job, cell in zip(jobs, cells, strict=True):
-            came = job.status in NOT_BEGUN and cell.name in arrived
-            if came or job.status in DONE:
-                _record(progress, cell, job)
+        if time.monotonic() - looked < LOOK_SECONDS:
+            return
+        looked = time.monotonic()
+        arrived = {path.stem for path in progress.folder.glob("*.json")}
+        for job in jobs:
+            if job.title in arrived and job.status in NOT_BEGUN:
+                _record(progress, by_name[job.title], job)
 
     # Runs may have been done before, and records may have arrived while data were prepared.
-    keep_records()
-    code = run_all(jobs, keep_records, deadline)
+    for job in jobs:
+        keep_record(job)
+    look_for_records()
+    code = run_all(jobs, keep_record, look_for_records, deadline)
     log(progress.summary())
     for key, values in differing_surroundings(list(progress.done.values())).items():
         log(f"{campaign.name}: records differ in {key}: {', '.join(values)}")

@@ -34,7 +34,8 @@ def figure(report: Report) -> alt.HConcatChart | None:
         return None
 
     table = weights(report)
-    x = _distances()
+    x = alt.X("distance:Q", title="distance m + 1 (tokens)")
+    x = x.scale(type="log", base=2, nice=False, padding=6).axis(format="~s", tickCount=6)
     y = alt.Y("weight:Q", title="mean weight on the key at distance m")
     y = y.scale(type="log", nice=False, padding=8)
     y = y.axis(
@@ -54,9 +55,6 @@ def figure(report: Report) -> alt.HConcatChart | None:
     return alt.hconcat(
         panel, key_of(rows), datasets=looks(report), title=explanation(_sentences(report))
     )
-
-
-# -- data ------------------------------------------------------------------------------------------
 
 
 def weights(report: Report) -> pd.DataFrame:
@@ -107,14 +105,6 @@ def levels(report: Report) -> pd.DataFrame:
 def _on_log_axis(table: pd.DataFrame) -> pd.DataFrame:
     """Interrupt lines at weights of 0 (beyond a window) and below (of linear attention)."""
     return table.assign(weight=table["weight"].where(table["weight"] > 0))
-
-
-# -- axes and words --------------------------------------------------------------------------------
-
-
-def _distances() -> alt.X:
-    x = alt.X("distance:Q", title="distance m + 1 (tokens)")
-    return x.scale(type="log", base=2, nice=False, padding=6).axis(format="~s", tickCount=6)
 
 
 def _sentences(report: Report) -> Iterator[str]:

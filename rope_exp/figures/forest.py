@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -23,6 +22,9 @@ from rope_exp.stats import MARGIN
 
 ORDER = 1
 _WIDTH = 310
+# The ends of a row's own interval, and of the one that holds for all rows, which contains it.
+_ENDS = ("delta_ci_low", "delta_ci_high")
+_WIDE = ("delta_wide_low", "delta_wide_high")
 # The columns of words beside the chart: header, and distance from the chart's right edge.
 _COLUMNS = {
     "difference": ("Δ [95 % interval]", 14),
@@ -38,11 +40,11 @@ def figure(report: Report) -> alt.LayerChart | None:
         return None
 
     table = pd.DataFrame([in_words(report, row) for row in rows])
-    bars = pd.DataFrame(_bars(report), columns=["label", "kind", "low", "high"])
+    bars = pd.DataFrame(report.against.values(), columns=["b", *_ENDS, *_WIDE])
     # Without bars, Altair could not infer the types of the columns.
-    bars = bars.astype({"low": float, "high": float})
+    bars = bars.rename(columns={"b": "label"}).astype(dict.fromkeys([*_ENDS, *_WIDE], float))
     means = [*table["delta"].dropna(), *table["theirs"].dropna(), -MARGIN, MARGIN]
-    domain = limits(means, [*bars["low"], *bars["high"]])
+    domain = limits(means, [*bars[_WIDE[0]], *bars[_WIDE[1]]])
 
     title = f"loss minus {report.reference.name}'s ({report.unit}); right is worse"
     x = alt.X("delta:Q", title=title, scale=alt.Scale(domain=domain, nice=False, clamp=True))
@@ -53,8 +55,8 @@ def figure(report: Report) -> alt.LayerChart | None:
     y = y.axis(domain=False, ticks=False, labelPadding=8, labelExpr=f"{names}[datum.value]")
 
     base = with_looks(table).encode(y=y)
-    is_cut = ((bars["low"] < domain[0]) | (bars["high"] > domain[1])).any()
-    sentences = _sentences(report, bool(table["theirs"].notna().any()), bool(is_cut))
+    is_cut = bars[_WIDE[0]].min() < domain[0] or bars[_WIDE[1]].max() > domain[1]
+    sentences = _sentences(report, bool(table["theirs"].notna().any()), is_cut)
     return alt.layer(
         *zero_and_margin(),
         base.mark_point(style="quiet", size=110, opacity=1).encode(x=alt.X("theirs:Q")),
@@ -68,30 +70,17 @@ def figure(report: Report) -> alt.LayerChart | None:
     )
 
 
-def _bars(report: Report) -> Iterator[tuple[str, str, float, float]]:
-    """Yield the intervals of each row, thin before thick."""
-    for label, judged in report.against.items():
-        yield label, "family", judged["delta_wide_low"], judged["delta_wide_high"]
-        yield label, "alone", judged["delta_ci_low"], judged["delta_ci_high"]
-
-
 def _intervals(base: alt.Chart, domain: tuple[float, float]) -> Iterator[alt.Chart]:
-    """Draw intervals, with an arrow where one is cut off."""
-    low, high = domain
-    styles: dict[str, dict[str, Any]] = {
-        "family": {"strokeWidth": 1, "opacity": 1},
-        "alone": {"strokeWidth": 4, "opacity": 1},
-    }
-    for kind, style in styles.items():
-        bars = base.transform_filter(f"datum.kind == '{kind}'")
-        yield bars.mark_rule(**style).encode(x=alt.X("low:Q"), x2=alt.X2("high"))
+    """Draw intervals, thin before thick, with an arrow where one is cut off."""
+    for (low, high), width in ((_WIDE, 1), (_ENDS, 4)):
+        rule = base.mark_rule(strokeWidth=width, opacity=1)
+        yield rule.encode(x=alt.X(f"{low}:Q"), x2=alt.X2(high))
 
-    arrows = {"low": ("triangle-left", f"< {low}"), "high": ("triangle-right", f"> {high}")}
-    for end, (shape, is_outside) in arrows.items():
-        outside = base.transform_filter(f"datum.{end} {is_outside}")
-        yield outside.mark_point(shape=shape, filled=True, size=45, opacity=1).encode(
-            x=alt.X(f"{end}:Q")
-        )
+    arrows = (("triangle-left", _WIDE[0], "<"), ("triangle-right", _WIDE[1], ">"))
+    for (shape, end, sign), edge in zip(arrows, domain, strict=True):
+        outside = base.transform_filter(f"datum.{end} {sign} {edge}")
+        arrow = outside.mark_point(shape=shape, filled=True, size=45, opacity=1)
+        yield arrow.encode(x=alt.X(f"{end}:Q"))
 
 
 def _columns(base: alt.Chart, table: pd.DataFrame) -> Iterator[alt.Chart]:

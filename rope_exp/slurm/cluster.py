@@ -9,11 +9,11 @@ import os
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -236,6 +236,14 @@ class Cluster:
             )
 
 
+class SweepRun(NamedTuple):
+    """A run of a submitted sweep: its name in the queue, its config and its title."""
+
+    key: str
+    config: RunConfig
+    title: str
+
+
 def submit_sweep(jobs: Jobs, words: Sequence[str]) -> str:
     """Submit the runs of a sweep that have no result, and say what was submitted.
 
@@ -243,31 +251,25 @@ def submit_sweep(jobs: Jobs, words: Sequence[str]) -> str:
         ConfigError: a folder is of another config, or of two runs; see also `Cluster.submit`.
         ChildProcessError: SLURM refuses.
     """
-    jobs = _named(jobs)
-    launch = jobs.configs[0].launch
-    cluster = Cluster.of(jobs.tree.hydra.launcher, launch.cells_per_job, words)
-    done = _done(jobs)
-    runs = {
-        _key(config): (config.replace("launch", cells_per_job=1), title)
-        for config, title in _titled(jobs)
-        if config.folder not in done
+    runs = _runs(jobs)
+    done = _done(runs)
+    cluster = Cluster.of(jobs.tree.hydra.launcher, runs[0].config.launch.cells_per_job, words)
+    cells = {
+        run.key: (run.config.replace("launch", cells_per_job=1), run.title)
+        for run in runs
+        if run.key not in done
     }
-    return cluster.submit(Queue(SWEEPS), runs, run_configs, together=len(jobs.configs) > 1)
+    return cluster.submit(Queue(SWEEPS), cells, run_configs, together=len(runs) > 1)
 
 
 def list_sweep(jobs: Jobs) -> str:
     """Return a line for each run of a sweep: its result, or the state of its job."""
-    jobs = _named(jobs)
-    done = _done(jobs)
-    submitted = Queue(SWEEPS).describe([_key(config) for config in jobs.configs])
-    lines = []
-    for config, title in _titled(jobs):
-        said = done.get(config.folder) or submitted.get(_key(config), "left")
-        lines.append(f"  {title:40}  {said}")
-    return "\n".join(lines)
+    runs = _runs(jobs)
+    states = Queue(SWEEPS).describe([run.key for run in runs]) | _done(runs)
+    return "\n".join(f"  {run.title:40}  {states.get(run.key, 'left')}" for run in runs)
 
 
-def _named(jobs: Jobs) -> Jobs:
+def _runs(jobs: Jobs) -> list[SweepRun]:
     """Fix what a node would look up again: commits of the hub, initial weights, and the group.
 
     The hash in a default group's name would change as a node resolves `auto`.
@@ -276,25 +278,22 @@ def _named(jobs: Jobs) -> Jobs:
         ConfigError, RecordError, DataError: see `resolved`.
     """
     pinned = map(pinned_config, jobs.configs)
-    return replace(jobs, configs=[one.replace("run", group=one.group) for one in pinned])
+    configs = [one.replace("run", group=one.group) for one in pinned]
+    named = zip(configs, titles(jobs.overrides, configs), strict=True)
+    return [
+        SweepRun(f"{config.folder} {config.config_sha256[:12]}", config, title)
+        for config, title in named
+    ]
 
 
-def _done(jobs: Jobs) -> dict[Path, str]:
-    """Return the status of each run that is done, by its folder."""
-    found = [Job(config, config.folder) for config in jobs.configs]
-    check_together(found)
-    for job in found:
+def _done(runs: Sequence[SweepRun]) -> dict[str, str]:
+    """Return the status of each run that is done, by its key."""
+    jobs = [Job(run.config) for run in runs]
+    check_together(jobs)
+    for job in jobs:
         check_folder(job, settled=False)
-    return {job.folder: job.status for job in found if job.exit_code is not None}
-
-
-def _key(config: RunConfig) -> str:
-    """Return the name of a run in the queue."""
-    return f"{config.folder} {config.config_sha256[:12]}"
-
-
-def _titled(jobs: Jobs) -> list[tuple[RunConfig, str]]:
-    return list(zip(jobs.configs, titles(jobs.overrides, jobs.configs), strict=True))
+    ended = zip(runs, jobs, strict=True)
+    return {run.key: job.status for run, job in ended if job.exit_code is not None}
 
 
 def run_configs(runs: Sequence[tuple[RunConfig, str]]) -> int:

@@ -106,14 +106,6 @@ def test_under_a_launcher_this_process_is_a_rank(
     assert_same_losses(folder, tmp_path / "run", tolerance=2e-4)
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, tiny_overrides: list[str]) -> None:
-    """It ends as diverged, and so again: tests/training has its rows and checkpoints."""
-    fatal = ("optim.lr=1e38", "train.save_every=1", "schedule.warmup_fraction=0")
-    assert train(*tiny_overrides, *fatal, cwd=tmp_path).returncode == 3
-    assert read_json(tmp_path / "run" / "result.json")["status"] == "diverged"
-    assert train(*tiny_overrides, *fatal, cwd=tmp_path).returncode == 3
-
-
 @pytest.mark.parametrize(
     ("precision", "compiled", "bound"),
     [

@@ -42,15 +42,14 @@ def minus(text: str) -> str:
 
 def test_the_forest_draws_intervals_of_scipys_paired_t(nine: Report) -> None:
     chart = forest(nine)
-    bars = {(bar["label"], bar["kind"]): bar for bar in records(chart, "kind")}
+    bars = {bar["label"]: bar for bar in records(chart, "delta_ci_low")}
     lines = {line["label"]: line for line in records(chart, "difference")}
     assert domain(chart, "label") == [label for label in nine.rows if label != "qk_rope"]
     for label in ("vo_rope", "nope", "v_rope"):
         test = stats.ttest_rel(losses("nine_26m", label), losses("nine_26m", "qk_rope"))
-        for kind, level in (("alone", 0.95), ("family", 1 - 0.05 / 8)):
-            interval = test.confidence_interval(level)
-            bar = bars[label, kind]
-            assert [bar["low"], bar["high"]] == pytest.approx([*interval], abs=1e-9)
+        for key, level in (("delta_ci", 0.95), ("delta_wide", 1 - 0.05 / 8)):
+            drawn = [bars[label][f"{key}_{end}"] for end in ("low", "high")]
+            assert drawn == pytest.approx([*test.confidence_interval(level)], abs=1e-9)
         assert lines[label]["seeds"] == "8"
     assert "Thick: 95 % interval of the paired t test" in explanation(chart)
 

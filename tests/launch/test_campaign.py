@@ -4,7 +4,6 @@ import platform
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -173,16 +172,6 @@ def test_records_of_no_cell_are_named(clone: Path, capsys: Capture) -> None:
     assert run_campaign(progress(clone)) == 0
     assert f"{words}, older-s3\n" in capsys.readouterr().err
     assert other.exists()
-
-
-def test_hours_count_from_the_commands_start(
-    clone: Path, asked: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Composing hundreds of cells takes a minute, which --hours must include."""
-    clock = iter([1000.0])
-    monkeypatch.setattr(commands, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    assert command(["mine", "--config-dir", str(clone), "--hours", "2"]) == 0
-    assert asked[1] == 1000.0 + 7200.0
 
 
 def test_the_cells_of_a_cpu_run_on_gpus(

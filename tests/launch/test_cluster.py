@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.campaigns import records_of, run_campaign_command, write_campaign
 from support.configs import TINY
 from support.refused import refused
 from support.slurm import until
@@ -31,23 +30,6 @@ def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, **outputs: str) -> N
         path.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\n")
         path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-
-
-@pytest.mark.torture
-def test_a_campaign_is_rehearsed_on_this_machine(tmp_path: Path, corpus: Path, cache: Path) -> None:
-    """The command does not wait and submits nothing twice; each cell leaves a record."""
-    (tmp_path / "corpus").symlink_to(corpus)
-    write_campaign(tmp_path)
-
-    def command(*words: str) -> str:
-        done = run_campaign_command(tmp_path, *words, ROPE_EXP_CACHE=str(cache))
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert "submitted 2 runs as 2 jobs" in command("launch=slurm_local")
-    assert "nothing to submit" in command("launch=slurm_local")
-    until(lambda: len(records_of(tmp_path)) == 2, 120)
-    assert "2 of 2 cells have a record" in command("--list")
 
 
 def test_a_sweep_is_rehearsed_on_this_machine(tmp_path: Path, corpus: Path, cache: Path) -> None:

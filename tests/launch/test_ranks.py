@@ -1,10 +1,8 @@
 """Tests of how a run ends, given the exit codes and signals of its ranks."""
 
-import itertools
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 
@@ -20,7 +18,7 @@ from rope_exp.settle import resolve
 def job(tiny: Callable[..., RunConfig]) -> Job:
     config = resolve(tiny("launch.device=cpu"))
     config.folder.mkdir()
-    return Job(config, config.folder)
+    return Job(config)
 
 
 def run_shells(job: Job, *scripts: str) -> None:
@@ -68,28 +66,6 @@ def test_a_failed_rank_says_it_all_and_the_others_are_ended(
     monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.2)
     run_shells(job, *waiting, "exit 1")
     assert (job.exit_code, job.reason) == (1, "")
-
-
-def test_a_clock_that_is_set_ends_no_rank(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
-    """The machine's clock jumps by hours while a rank still saves; timeouts must not use it."""
-    monkeypatch.setattr(ranks.time, "time", itertools.count(time.time(), 3600).__next__)
-    run_shells(job, "exit 75", "sleep 0.5; exit 75")
-    assert (job.exit_code, job.was_killed) == (75, False)
-
-
-@pytest.mark.parametrize("own", [None, "ACTIVE"])
-def test_threads_that_wait_spin_for_short(
-    monkeypatch: pytest.MonkeyPatch, job: Job, own: str | None
-) -> None:
-    """torch's own OpenMP says how often it looks before it sleeps; a user's policy stays."""
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    if own is not None:
-        monkeypatch.setenv("OMP_WAIT_POLICY", own)
-    environment = ranks._environment(job, 1) | {"OMP_DISPLAY_ENV": "VERBOSE"}
-    command = [sys.executable, "-c", "import torch"]
-    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert ("GOMP_SPINCOUNT = '1000'" in shown.stderr) == (own is None)
 
 
 def start_shell(job: Job, script: str) -> None:

@@ -1,6 +1,5 @@
 """Tests of launch.max_parallel, which limits the runs beside a run."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ CONFIG = run_config(["launch.device=cpu"])
 
 def job(max_parallel: int, *, is_running: bool = False) -> Job:
     ranks: list[Any] = [object()] if is_running else []
-    return Job(CONFIG.replace("launch", max_parallel=max_parallel), Path("run"), ranks=ranks)
+    return Job(CONFIG.replace("launch", max_parallel=max_parallel), ranks=ranks)
 
 
 @pytest.mark.parametrize(

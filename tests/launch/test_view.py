@@ -22,7 +22,8 @@ def jobs(tiny: Callable[..., RunConfig], tmp_path: Path) -> list[Job]:
     for seed in range(2):
         folder = tmp_path / str(seed)
         folder.mkdir()
-        jobs.append(Job(dataclasses.replace(tiny("pe=vo_rope"), seed=seed), folder))
+        config = dataclasses.replace(tiny("pe=vo_rope"), seed=seed)
+        jobs.append(Job(config.replace("run", dir=str(folder))))
     write_row(jobs[0], step=6, losses={"train/loss": 3.5, "val/loss": 3.25})
     jobs[0].exit_code = 0
     return jobs

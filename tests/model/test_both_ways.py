@@ -1,4 +1,4 @@
-"""Tests of bidirectional decoders: permutation equivariance, and biases against transformers."""
+"""Tests of bidirectional decoders: hidden tokens, and biases against transformers."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def make_decoder(*rotate: str, causal: bool = False, **changes: Any) -> Decoder:
     return opinionated(*rotate, causal=causal, scale=8, **given).double().eval()
 
 
-# -- a bag of words --------------------------------------------------------------------------------
+# -- hidden tokens --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sites", SUBSETS, ids="".join)

@@ -157,6 +157,3 @@ def test_initial_weights_have_the_stated_spread() -> None:
             residual = name.endswith(("o_proj.weight", "down_proj.weight"))
             expected = 0.02 / math.sqrt(16) if residual else 0.02
             assert math.isclose(float(tensor.std()), expected, rel_tol=0.03), name
-
-
-# -- loss and frequencies ----------------------------------------------------------------------

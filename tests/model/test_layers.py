@@ -1,4 +1,4 @@
-"""Tests of attention with any subset of sites rotated, against explicit sums in float64."""
+"""Tests of the precision of the rotation's tables."""
 
 import torch
 from support.models import (
@@ -6,8 +6,6 @@ from support.models import (
 )
 
 from rope_exp.decoder import Rotary
-
-# -- the tables' precision -------------------------------------------------------------------------
 
 
 def test_tables_in_bf16_hold_no_position_above_256() -> None:

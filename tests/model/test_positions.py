@@ -1,4 +1,4 @@
-"""Tests of layer patterns, frequencies of each pair, learned frequencies, inputs and biases."""
+"""Tests of layer patterns, frequencies of each pair, learned frequencies and inputs."""
 
 import math
 from typing import Any
@@ -207,6 +207,3 @@ def test_the_last_positions_are_as_good_as_the_first(start: int, changes: dict[s
     parts = [decoder(part, cache=cache) for part in ids_BT.split([4, 1, 4], dim=1)]
     for there in (decoder(ids_BT), torch.cat(parts, dim=1)):
         assert float((there - here).abs().max() / here.abs().max()) < 1e-4
-
-
-# -- norms of queries and keys ---------------------------------------------------------------------

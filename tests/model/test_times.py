@@ -75,12 +75,6 @@ def test_relative_variants_do_not_feel_a_shift_of_time(rotate: str, shift: float
     assert moved_by(make_spikes_decoder(*rotate), shift) < 1e-8
 
 
-@pytest.mark.parametrize("rotate", ["q", "k", "v", "o", "qkv"])
-def test_other_variants_feel_a_shift_of_time(rotate: str) -> None:
-    """The shift is not a whole number of turns for any pair."""
-    assert moved_by(make_spikes_decoder(*rotate), 0.377123) > 1e-4
-
-
 def test_padding_is_met_by_no_event_and_no_query() -> None:
     """The ids and times of padding do not change any prediction."""
     decoder = make_spikes_decoder("q", "k", "v", "o")

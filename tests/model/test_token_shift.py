@@ -17,18 +17,6 @@ from rope_exp.laws.certificate import certificate
 SHIFTED = make_sizes(token_shift=True)
 
 
-# -- against a loop over tokens --------------------------------------------------------------------
-
-
-# -- the cache -------------------------------------------------------------------------------------
-
-
-# -- gradients, compiler, precision ----------------------------------------------------------------
-
-
-# -- laws ------------------------------------------------------------------------------------------
-
-
 def test_a_cache_that_forgets_the_newest_input_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -36,9 +24,6 @@ def test_a_cache_that_forgets_the_newest_input_is_refused(
     monkeypatch.setattr(softmax, "previous", lambda x_BTD, at, cache: previous(x_BTD, at))
     with pytest.raises(LawError, match="computed as cached is not what training computes"):
         certificate(SHIFTED, make_pe("q", "k"))
-
-
-# -- weights ---------------------------------------------------------------------------------------
 
 
 def test_it_draws_nothing_and_moves_no_other_weight() -> None:

@@ -26,8 +26,6 @@ from rope_exp.position.sinusoidal import SINUSOID_BASE, sines_and_cosines
 from rope_exp.position.t5 import T5_BUCKETS, t5_buckets
 from rope_exp.rope import angles, frequencies
 
-HALVES = st.integers(1, 40)
-POSITIONS = st.floats(-1e6, 1e6)
 OFFSETS = torch.arange(-300, 301)
 
 

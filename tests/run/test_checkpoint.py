@@ -178,20 +178,6 @@ def test_a_file_that_lies_is_refused_and_never_run(tmp_path: Path, name: str, ki
     assert not canary.exists()
 
 
-def test_a_save_that_fails_leaves_the_old_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(tmp_path, 1)
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with refused("the checkpoint of step 2 needs", by=OSError):
-        save(tmp_path, 2)
-    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
-
-
 def test_pruning_drops_what_was_passed_over(tmp_path: Path) -> None:
     """Step 9 did not verify, so the run resumed from step 3 and has now saved step 4."""
     for step in (1, 2, 3, 4, 9):

@@ -24,7 +24,6 @@ from rope_exp.folder import (
     STATE,
     read_result,
     step_folder,
-    write_config,
 )
 from rope_exp.origin import with_origin
 from rope_exp.trainer import Trainer, environment
@@ -220,19 +219,6 @@ def test_it_goes_on_from_its_own_checkpoints(source: Callable[..., Trainer], go_
     assert again.identity == whole.identity
 
 
-def test_a_run_without_a_checkpoint_that_verifies_is_refused(
-    source: Callable[..., Trainer], go_on: GoOn
-) -> None:
-    """It must not silently begin again from the source's weights."""
-    source()
-    ours = go_on("ours", "train.save_every=2")
-    assert ours.train() == "finished"
-    for path in ours.folder.glob("checkpoints/*/state.json"):
-        path.write_text("{")
-    with refused("no checkpoint under", "verifies"):
-        go_on("ours", "train.save_every=2")
-
-
 # -- identity --------------------------------------------------------------------------------------
 
 
@@ -304,26 +290,3 @@ def test_weights_that_fit_and_mean_something_else(
 
 
 # -- resuming without the origin -------------------------------------------------------------------
-
-
-def test_a_run_that_has_begun_needs_its_origin_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run with checkpoints resumes without its origin; run.fresh=true needs it again."""
-    monkeypatch.chdir(tmp_path)
-    source = finished(tmp_path)
-    for place in (f"run.dir={tmp_path / 'own'}", "run.group=mine"):
-        begun = going_on(source, place)
-        begun.folder.mkdir(parents=True)
-        write_config(begun.folder, begun)
-        moved = source.rename(tmp_path / "moved")
-
-        with refused("there is no run in this folder"):
-            going_on(source, place)
-        add_checkpoint(begun.folder, sha256_of("own"), 2)
-        assert going_on(source, place) == begun
-        with refused("there is no run in this folder"):
-            going_on(source, place, "run.fresh=true")
-        with refused("there is no run in this folder"):
-            going_on(tmp_path / "another", place)
-        moved.rename(source)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.refused import refused
 from support.trainers import Make, assert_goes_on, losses
 
 from rope_exp import load_run
@@ -41,6 +42,9 @@ def test_a_run_goes_on_where_it_stopped(make: Make, words: tuple[str, ...]) -> N
     asked = () if "train.probes=[drift]" in words else (PROBES,)
     whole = assert_goes_on(make, *asked, *words)
     assert (whole.folder / "probes.json").exists()
+    if "train.objective=mlm" in words:
+        with refused("train.objective: looks both ways", "no next token to generate"):
+            whole.decoder.new_cache()
 
 
 def test_steps_of_stages_are_counted_and_timed(make: Make) -> None:

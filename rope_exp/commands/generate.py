@@ -1,6 +1,5 @@
 """`rope-exp generate`: text from a run's model."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,44 +12,39 @@ from rope_exp.errors import ConfigError
 from rope_exp.load import end_of_text, load_run
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """Settings for sampling the next token.
-
-    Attributes:
-        num_tokens: the maximum number of new tokens.
-        temperature: divides the logits; 0: always take the likeliest token.
-        top_p: sample among the likeliest tokens that together have this probability.
-        seed: seed of the draws; each text has its own stream.
-    """
-
-    num_tokens: int = 64
-    temperature: float = 0.8
-    top_p: float = 0.95
-    seed: int = 0
-
-
 @torch.no_grad()
 def generate(
-    decoder: Decoder, tokenizer: Tokenizer, text: str, end_id: int, sampling: Sampling
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    text: str,
+    end_id: int,
+    *,
+    num_tokens: int = 64,
+    temperature: float = 0.8,
+    top_p: float = 0.95,
+    seed: int = 0,
 ) -> str:
     """Return the completion of a text, without the text itself.
 
     Args:
         text: begins a document.
         end_id: id of the token that ends a document.
+        num_tokens: the maximum number of new tokens.
+        temperature, top_p: see `distribution`.
+        seed: of the draws.
     Raises:
         ConfigError: the text cannot be encoded in the tokens of generated data; or the model was
             trained on hidden tokens, and predicts no next one.
     """
     device = decoder.lm_head.weight.device
-    stream = torch.Generator().manual_seed(sampling.seed)
+    stream = torch.Generator().manual_seed(seed)
     cache = decoder.new_cache()
     ids_1T = torch.tensor([[end_id, *_encoded(tokenizer, text)]], device=device)
     found: list[int] = []
-    while len(found) < sampling.num_tokens:
+    while len(found) < num_tokens:
         logits_V = decoder(ids_1T, cache=cache)[0, -1].float().cpu()
-        token = int(torch.multinomial(distribution(logits_V, sampling), 1, generator=stream))
+        probability_V = distribution(logits_V, temperature, top_p)
+        token = int(torch.multinomial(probability_V, 1, generator=stream))
         if token == end_id:
             break
         found.append(token)
@@ -58,18 +52,23 @@ def generate(
     return tokenizer.decode(found)
 
 
-def distribution(logits_V: Tensor, sampling: Sampling) -> Tensor:
-    """Return the probabilities from which the next token is drawn."""
-    if sampling.temperature == 0:
+def distribution(logits_V: Tensor, temperature: float, top_p: float) -> Tensor:
+    """Return the probabilities from which the next token is drawn.
+
+    Args:
+        temperature: divides the logits; 0: always take the likeliest token.
+        top_p: sample among the likeliest tokens that together have this probability.
+    """
+    if temperature == 0:
         return torch.nn.functional.one_hot(logits_V.argmax(-1), logits_V.shape[-1]).float()
 
     # Subtract the largest, in float64, so that no temperature makes two logits infinite.
     below_V = (logits_V - logits_V.max(-1, keepdim=True).values).double()
-    probability_V = (below_V / sampling.temperature).softmax(-1)
+    probability_V = (below_V / temperature).softmax(-1)
     sorted_V, order_V = probability_V.sort(dim=-1, descending=True, stable=True)
     # The likeliest token always stays: the probability before it is 0.
     before_V = sorted_V.cumsum(-1) - sorted_V
-    kept_V = torch.where(before_V < sampling.top_p, sorted_V, 0.0)
+    kept_V = torch.where(before_V < top_p, sorted_V, 0.0)
     nucleus_V = torch.zeros_like(probability_V).scatter(-1, order_V, kept_V)
     return nucleus_V / nucleus_V.sum(-1, keepdim=True)
 
@@ -112,9 +111,18 @@ def main(words: list[str]) -> int:
 
     check_is_run(asked.folder)
 
-    sampling = Sampling(asked.tokens, asked.temperature, asked.top_p, asked.seed)
     decoder, tokenizer = load_run(asked.folder, asked.step)
     end_id = end_of_text(asked.folder, decoder)
     for text in asked.texts:
-        print(f"{text}{generate(decoder, tokenizer, text, end_id, sampling)}", end="\n\n")
+        completion = generate(
+            decoder,
+            tokenizer,
+            text,
+            end_id,
+            num_tokens=asked.tokens,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            seed=asked.seed,
+        )
+        print(f"{text}{completion}", end="\n\n")
     return 0

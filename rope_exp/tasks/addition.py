@@ -52,14 +52,10 @@ def rows(
     def draw(draws: Draws) -> Example:
         return write(*draw_pair(draws, split), data.order)
 
+    # The operands, a sum with one digit more, and +, = and END.
+    longest = 3 * DIGITS[split][1] + 4
     draws = (Draws(seed, f"addition {split}", index) for index in indices)
-    return stack([pack(each, draw, longest(split), seq_len + 1) for each in draws], FACTS.tokens)
-
-
-def longest(split: str) -> int:
-    """Return the number of characters of the split's longest sum."""
-    most = DIGITS[split][1]
-    return len("+") + len("=") + len(END) + 3 * most + 1
+    return stack([pack(each, draw, longest, seq_len + 1) for each in draws], FACTS.tokens)
 
 
 def draw_pair(draws: Draws, split: str) -> tuple[int, int]:

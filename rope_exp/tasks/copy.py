@@ -12,7 +12,6 @@ streams; short strings are on both sides, since there are only 4^L of length L.
 """
 
 from collections.abc import Iterable
-from functools import partial
 
 from rope_exp.rows import END, LONGER, PAD, TEST, TRAIN, Draws, Example, Facts, Rows, pack, stack
 from rope_exp.sections import DataConfig
@@ -40,18 +39,14 @@ def rows(
     Args:
         indices: of the rows, counted from 0.
     """
-    draw = partial(_draw, split=split)
-    draws = (Draws(seed, f"copying {split}", index) for index in indices)
-    return stack([pack(each, draw, longest(split), seq_len + 1) for each in draws], FACTS.tokens)
-
-
-def _draw(draws: Draws, split: str) -> Example:
     fewest, most = LENGTHS[split]
-    length = fewest + draws.below(most - fewest + 1)
-    string = "".join(LETTERS[letter] for letter in draws.many_below(len(LETTERS), length))
-    return Example(string + SEPARATOR, string + END, span=length)
 
+    def draw(draws: Draws) -> Example:
+        length = fewest + draws.below(most - fewest + 1)
+        string = "".join(LETTERS[letter] for letter in draws.many_below(len(LETTERS), length))
+        return Example(string + SEPARATOR, string + END, span=length)
 
-def longest(split: str) -> int:
-    """Return the number of characters of the split's longest string and its copy."""
-    return 2 * LENGTHS[split][1] + len(SEPARATOR) + len(END)
+    # A string and its copy, with SEPARATOR and END.
+    longest = 2 * most + 2
+    draws = (Draws(seed, f"copying {split}", index) for index in indices)
+    return stack([pack(each, draw, longest, seq_len + 1) for each in draws], FACTS.tokens)

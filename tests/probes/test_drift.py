@@ -45,12 +45,6 @@ def test_what_is_learned_is_beside_where_it_began(trainable: Any) -> None:
     assert "crossings" not in found
 
 
-def test_small_frequencies_keep_their_digits() -> None:
-    decoder = make_decoder("q", trainable=True, base=1e9)
-    found = ask(decoder)["qk"]["theta0"]
-    assert found[-1] == pytest.approx(1e9 ** (-3 / 4), rel=1e-5)
-
-
 def test_what_turns_is_the_absolute_value() -> None:
     """Negating frequencies is no drift. Crossings are summed for each pair of sites."""
     decoder = make_decoder(*"qkvo", trainable=True, base_vo=10.0)

@@ -65,15 +65,3 @@ def test_lengths_are_uniform_and_independent(split: str, digits: int) -> None:
     assert max(pairs) == (least + digits - 1, least + digits - 1)
     assert len(pairs) == digits**2
     assert stats.chisquare(list(pairs.values())).pvalue > 1e-6
-
-
-@each_split
-def test_numbers_are_uniform(split: str) -> None:
-    """The first digits of the longest numbers are uniform on 1 to 9, the last on 0 to 9."""
-    numbers = [number for a, b, _ in sums(split, 80) for number in (a, b)]
-    longest = [number for number in numbers if len(number) == max(map(len, numbers))]
-    first = Counter(number[0] for number in longest)
-    last = Counter(number[-1] for number in longest)
-    assert len(first) == 9 and len(last) == 10
-    assert stats.chisquare(list(first.values())).pvalue > 1e-6
-    assert stats.chisquare(list(last.values())).pvalue > 1e-6

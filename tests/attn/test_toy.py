@@ -64,7 +64,8 @@ class MeanAttention(StateAttention):
 
     def outputs(self, found: Mapping[str, Tensor], at: Positions) -> Tensor:
         sum_BTHK, count_BTH1 = found["values"].tensor_split([self.head_dim], dim=-1)
-        return self.turn("o", sum_BTHK / count_BTH1, at)
+        # The count is 0 at padding.
+        return self.turn("o", sum_BTHK / count_BTH1.clamp(min=1), at)
 
 
 TOY: Any = MeanConfig()

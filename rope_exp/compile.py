@@ -6,15 +6,7 @@ from pathlib import Path
 from rope_exp.errors import RecordError
 from rope_exp.files import write_atomically
 from rope_exp.frames import load_table
-from rope_exp.report import (
-    Report,
-    build,
-    pairs_csv,
-    parts,
-    table_csv,
-    table_md,
-    table_tex,
-)
+from rope_exp.report import Report, build, pairs_csv, parts, table_csv, table_md, table_tex
 from rope_exp.runs import ReportError, Run, find_groups, read_runs
 
 

@@ -5,13 +5,12 @@ each with any of the functions that `Report.told`, `Report.files` and `Report.ch
 """
 
 import itertools
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePosixPath
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -35,8 +34,8 @@ from rope_exp.stats import (
     outcome,
     table_of,
 )
+from rope_exp.table import Column, Table, csv_of, interval, millions, number, span, spell_p
 
-NOTHING = "—"
 # If all rows answer more than all but this share, they cannot be distinguished.
 ROOM = 0.01
 # Words for a row, by the verdict on the pair (reference, row).
@@ -55,40 +54,6 @@ _OF_PAIRS = ("a", "sign", "b", "num_seeds", "delta", *_INTERVALS, *_P_VALUES, *_
 _OF_PAIRS_ALONE = ("sign", "delta_ci_low", "delta_ci_high", "p_adjusted")
 
 
-def number(value: Any, form: str = "") -> str:
-    """Return a value as text: empty if it is missing, and 0 without a sign."""
-    if pd.isna(value):
-        return ""
-    return format(value, form if value else form.removeprefix("+"))
-
-
-def interval(low: float, high: float, form: str = "+.4f") -> str:
-    """Return an interval as text; empty if it is missing."""
-    return "" if pd.isna(low) else f"{low:{form}} to {high:{form}}"
-
-
-def span(values: Iterable[float], form: str = "") -> str:
-    """Format values as "least to greatest", a single value as itself, and none as empty text."""
-    ends = sorted(values)
-    return " to ".join(dict.fromkeys(format(value, form) for value in (*ends[:1], *ends[-1:])))
-
-
-def seeds(counts: Iterable[int]) -> str:
-    """Return the number of seeds as text, or its range if rows differ."""
-    spelled = span(counts)
-    return "one seed" if spelled == "1" else f"{spelled} seeds"
-
-
-def spell_p(p: float, equals: str = "") -> str:
-    """Return a p-value as text; `equals` comes before a number, where the letter p is."""
-    return "< 0.0001" if p < 0.0001 else f"{equals}{p:.4f}"
-
-
-def millions(count: float) -> str:
-    """Format a number of tokens or parameters in millions or billions."""
-    return f"{count / 1e9:.3g}B" if count >= 999.5e6 else f"{count / 1e6:.3g}M"
-
-
 def corpus_name(config: RunConfig) -> str:
     """Return the short name of a run's corpus."""
     name = str(config.data.name)
@@ -100,80 +65,6 @@ def setting_name(config: RunConfig) -> str:
     # Two digits are enough to distinguish token budgets.
     tokens = millions(float(f"{config.train.num_tokens:.2g}"))
     return f"{corpus_name(config)}, {tokens} tokens, warmup {config.num_warmup_steps}"
-
-
-class Column(NamedTuple):
-    """A column of a frame, for readers."""
-
-    heading: str
-    key: str
-    form: str = ""  # of its numbers; empty: text, which is aligned left
-    text: Callable[[Mapping[Any, Any]], str] | None = None  # of a line, instead of `form`
-
-    def spell(self, line: Mapping[Any, Any]) -> str:
-        """Return a cell's text; a dash for a missing value."""
-        value = self.text(line) if self.text else number(line[self.key], self.form)
-        return value or NOTHING
-
-
-@dataclass(frozen=True)
-class Table:
-    """Columns of a frame, for readers."""
-
-    columns: Sequence[Column]
-    frame: pd.DataFrame
-
-    @property
-    def cells(self) -> list[list[str]]:
-        """The headings, and then the cells of each line, as text."""
-        lines = self.frame.to_dict("records")
-        headings = [column.heading for column in self.columns]
-        return [headings, *([column.spell(line) for column in self.columns] for line in lines)]
-
-    def without(self, *keys: str) -> "Table":
-        """Return the table without some columns."""
-        return Table([column for column in self.columns if column.key not in keys], self.frame)
-
-    def markdown(self) -> str:
-        """Return the table in Markdown."""
-        headings, *lines = self.cells
-        rule = ["---:" if column.form else "---" for column in self.columns]
-        return "\n".join(f"| {' | '.join(line)} |" for line in [headings, rule, *lines])
-
-    def tex(self) -> str:
-        """Return a tabular for booktabs."""
-        headings, *lines = self.cells
-        aligned = "".join("r" if column.form else "l" for column in self.columns)
-        text = pd.DataFrame(lines, columns=headings).to_latex(
-            index=False, escape=True, column_format=aligned
-        )
-        signs = {"Δ": r"$\Delta$", NOTHING: "---", "< ": "$<$ ", "†": r"$\dagger$"}
-        for sign, in_tex in signs.items():
-            text = text.replace(sign, in_tex)
-        # A hyphen before a number is a minus; after a letter it is part of a name.
-        return re.sub(r"(?<!\w)-(?=\d)", "$-$", text)
-
-
-def markdown_table(frame: pd.DataFrame, form: str = "") -> str:
-    """Return a whole frame as a Markdown table of text: floats by `form`."""
-    told = frame.map(lambda value: number(value, form if isinstance(value, float) else ""))
-    return Table([Column(key, key) for key in map(str, told)], told).markdown()
-
-
-def csv_of(frame: pd.DataFrame, *, signed: bool = False) -> str:
-    """Return a frame as CSV, with six decimals and empty cells for missing values.
-
-    A p-value that would read 0.000000 has three significant digits.
-
-    Args:
-        signed: whether differences (`delta...`) that are positive have a plus.
-    """
-    told = frame.copy()
-    for name in told.columns[told.dtypes == "float64"]:
-        form = "+.6f" if signed and "delta" in name else ".6f"
-        is_p = name == "p" or name.startswith("p_")
-        told[name] = [f"{x:.2e}" if is_p and 0 < x < 5e-7 else number(x, form) for x in told[name]]
-    return told.to_csv(index=False)
 
 
 # Compared by identity, as it has a frame and charts of its own.

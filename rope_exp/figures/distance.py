@@ -20,7 +20,8 @@ from rope_exp.figures.style import (
     row_lines,
     with_looks,
 )
-from rope_exp.report import Report, seeds
+from rope_exp.report import Report
+from rope_exp.table import seeds
 
 ORDER = 5
 _WIDTH = 560

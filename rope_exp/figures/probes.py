@@ -12,8 +12,9 @@ import pandas as pd
 
 from rope_exp.comparable import Row
 from rope_exp.figures.style import COLOR, SIGNED, explanation, gathered, look
-from rope_exp.report import Report, seeds
+from rope_exp.report import Report
 from rope_exp.sections import SITES
+from rope_exp.table import seeds
 
 ORDER = 4
 _WIDTH = 520

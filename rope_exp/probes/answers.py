@@ -21,19 +21,10 @@ from rope_exp.evaluate import Finished, Inputs, rounded
 from rope_exp.identity import Count, Natural
 from rope_exp.kernels import wide
 from rope_exp.probes._types import ONE_LENGTH, Number
-from rope_exp.report import (
-    ROOM,
-    Column,
-    Report,
-    Table,
-    interval,
-    is_always_paired,
-    number,
-    span,
-    spell_p,
-)
+from rope_exp.report import ROOM, Report, is_always_paired
 from rope_exp.rows import TRAIN
 from rope_exp.stats import Pair, judge, noise_of, outcome
+from rope_exp.table import Column, Table, interval, number, span, spell_p
 
 # Below the published relations, above other probes.
 ORDER = 3

@@ -30,8 +30,9 @@ from rope_exp.evaluate import Finished, rounded
 from rope_exp.identity import Count
 from rope_exp.probes._types import ONE_LENGTH, Numbers
 from rope_exp.probes._windows import attentions, factors, instead, long_windows, nats, share
-from rope_exp.report import NOTHING, Report, markdown_table
+from rope_exp.report import Report
 from rope_exp.sections import PAIRS
+from rope_exp.table import NOTHING, markdown_table
 
 # Below the answers on generated data.
 ORDER = 4

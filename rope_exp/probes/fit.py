@@ -17,8 +17,9 @@ from typing_extensions import TypedDict
 from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, rounded
 from rope_exp.probes._types import Number, Numbers
-from rope_exp.report import Column, Report, Table
+from rope_exp.report import Report
 from rope_exp.sources import held_out_rows
+from rope_exp.table import Column, Table
 
 ORDER = 3
 

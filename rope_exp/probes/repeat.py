@@ -16,7 +16,8 @@ from rope_exp.evaluate import Finished, rounded
 from rope_exp.identity import Count
 from rope_exp.probes._types import ONE_LENGTH, Number
 from rope_exp.probes._windows import nats, share, windows
-from rope_exp.report import Report, markdown_table
+from rope_exp.report import Report
+from rope_exp.table import markdown_table
 
 # Below longer contexts.
 ORDER = 5

@@ -30,9 +30,10 @@ from rope_exp.comparable import (
     telling,
 )
 from rope_exp.errors import log
-from rope_exp.report import Report, build, markdown_table, number, span
+from rope_exp.report import Report, build
 from rope_exp.runs import ReportError, Run
 from rope_exp.stats import adjusted_means
+from rope_exp.table import markdown_table, number, span
 
 # In nats. The runs of 26M tokens that ended low gain 0.19 to 0.23, all others of rates_26m at most
 # 0.16 (docs/paper/protocol-2.md, section 6).

@@ -12,16 +12,10 @@ import pandas as pd
 from rope_exp import published
 from rope_exp.comparable import SEEDS, spelled
 from rope_exp.identity import choices, chosen
-from rope_exp.report import (
-    WORDS,
-    Report,
-    corpus_name,
-    markdown_table,
-    millions,
-    setting_name,
-)
+from rope_exp.report import WORDS, Report, corpus_name, setting_name
 from rope_exp.runs import Run
 from rope_exp.stats import ALPHA, MARGIN
+from rope_exp.table import markdown_table, millions
 
 # Best first, according to the only published table of all nine variants.
 COLUMNS = [label for label in published.TABLE.losses if label != published.REFERENCE]

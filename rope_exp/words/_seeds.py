@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from rope_exp.report import span
+from rope_exp.table import span
 
 
 def spell_seeds(seeds: Iterable[int]) -> str:

@@ -1,6 +1,7 @@
 """The caption of a table: groups, seeds, parameters, corpus and budget."""
 
-from rope_exp.report import Report, span
+from rope_exp.report import Report
+from rope_exp.table import span
 from rope_exp.words._seeds import spell_seeds
 
 

@@ -4,8 +4,9 @@ import math
 
 from scipy import stats
 
-from rope_exp.report import Report, span, spell_p
+from rope_exp.report import Report
 from rope_exp.stats import MARGIN
+from rope_exp.table import span, spell_p
 from rope_exp.words._order import order, ranked_rows
 
 

@@ -4,7 +4,8 @@ They claim no more than the runs support: a difference is reported only if the t
 docs/paper/protocol.md finds it.
 """
 
-from rope_exp.report import Report, is_always_paired, spell_p
+from rope_exp.report import Report, is_always_paired
+from rope_exp.table import spell_p
 from rope_exp.words._order import order, ranked_rows
 
 # Before the notes of probes.

@@ -238,7 +238,7 @@ def anchors(page: Path) -> list[str]:
 
 
 # The most syntax nodes and lines of each part. Whoever makes one smaller lowers its numbers.
-SIZES = {"rope_exp": (142_702, 22_719), "scripts": (7_012, 1_025), "tests": (177_453, 23_587)}
+SIZES = {"rope_exp": (133_655, 21_356), "scripts": (6_724, 976), "tests": (155_956, 21_151)}
 
 
 @pytest.mark.parametrize("part", SIZES)

@@ -16,7 +16,9 @@ import torch
 from support.configs import NINE
 from support.trainers import build_trainer, same, snapshot, uncaptured
 
+from rope_exp import checkpoint
 from rope_exp.config import RunConfig
+from rope_exp.decoder import weights
 from rope_exp.step import optimizer_tensors
 from rope_exp.trainer import Trainer
 
@@ -122,9 +124,11 @@ def test_evaluations_and_loads_between_replays(build: Build) -> None:
     losses = train(whole)
     train(broken, last=4)
     assert broken.evaluate() is not None
-    broken.checkpoints.save(broken.start | {"step": 4, "order_sha256": "0" * 64}, keep=1)  # type: ignore[arg-type]
+    moments = optimizer_tensors(broken.train_step.optimizer, broken.decoder)
+    state = {**broken.start, **broken.identity, "step": 4, "order_sha256": "0" * 64}
+    checkpoint.save(broken.folder / "checkpoints", 4, weights(broken.decoder), moments, state)
     train(broken, first=5)
-    assert broken.checkpoints.load()["step"] == 4
+    assert broken.load()["step"] == 4
     assert_close(train(broken, first=5), losses[4:], rel=1e-5)
 
 

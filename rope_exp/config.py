@@ -63,7 +63,6 @@ from rope_exp.sections import (
 FACTORS = ("pe", "seed")  # the keys in which runs of one group may differ
 DEFAULT_OUTPUT = Path("results/runs")
 
-
 PROBES = choices("probes")
 Probes = Annotated[
     tuple[str, ...],

@@ -162,7 +162,7 @@ def _begin(trainer: Any, checked: Mapping[str, Any]) -> None:
             "train.peak_tflops"
         )
     if device == "cuda" and trainer.train_step.graphs is None:
-        lines.append("steps are launched kernel by kernel, not as a graph")
+        lines.append("steps are launched kernel by kernel: ROPE_EXP_GRAPHS=0, or several processes")
     for line in lines:
         log(f"{config.name}: {line}")
 

@@ -26,21 +26,17 @@ from pathlib import Path
 
 import gpu_pack
 
-from rope_exp.errors import EXIT_DONE, EXIT_STOPPED, EXIT_USAGE, ConfigError, log
+from rope_exp.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, ConfigError, log
 from rope_exp.machine import ROOT, child_environment, output_of
 
 PARTS = ("tests", "tune", "race", "nine_10m")
 # The most seconds of a part; a campaign takes all that are left.
 SECONDS = {"tests": 75.0, "tune": 240.0, "race": 60.0}
 TOGETHER = 20  # runs of a campaign at a time
-# Seconds from a request to end until a part is killed.
-GRACE_S = 10
+GRACE_S = 10  # from a request to end until a part is killed
 # Seconds before its end at which a campaign is asked to stop, so that its runs save checkpoints.
 SAVING_S = 30.0
-# Seconds with which no part starts.
-LEAST_S = 20.0
-# timeout's exit codes, the second after a kill.
-TOO_LONG = (124, 137)
+LEAST_S = 20.0  # with fewer seconds no part starts
 
 
 def device() -> str:
@@ -52,9 +48,9 @@ def card() -> str:
     """Return the short name of the first GPU, as in results/bench."""
     if device() != "cuda":
         return device()
-    query = ("--query-gpu=name", "--format=csv,noheader")
     try:
-        name = output_of("nvidia-smi", *query).splitlines()[0]
+        names = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+        name = names.splitlines()[0]
     except (ChildProcessError, IndexError):
         raise ConfigError("--out", None, "is needed: this machine shows no GPU") from None
     return name.removeprefix("NVIDIA ").split()[0]
@@ -67,7 +63,7 @@ def words_of(part: str, seconds: float, further: Sequence[str], out: Path) -> li
         further: options of every campaign.
     """
     tune = [str(ROOT / "scripts/gpu_tune.py"), "--device", device(), "--out", str(out)]
-    hours = f"{max(seconds - SAVING_S, 1) / 3600:.5f}"
+    hours = f"{(seconds - SAVING_S) / 3600:.5f}"
     # The tests left out train for a minute, and are stopped and resumed.
     quick = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not broken_off"]
     fixed = {
@@ -83,11 +79,14 @@ def run(words: Sequence[str], seconds: float, log_file: Path) -> int:
 
     All processes that it started end with it, so the next part finds the GPU's memory free.
     """
-    limited = ["timeout", f"--kill-after={GRACE_S}", f"{seconds:.0f}", sys.executable, *words]
-    with log_file.open("ab") as written:
-        env = child_environment()
-        done = subprocess.run(limited, stdout=written, stderr=written, env=env, check=False)
-    return EXIT_STOPPED if done.returncode in TOO_LONG else done.returncode
+    limited = ["timeout", f"--kill-after={GRACE_S}", str(seconds), sys.executable, *words]
+    end = time.monotonic() + seconds
+    with log_file.open("ab") as to:
+        code = subprocess.run(limited, stdout=to, stderr=to, env=child_environment()).returncode
+    if time.monotonic() >= end:
+        return EXIT_STOPPED
+    # A child that was killed, say for its memory, ends `timeout` by the same signal.
+    return code if code >= 0 else EXIT_FAILED
 
 
 @contextlib.contextmanager
@@ -111,16 +110,17 @@ def run_all(parts: Sequence[str], further: Sequence[str], seconds: float, out: P
     for part in parts:
         left = end - time.monotonic()
         is_campaign = part not in SECONDS
-        if left < (LEAST_S + SAVING_S if is_campaign else LEAST_S):
+        if left < LEAST_S + SAVING_S * is_campaign:
             log(f"{part}: not started, {max(left, 0):.0f} s left")
             codes.append(EXIT_STOPPED)
             continue
 
         limit = min(SECONDS.get(part, left), left)
         log(f"{part}: started, at most {limit:.0f} s")
+        log_file = out / f"{part}.log"
         with mps() if is_campaign else contextlib.nullcontext():
-            codes.append(run(words_of(part, limit, further, out), limit, out / f"{part}.log"))
-        log(f"{part}: exit code {codes[-1]}, in {out / part}.log")
+            codes.append(run(words_of(part, limit, further, out), limit, log_file))
+        log(f"{part}: exit code {codes[-1]}, in {log_file}")
         if part == "tests" and codes[-1] not in (EXIT_DONE, EXIT_STOPPED):
             log("stopped: the other parts would measure wrong results")
             break

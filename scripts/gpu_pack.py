@@ -65,9 +65,8 @@ def pack(folder: Path, campaigns: Sequence[str], config_dir: Path | None, python
 
     corpora: dict[str, Any] = {}
     for name in campaigns:
-        for config in (
-            cell.config for cell in load_campaign(name, config_dir, DEFAULT_OUTPUT).cells
-        ):
+        for cell in load_campaign(name, config_dir, DEFAULT_OUTPUT).cells:
+            config = cell.config
             # Other kinds of data need no file.
             if config.data.kind != "files":
                 continue
@@ -82,8 +81,9 @@ def pack(folder: Path, campaigns: Sequence[str], config_dir: Path | None, python
 
     sizes = {part: _mib(folder / part) for part in (WHEELS, TOKENS)}
     log(f"{folder}: {sizes[WHEELS]:.1f} MiB of wheels, {sizes[TOKENS]:.1f} MiB of tokens")
-    if sum(sizes.values()) > MOST_MIB:
-        allowed = f"has {sum(sizes.values()):.1f} MiB, of at most {MOST_MIB:g}; choose less text"
+    total = sum(sizes.values())
+    if total > MOST_MIB:
+        allowed = f"has {total:.1f} MiB, of at most {MOST_MIB:g}; choose less text"
         raise ConfigError("--pack", str(folder), allowed)
 
 

@@ -7,7 +7,6 @@ tests.
 import gc
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ def build(tiny: Callable[..., RunConfig], tmp_path: Path) -> Build:
     def make(name: str, *words: str, captured: bool = True) -> Trainer:
         config = tiny(f"launch.device={DEVICE}", "train.micro_batch_size=2", *words)
         if config.train.compile == "auto":
-            config = replace(config, train=replace(config.train, compile=False))
+            config = config.replace("train", compile=False)
         trainer = build_trainer(config, tmp_path / name)
         if DEVICE == "cpu" and captured:
             uncaptured(trainer)

@@ -29,9 +29,9 @@ THERE = ("torch", "accelerate", "tokenizers", "safetensors", "PyYAML", "rich")
 
 
 def run(
-    home: Path, *words: str, python: str = sys.executable, part: str = "mine"
+    home: Path, *words: str, python: str = sys.executable
 ) -> "subprocess.CompletedProcess[str]":
-    command = [python, SCRIPT, part, "--out", "out", "--config-dir", str(home), *words]
+    command = [python, SCRIPT, "mine", "--out", "out", "--config-dir", str(home), *words]
     environment = os.environ | {"ROPE_EXP_DEVICE": "cpu", "PYTHONPATH": PYTHONPATH}
     return subprocess.run(
         command, cwd=home, env=environment, capture_output=True, text=True, check=False
@@ -104,10 +104,11 @@ def test_what_has_no_time_left_is_not_begun(home: Path) -> None:
 
 
 def test_failed_tests_end_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = {"tests": "raise SystemExit(1)", "tune": "print('measured')"}
+    ends = {"tune": "print('measured')"}
     monkeypatch.setattr(gpu, "words_of", lambda part, *_: ["-c", ends[part]])
-    assert gpu.run_all(["tests", "tune"], [], 100.0, tmp_path) == EXIT_FAILED
-    assert not (tmp_path / "tune.log").exists()
+    for ends["tests"] in ("raise SystemExit(1)", "import os; os.kill(os.getpid(), 9)"):
+        assert gpu.run_all(["tests", "tune"], [], 100.0, tmp_path) == EXIT_FAILED
+        assert not (tmp_path / "tune.log").exists()
     ends["tests"] = ""
     assert gpu.run_all(["tests", "tune"], [], 100.0, tmp_path) == 0
     assert (tmp_path / "tune.log").read_text() == "measured\n"

@@ -2,12 +2,15 @@
 
 import ast
 import csv
+import gzip
+import json
 import re
 import tomllib
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from scipy import stats
 from support.configs import NINE, REPOSITORY
 
 from rope_exp.sections import subset_name
@@ -78,27 +81,55 @@ def test_few_modules_know_a_variant_by_name() -> None:
 SHOWN = REPOSITORY / "results" / "nine_26m"
 
 
-def test_the_readme_shows_the_table_that_is_committed() -> None:
-    """The README has the rows of the campaign's table.md, and names the relations it decides."""
-    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+def test_pages_show_the_table_that_is_committed() -> None:
+    """README and results have the rows of the campaign's table.md, and its relations."""
+    readme, results = (
+        (REPOSITORY / page).read_text(encoding="utf-8")
+        for page in ("README.md", "results/README.md")
+    )
     rows, relations = tables_of(SHOWN / "table.md")[:2]
-    expected = []
+    gains = gains_over_nope()
+    assert len(rows) == 9
     for row in rows:
-        cells = [
-            row["variant"],
-            row["learning rate"],
-            f"{row['loss (mean)']} ({row['sd over seeds']})",
-            row["Δ to QK-RoPE"],
-            row["95 % interval"].partition(" (")[0].replace("—", "reference"),
-            row["published Δ to QK-RoPE"],
-        ]
-        expected.append(f"| {' | '.join(cells)} |".replace("-RoPE", ""))
-    assert len(expected) == 9
-    assert "\n".join(expected) + "\n\n" in readme
+        name = row["variant"].removesuffix("-RoPE")
+        start = f"| {name} | {row['learning rate']} | {row['loss (mean)']} ({row['sd over seeds']})"
+        delta = row["Δ to QK-RoPE"]
+        interval = row["95 % interval"].partition(" (")[0].replace("—", "reference")
+        published = row["published Δ to QK-RoPE"]
+        assert f"{start} | {delta} | {interval} | {published} |\n" in readme
 
-    for outcome in ("confirmed", "contradicted"):
-        told = [row["published"] for row in relations if row["outcome at this setting"] == outcome]
-        assert f"{outcome} ({', '.join(told)})".replace("-RoPE", "") in readme
+        cell = "reference" if name == "QK" else f"{delta} ({interval})"
+        assert f"{start} | {cell} | {gains[name]} | {published} |\n" in results
+
+    for row in relations:
+        relation = row["published"].replace("-RoPE", "")
+        outcome = row["outcome at this setting"].partition(";")[0]
+        assert f"| {relation} | {float(row['Δ']):+.3f} | {outcome} |" in results
+        assert outcome == "open" or re.search(rf"{outcome} \([^)]*{relation}[,)]", readme)
+
+
+def gains_over_nope() -> dict[str, str]:
+    """Return the Δ to NoPE, its paired interval and the seeds, from the records alone."""
+    rates = {"QKVO": 0.003, "QK": 0.006, "QKV": 0.003}
+    losses: dict[str, dict[int, float]] = {}
+    for campaign in ("nine_26m", "tokens", "open_26m"):
+        with gzip.open(REPOSITORY / f"results/records/{campaign}.jsonl.gz", "rt") as file:
+            for record in map(json.loads, file):
+                config = record["config"]
+                name = config["pe"]["name"].removesuffix("-RoPE")
+                has_rate = config["optim"]["lr"] == rates.get(name, 0.0015)
+                if has_rate and config["train"]["num_steps"] == 6400:
+                    losses.setdefault(name, {})[config["seed"]] = record["result"]["val/loss"]
+
+    nope = losses["NoPE"]
+    cells = {"NoPE": f"reference | {len(nope)}"}
+    for name in losses.keys() - cells.keys():
+        seeds = losses[name].keys() & nope.keys()
+        test = stats.ttest_1samp([losses[name][seed] - nope[seed] for seed in seeds], 0.0)
+        mean = sum(losses[name][seed] - nope[seed] for seed in seeds) / len(seeds)
+        low, high = test.confidence_interval(0.95)
+        cells[name] = f"{mean:+.4f} ({low:+.4f} to {high:+.4f}) | {len(seeds)}"
+    return cells
 
 
 def tables_of(path: Path) -> list[list[dict[str, str]]]:
@@ -111,13 +142,15 @@ def tables_of(path: Path) -> list[list[dict[str, str]]]:
     return found
 
 
-# The columns of the paper's two tables.
+DETAILS = REPOSITORY / "docs" / "paper" / "results.md"
+
+# The columns of its two tables.
 PAPER = ("nine_26m", "english", "table")
 
 
 def test_the_paper_has_the_differences_of_its_tables() -> None:
     """Cells show the difference ± half its interval, and half the pair's own if that differs."""
-    paper = (REPOSITORY / "results" / "README.md").read_text(encoding="utf-8")
+    paper = DETAILS.read_text(encoding="utf-8")
     rows: dict[str, list[str]] = {}
     published = {}
     for place in PAPER:
@@ -134,7 +167,7 @@ def test_the_paper_has_the_differences_of_its_tables() -> None:
 
 def test_the_paper_has_the_relations_of_its_tables() -> None:
     """Each cell is a pair's difference and outcome."""
-    paper = (REPOSITORY / "results" / "README.md").read_text(encoding="utf-8")
+    paper = DETAILS.read_text(encoding="utf-8")
     cells: dict[str, dict[str, str]] = {}
     for place in PAPER:
         folder = REPOSITORY / "results" / place
@@ -162,7 +195,8 @@ def test_the_paper_has_the_relations_of_its_tables() -> None:
 
 def test_the_paper_counts_the_settings() -> None:
     """The paper counts the bf16 settings with both variants where the first has less loss."""
-    paper = (REPOSITORY / "results" / "README.md").read_text(encoding="utf-8")
+    pages = [DETAILS, REPOSITORY / "results" / "README.md"]
+    paper = "".join(page.read_text(encoding="utf-8") for page in pages)
     settings = pd.read_csv(REPOSITORY / "results" / "settings" / "settings.csv")
     # The third test is not counted before it is complete.
     left_out = settings["setting"].str.contains("mlm|cores|sequel|precision|lead_26m|open_26m")
@@ -178,7 +212,7 @@ def test_the_paper_counts_the_settings() -> None:
         deltas.loc["tokens/train.num_steps=6400", label] = float(row["Δ to QK-RoPE"])
 
     lines = re.findall(r"\| (\w+) before (\w+) \| [^|]+ \| (\d+ of \d+) \|", paper)
-    assert len(lines) == 9
+    assert len(lines) == 2 * 9
     for first, second, count in lines:
         both = deltas[[first.upper(), second.upper()]].dropna()
         assert count == f"{(both.iloc[:, 0] < both.iloc[:, 1]).sum()} of {len(both)}"

@@ -70,7 +70,7 @@ def write_parquet(
 
 def documents_of(prepared: Prepared, side: str) -> list[str]:
     """Return the decoded documents of one side, `train` or `validation`."""
-    tokenizer = load_tokenizer(prepared.tokenizer_file)
+    tokenizer = load_tokenizer(prepared.folder / "tokenizer.json")
     end_id = prepared.corpus["end_id"]
     ids = prepared.tokens[side][:]
     assert ids[-1] == end_id

@@ -236,8 +236,9 @@ def _write(folder: Path, corpus: Corpus, config: TokenizerConfig) -> None:
         raise ConfigError("data.path", data.path, f"holds no text; {hint}")
     for side in SIDES:
         if num_documents[side] == 0:
-            reason = f"leaves no document for {side} of the corpus's {total}; choose another"
-            raise ConfigError("data.holdout_fraction", data.holdout_fraction, reason)
+            reason = f"leaves no document for {side} of the corpus's {total}"
+            hint = "of plain text, data.sample_by=line makes each line one"
+            raise ConfigError("data.holdout_fraction", data.holdout_fraction, f"{reason}; {hint}")
 
     meta = {
         "format": FORMAT,

@@ -147,6 +147,14 @@ def test_the_command_line_prepares_and_says_what_it_made(tmp_path: Path) -> None
 # -- refusals --------------------------------------------------------------------------------------
 
 
+def test_a_corpus_without_a_whole_window_is_refused(path: Path) -> None:
+    """It stays prepared, for shorter sequences."""
+    words = "train.seq_len=100000: a window needs 100001 tokens and the corpus has "
+    with refused(words, by=ConfigError):
+        prepare(data_config(path=path), BYTES, seq_len=100_000)
+    prepare(data_config(path=path), BYTES, seq_len=16)
+
+
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, path: Path) -> None:
     (tmp_path / "file").write_text("")
     with refused("data.cache_dir=", "file: cannot be written", by=ConfigError):
@@ -220,7 +228,7 @@ def test_training_stops_at_the_limit_exactly(tmp_path: Path, max_tokens: int) ->
 
 @pytest.mark.parametrize("name", ["train.bin", "validation.bin", "meta.json", "tokenizer.json"])
 def test_a_damaged_folder_is_refused(tmp_path: Path, name: str) -> None:
-    """The digest is of blocks, as records of earlier versions hold it, so a flipped bit is found."""
+    """The digest is of blocks, as records of earlier versions hold it; a flipped bit is found."""
     path = write_parquet(tmp_path / "a.parquet", [text * 20 for text in TEXTS])
     data = data_config(path=path, holdout_fraction=0.5)
     prepared = prepare(data, BYTES)

@@ -59,15 +59,14 @@ class Handler(BaseHTTPRequestHandler):
         request = f"{self.command} {self.path}"
         self.hub.requests.append(request)
         self.hub.authorizations.add(self.headers["Authorization"])
-        for pattern, fault in self.hub.faults.items():
-            if re.search(pattern, request):
-                return self.error(*fault)
-
+        faults = [self.hub.faults[each] for each in self.hub.faults if re.search(each, request)]
         match = PATHS.fullmatch(unquote(urlsplit(self.path).path))
         assert match is not None, self.path
         name = match["name"] if match["name"].count("/") == 2 else f"models/{match['name']}"
         files = self.hub.repositories.get(name)
-        if files is None:
+        if faults:
+            self.error(*faults[0])
+        elif files is None:
             # Without credentials, the real hub answers 401 for an unknown repository.
             self.error(401, "RepoNotFound")
         elif match["revision"] not in (None, "main", self.hub.revision):

@@ -108,8 +108,9 @@ def load_table(path: str | PathLike[str]) -> pd.DataFrame:
     file = Path(path)
     file = file / "table.csv" if file.is_dir() else file
     try:
+        table = pd.read_csv(file, converters={"group": str})
         # NoPE rotates nothing, and its cell is empty.
-        table = pd.read_csv(file, converters={"group": str, "rotate": str})
+        table["rotate"] = table["rotate"].fillna("")
         return table.set_index("pe", drop=False).rename_axis(index=None)
     except (OSError, ValueError, KeyError) as error:
         raise ReportError(f"{file} is not a table.csv: {error}") from error

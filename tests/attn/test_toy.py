@@ -5,7 +5,7 @@ work without other changes.
 """
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -18,8 +18,8 @@ from support.refused import refused
 from torch import Tensor
 
 from rope_exp import identity
-from rope_exp.attention import Positions, from_heads, split_heads, to_heads
-from rope_exp.attn._recurrence import StateAttention, Sums, for_queries
+from rope_exp.attention import Positions, split_heads
+from rope_exp.attn._recurrence import StateAttention, Terms
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
@@ -48,22 +48,15 @@ class MeanAttention(StateAttention):
 
     def __init__(self, config: ModelConfig, attn: MeanConfig, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
-        self.num_heads = config.num_attention_heads
-        self.head_dim = config.features_per_head
-        width = config.hidden_size
-        self.v_proj = to_heads(width, config.num_key_value_heads, self.head_dim)
-        self.o_proj = from_heads(self.num_heads, self.head_dim, width)
+        self.v_proj = self.to_heads(config.num_key_value_heads, self.head_dim)
+        self.o_proj = self.from_heads()
 
-    def log_gamma(self) -> Tensor:
-        return torch.zeros(self.num_heads)
-
-    def sums(self, x_BTD: Tensor, at: Positions) -> Sums:
+    def sums(self, x_BTD: Tensor, at: Positions) -> list[Terms]:
         v_BTGK = self.turn("v", split_heads(self.v_proj(x_BTD), self.head_dim), at)
-        v_BTHK = for_queries(v_BTGK, self.num_heads)
-        return {"values": (None, torch.cat([v_BTHK, torch.ones_like(v_BTHK[..., :1])], dim=-1))}
+        return [(None, torch.cat([v_BTGK, torch.ones_like(v_BTGK[..., :1])], dim=-1))]
 
-    def outputs(self, found: Mapping[str, Tensor], at: Positions) -> Tensor:
-        sum_BTHK, count_BTH1 = found["values"].tensor_split([self.head_dim], dim=-1)
+    def outputs(self, results: Sequence[Tensor], at: Positions) -> Tensor:
+        sum_BTHK, count_BTH1 = results[0].tensor_split([self.head_dim], dim=-1)
         # The count is 0 at padding.
         return self.turn("o", sum_BTHK / count_BTH1.clamp(min=1), at)
 

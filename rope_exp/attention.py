@@ -54,9 +54,6 @@ class Positions(NamedTuple):
         return self.qk if site in PAIRS[0] or self.vo is None else self.vo
 
 
-# -- the cache ------------------------------------------------------------------------------------
-
-
 @dataclass
 class LayerCache:
     """One layer's part of the cache, without gradients.
@@ -91,50 +88,17 @@ class LayerCache:
         """Return whether the newest tokens are the first ones, none of them padding."""
         return self.pads_B is None and self.num_seen == num_new
 
-    @property
-    def num_pads(self) -> Tensor | None:
-        """The number of padding tokens among the entries kept; None: no row is padded."""
-        if self.pads_B is None:
-            return None
-        return self.pads_B - (self.num_seen - self.rows["k"].shape[1])
+    def places(self, num_new: int, device: torch.device) -> Tensor:
+        """Return the places of the next tokens, [T], or [B, T] if rows are padded.
 
-    def is_real(self, num_new: int, *, before: int = 0) -> Tensor | None:
-        """Return whether each of the next tokens is not padding, [B, T, 1, 1]; None: all are real.
-
-        Args:
-            before: test the tokens this many places before them instead.
+        A row's first token has place 0, and its padding negative ones.
         """
-        if self.pads_B is None:
-            return None
-        first = self.num_seen - before
-        place_T = torch.arange(first, first + num_new, device=self.pads_B.device)
-        return (place_T >= self.pads_B[:, None])[:, :, None, None]
+        place_T = torch.arange(self.num_seen, self.num_seen + num_new, device=device)
+        return place_T if self.pads_B is None else place_T - self.pads_B[:, None]
 
 
-class Cache:
-    """The cache of all layers. `model(ids_BT, cache=cache)` continues from it.
-
-    Args:
-        windows: of each layer; None: it keeps all keys.
-    Attributes:
-        length: the tokens so far, including padding.
-    """
-
-    def __init__(self, windows: Sequence[int | None], pads_B: Tensor | None = None) -> None:
-        self.layers = [LayerCache(window, pads_B) for window in windows]
-        self.pads_B = pads_B
-        self.length = 0
-
-    def positions(self, num_new: int, device: torch.device) -> Tensor:
-        """Return the positions of the next tokens, [T], or [B, T] if rows are padded.
-
-        A padded row's positions begin at 0 after its padding; padding itself has position 0.
-        """
-        place_T = torch.arange(self.length, self.length + num_new, device=device)
-        return place_T if self.pads_B is None else (place_T - self.pads_B[:, None]).clamp(min=0)
-
-
-# -- the layer ------------------------------------------------------------------------------------
+# The cache of all layers, from which `model(ids_BT, cache=cache)` continues.
+Cache = list[LayerCache]
 
 
 class HeadLinear(nn.Linear):
@@ -160,6 +124,7 @@ class Attention(nn.Module):
         sink_H: a learned score of each head without a key; None: softmax has none.
         own: a position encoding of a user's own that acts in this layer.
         chunk_size: tokens between two states held in training, for kinds with a state.
+        scale: factor on scores in the absorbed form; None: 1/sqrt(K).
     """
 
     o_proj: nn.Linear
@@ -167,6 +132,7 @@ class Attention(nn.Module):
     sink_H: nn.Parameter | None
     causal = True
     chunk_size = 0
+    scale: float | None = None
 
     def __init__(self, config: ModelConfig, attn: Kind, sites: Collection[str]) -> None:
         super().__init__()
@@ -220,7 +186,10 @@ class Attention(nn.Module):
         """
         common: Any = {"window": self.window, "bias_HTE": at.bias_HTE, "sink_H": self.sink_H}
         if cache is not None and not cache.is_prefill(q_BTHK.shape[1]):
-            return attention_after(q_BTHK, k_BEGK, values, num_pads_B=cache.num_pads, **common)
+            if cache.pads_B is not None:
+                # Without the padding that a window has dropped.
+                common["num_pads_B"] = cache.pads_B - (cache.num_seen - k_BEGK.shape[1])
+            return attention_after(q_BTHK, k_BEGK, values, scale=self.scale, **common)
         v_BTHV = values[0] if len(values) == 1 else torch.cat([*values], dim=-1)
         common |= {"causal": self.causal, "document_BT": at.document_BT}
         return attention(q_BTHK, k_BEGK, v_BTHV, **common)
@@ -281,9 +250,6 @@ def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
 def split_heads(x: Tensor, features: int) -> Tensor:
     """Return [B, T, heads, features]."""
     return x.view(*x.shape[:2], -1, features)
-
-
-# -- softmax --------------------------------------------------------------------------------------
 
 
 class SoftmaxAttention(Attention):
@@ -356,9 +322,9 @@ def previous(x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> T
         previous_BTD = torch.where(goes_on_BT1, previous_BTD, x_BTD)
 
     if cache is not None:
-        is_real_BT11 = cache.is_real(x_BTD.shape[1], before=1)
-        if is_real_BT11 is not None:
-            previous_BTD = torch.where(is_real_BT11[..., 0], previous_BTD, x_BTD)
+        if cache.pads_B is not None:
+            follows_BT1 = cache.places(x_BTD.shape[1], x_BTD.device)[..., None] > 0
+            previous_BTD = torch.where(follows_BT1, previous_BTD, x_BTD)
         # A copy: a view would keep a whole prompt.
         cache.states[NEWEST] = x_BTD[:, -1:].detach().clone()
     return previous_BTD

@@ -45,8 +45,8 @@ def kept(attn: Kind, model: ModelConfig, pe: PeConfig) -> tuple[int, int] | tupl
     with torch.no_grad(), torch.device("meta"):
         decoder(torch.zeros(1, 1, dtype=torch.int64), cache=cache)
     return (
-        max(sum(row.numel() for row in layer.rows.values()) for layer in cache.layers),
-        max(sum(state.numel() for state in layer.states.values()) for layer in cache.layers),
+        max(sum(row.numel() for row in layer.rows.values()) for layer in cache),
+        max(sum(state.numel() for state in layer.states.values()) for layer in cache),
     )
 
 

@@ -298,12 +298,11 @@ class Trunk(nn.Module):
 
         num_keys = num_new = ids_BT.shape[1]
         position_T = torch.arange(num_new, device=ids_BT.device)
-        layer_caches: Sequence[LayerCache | None] = [None] * len(self.layers)
+        layer_caches: Sequence[LayerCache | None] = cache or [None] * len(self.layers)
         if cache is not None:
-            position_T = cache.positions(num_new, ids_BT.device)
-            layer_caches = cache.layers
-            cache.length += num_new
-            num_keys = cache.length
+            # Padding has the position of the first token.
+            position_T = cache[0].places(num_new, ids_BT.device).clamp(min=0)
+            num_keys += cache[0].num_seen
         position_T = self.start + (position_T if positions_BT is None else positions_BT)
         if self.num_positions is not None:
             first, last = self.start, self.start + num_new - 1
@@ -402,8 +401,8 @@ class Decoder(nn.Module):
             allowed = "looks both ways: there is nothing to cache, and no next token to generate"
             raise ConfigError("train.objective", ..., allowed)
         model = self.architecture.model
-        windows = [model.window_of(layer) for layer in range(model.num_hidden_layers)]
-        return Cache(windows, pads_B)
+        layers = range(model.num_hidden_layers)
+        return [LayerCache(model.window_of(layer), pads_B) for layer in layers]
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:

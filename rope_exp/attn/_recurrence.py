@@ -143,14 +143,15 @@ class StateAttention(Attention):
     num_copies = 1
 
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
-        is_real_BT11 = None if cache is None else cache.is_real(x_BTD.shape[1])
+        num_new = x_BTD.shape[1]
         results = []
         states = {}
         for number, (scores, v_BTGV) in enumerate(self.sums(x_BTD, at)):
             name = f"state{number}"
-            if is_real_BT11 is not None:
+            if cache is not None and cache.pads_B is not None:
                 # Padding adds nothing to the sums.
-                v_BTGV = v_BTGV * is_real_BT11
+                is_real_BT = cache.places(num_new, x_BTD.device) >= 0
+                v_BTGV = v_BTGV * is_real_BT[:, :, None, None]
             earlier = None if cache is None else cache.states.get(name)
             if earlier is not None:
                 earlier = earlier.repeat_interleave(self.num_copies, dim=1)
@@ -160,7 +161,7 @@ class StateAttention(Attention):
             results.append(o_BTHV)
             states[name] = state_BHKV[:, :: self.num_copies].detach()
         if cache is not None:
-            cache.num_seen += x_BTD.shape[1]
+            cache.num_seen += num_new
             cache.states = states
         return self.outputs(results, at)
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from rope_exp.attention import Attention, LayerCache, Positions, normed, split_heads
 from rope_exp.identity import Even, Size, section
-from rope_exp.kernels import attention_after
 from rope_exp.sections import SITES, Kind, ModelConfig
 
 LATENT_EPS = 1e-6
@@ -66,6 +65,7 @@ class Layer(Attention):
     def __init__(self, config: ModelConfig, attn: Config, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
         self.attn = attn
+        self.scale = self.key_dim**-0.5
         self.kept = [attn.kv_rank, attn.rope_dim]
         self.of_head = [attn.nope_dim, attn.value_dim]
         width = config.hidden_size
@@ -127,16 +127,8 @@ class Layer(Attention):
         values = [rows["k"][..., :num_latent]]
         if self.attn.value_rope:
             values.append(rows["v"] if "v" in rows else rows["k"][..., num_latent:])
-        o = attention_after(
-            torch.cat([q_BTHL, q_BTHR], dim=-1),
-            rows["k"],
-            values,
-            scale=self.key_dim**-0.5,
-            window=self.window,
-            num_pads_B=cache.num_pads,
-            bias_HTE=at.bias_HTE,
-        )
-
+        q_BTHW = torch.cat([q_BTHL, q_BTHR], dim=-1)
+        o = self.attend(q_BTHW, rows["k"], values, at, cache)
         o_BTHL, o_BTHR = o.tensor_split([num_latent], dim=-1)
         o_BTHC = torch.einsum("bthl,hvl->bthv", o_BTHL, to_v_HVL)
         return self.turn("o", torch.cat([o_BTHC, o_BTHR], dim=-1), at)

@@ -75,19 +75,15 @@ def leaf(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "choices", lambda folder: [*names, "mean"])
 
 
-def test_its_laws_are_measured() -> None:
-    for sites in [each for each in SUBSETS if set(each) <= {"v", "o"}]:
+@torch.no_grad()
+def test_its_laws_its_cache_and_its_counts_hold() -> None:
+    for sites in [sites for sites in SUBSETS if set(sites) <= {"v", "o"}]:
         checked = certificate(SIZES, make_pe(*sites), TOY)
         assert checked["measured"] == expected_class(sites)
         assert set(checked["formulas"]) == {"parallel", "cached"}
 
-
-@torch.no_grad()
-def test_its_cache_and_its_counts_hold() -> None:
-    decoder = Decoder(Architecture(SIZES, make_pe("v", "o"), VOCAB, TOY))
+    decoder = Decoder(Architecture(SIZES, make_pe("v", "o"), VOCAB, TOY)).double()
     decoder.initialise(0)
-
-    decoder.double()
     ids_BT = tokens(2, 9)
     cache = decoder.new_cache()
     parts = [decoder(part, cache=cache) for part in ids_BT.split([4, 1, 4], dim=1)]
@@ -95,22 +91,14 @@ def test_its_cache_and_its_counts_hold() -> None:
     assert num_numbers(cache) == 2 * SIZES.num_hidden_layers * TOY.head_states(SIZES)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Return a folder with the file of the choice."""
+def test_its_file_makes_runs_like_any_other(tmp_path: Path) -> None:
     write(tmp_path / "attn" / "mean.yaml", "kind: mean\n")
-    return tmp_path
-
-
-OTHERS = (["pe=vo_rope"], ["pe=vo_rope", "attn=decay"])
-
-
-def test_its_file_makes_runs_like_any_other(folder: Path) -> None:
-    config = run_config(["pe=vo_rope", "attn=mean"], folder)
+    config = run_config(["pe=vo_rope", "attn=mean"], tmp_path)
     assert config.attn == TOY
     assert config.group.startswith("nano-mean-stdlib-")
     assert RunConfig.from_dict(config.to_dict()) == config
-    assert config.config_sha256 not in [run_config(words).config_sha256 for words in OTHERS]
+    other = run_config(["pe=vo_rope", "attn=decay"])
+    assert config.config_sha256 != other.config_sha256
 
     with refused("pe.rotate=", "attn.kind=mean can rotate v and o; q and k must not stand there"):
-        run_config(["attn=mean"], folder)
+        run_config(["attn=mean"], tmp_path)

@@ -181,7 +181,7 @@ def tune(settings: list[Setting], options: argparse.Namespace) -> int:
         if time.monotonic() > end:
             return EXIT_STOPPED
         row = measured(setting, options.device)
-        log(f"{setting}: {row.get('error') or format(row['tokens_per_s'], ',.0f')} tokens/s")
+        log(f"{setting}: {row.get('error') or row['tokens_per_s']}")
         rows.append(asdict(setting) | row)
         write_json(path, {"on": machine_facts(options.device), "settings": rows})
 

@@ -12,7 +12,7 @@ from rope_exp.files import read_json
 
 TINY = (
     "model.hidden_size=32 model.intermediate_size=64 model.num_hidden_layers=2 "
-    "model.num_attention_heads=2 model.num_key_value_heads=2 train.seq_len=16"
+    "model.num_attention_heads=2 model.num_key_value_heads=2 train.seq_len=16 train.precision=fp32"
 )
 EAGER = Setting("nano", 16, "flash", "eager", overrides=TINY)
 HALVES = Setting("nano", 8, "flash", "eager", overrides=TINY)

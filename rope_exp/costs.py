@@ -57,7 +57,7 @@ def with_matched(config: RunConfig) -> RunConfig:
     if wanted is None:
         return config
     vocab_size = config.known_vocab_size
-    reason = None
+    reason = ""
     if config.pe.code is not None:
         # Counting would run its code.
         reason = "cannot be met with pe.code; set model.intermediate_size"

@@ -13,7 +13,6 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -271,24 +270,23 @@ def write_tokens(
     limit = corpus.data.max_tokens or sys.maxsize
     dtype = token_dtype(vocab_size(tokenizer))
 
-    with closing(Progress("data", corpus.data.max_tokens)) as progress:
-        for split in corpus.splits:
-            for side, text, ids in _encoded(corpus.documents(split), tokenizer):
-                ids.append(end_id)
-                kept = ids[: limit - tokens[side]]
-                if kept:
-                    files[side].write(np.array(kept, dtype).tobytes())
-                    counts["documents"][side] += 1
-                    # Of a document that is cut, as many bytes as its share of tokens.
-                    counts["text_bytes"][side] += len(text.encode()) * len(kept) // len(ids)
-                    tokens[side] += len(kept)
+    progress = Progress("data", corpus.data.max_tokens)
+    for split in corpus.splits:
+        for side, text, ids in _encoded(corpus.documents(split), tokenizer):
+            ids.append(end_id)
+            kept = ids[: limit - tokens[side]]
+            if kept:
+                files[side].write(np.array(kept, dtype).tobytes())
+                counts["documents"][side] += 1
+                # Of a document that is cut, as many bytes as its share of tokens.
+                counts["text_bytes"][side] += len(text.encode()) * len(kept) // len(ids)
+                tokens[side] += len(kept)
 
-                num_documents = sum(counts["documents"].values())
-                if num_documents % BATCH == 0:
-                    words = f"{num_documents:,} documents, {sum(tokens.values()):,} tokens"
-                    progress.show(tokens[TRAIN], words)
-                if tokens[split] == limit:
-                    break
+            num_documents = sum(counts["documents"].values())
+            words = f"{num_documents:,} documents, {sum(tokens.values()):,} tokens"
+            progress.show(tokens[TRAIN], words)
+            if tokens[split] == limit:
+                break
     return counts
 
 

@@ -181,7 +181,8 @@ def tune(settings: list[Setting], options: argparse.Namespace) -> int:
         if time.monotonic() > end:
             return EXIT_STOPPED
         row = measured(setting, options.device)
-        log(f"{setting}: {row.get('error') or row['tokens_per_s']}")
+        speed = f"{row.get('tokens_per_s', 0):,.0f} tokens/s"
+        log(f"{setting}: {row.get('error', speed)}")
         rows.append(asdict(setting) | row)
         write_json(path, {"on": machine_facts(options.device), "settings": rows})
 

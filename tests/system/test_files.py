@@ -75,14 +75,6 @@ def test_many_that_write_one_file_publish_it_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_that_is_there_may_be_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "record.json"
-    for content in ("first", "second"):
-        write_atomically(path, content, replace=False)
-    assert path.read_text() == "first"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 @given(st.binary(max_size=200))
 @example(b"[]")
 @example(b'{"status": ' + b"1" * 5000 + b"}")

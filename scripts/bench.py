@@ -32,7 +32,7 @@ from rope_exp.generated import DataSet, open_data
 from rope_exp.parallel import Parallel
 from rope_exp.settle import resolve
 from rope_exp.sources import training_batch
-from rope_exp.step import TrainingStep
+from rope_exp.trainer import TrainingStep
 from rope_exp.worker import set_up_process
 
 NEVER = 10**9  # a step that no benchmark reaches

@@ -15,8 +15,8 @@ from rope_exp.folder import PROBES, read_metrics, write_config
 from rope_exp.parallel import Parallel
 from rope_exp.prepare import prepare
 from rope_exp.settle import resolve
-from rope_exp.step import WARMUP_STEPS, Outcome, StepGraphs, optimizer_tensors
-from rope_exp.trainer import Trainer
+from rope_exp.step import WARMUP_STEPS, StepGraphs, optimizer_tensors
+from rope_exp.trainer import Outcome, Trainer
 
 Make = Callable[..., Trainer]
 

@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +19,8 @@ from rope_exp.costs import flops_per_token
 from rope_exp.decoder import Decoder, weights
 from rope_exp.errors import CheckpointError, Progress, log
 from rope_exp.evaluate import Finished, Inputs, held_out_loss, on_device
-from rope_exp.files import write_json
-from rope_exp.folder import PROBES, RESULT, MetricsWriter, probes_sha256
+from rope_exp.files import json_sha256, read_json, write_json
+from rope_exp.folder import PROBES, RESULT, MetricsWriter
 from rope_exp.generated import DataSet
 from rope_exp.origin import begin, find_origin
 from rope_exp.parallel import Parallel
@@ -320,8 +320,6 @@ class Trainer:
         for outcome in self._outcomes():
             stage = train.stage_at(outcome.step)
             self.throughput.step(stage.tokens_per_step, stage.seq_len)
-            if record is not None:
-                record.progress.step(outcome.step, outcome.loss)
             if outcome.first_bad_step:
                 # The weights are still those before the bad step, even if a later one was started.
                 self.step = outcome.first_bad_step - 1
@@ -457,10 +455,9 @@ class Record(ExitStack):
         self.tracker = self.enter_context(Tracker(config, folder))
         # The time at which the run would have begun without interruptions.
         self.began = time.perf_counter() - start["elapsed_s"]
-        progress = Progress(config.name, config.train.num_steps, start["step"])
-        self.progress = self.enter_context(closing(progress))
+        self.progress = Progress(config.name, config.train.num_steps)
         if config.train.compile:
-            progress.compiling()
+            log(f"{config.name}: compiling")
 
     def elapsed_s(self) -> float:
         """Return the run's training time so far, including earlier starts."""
@@ -515,7 +512,7 @@ class Record(ExitStack):
         if not finished:
             result["diverged_step"] = trainer.step + 1
         elif config.train.probes:
-            result["probes_sha256"] = probes_sha256(trainer.folder)
+            result["probes_sha256"] = json_sha256(read_json(trainer.folder / PROBES))
         write_json(trainer.folder / RESULT, result)
 
 

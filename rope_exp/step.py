@@ -337,4 +337,4 @@ class StepGraphs:
             for group in groups:
                 group["capturable"] = False
         self._pool = graph.pool()
-        return graph.replay  # type: ignore[no-any-return]
+        return graph.replay

@@ -360,7 +360,8 @@ class Trainer:
         the next step is not measured.
         """
         if self.start["unrecorded"] is not None:
-            yield Outcome(self.step, *self.start["unrecorded"], 0, self.start["order_sha256"])
+            loss, grad_norm = self.start["unrecorded"]
+            yield Outcome(self.step, loss, grad_norm, 0, self.start["order_sha256"])
 
         unread: list[Callable[[], Outcome]] = []
         while self.step < self.config.train.num_steps:

@@ -39,7 +39,7 @@ def build_trainer(config: RunConfig, folder: Path, **changes: Any) -> Trainer:
 def finish(trainer: Trainer) -> Trainer:
     """Train to the end, and return the trainer, with its tokenizer in the run's folder."""
     prepared = prepare(trainer.config.data, trainer.config.tokenizer)
-    shutil.copy(prepared.tokenizer_file, trainer.folder / "tokenizer.json")
+    shutil.copy(prepared.folder / "tokenizer.json", trainer.folder / "tokenizer.json")
     assert trainer.train() == "finished"
     return trainer
 

@@ -38,11 +38,11 @@ def test_groups_are_named_and_not_mixed_unless_asked_for(tmp_path: Path) -> None
 def test_what_is_no_run_is_left_out_by_name(tmp_path: Path) -> None:
     """Hidden folders are skipped silently, since run.fresh moves old runs to `.seed0.old-1`."""
     make_run(tmp_path, pe="vo_rope")
-    for name in ("vo_rope/notes", "scraps", ".hidden", "vo_rope/.seed0.old-1"):
+    for name in ("vo_rope/notes", ".hidden", "vo_rope/.seed0.old-1"):
         (tmp_path / "g" / name).mkdir()
     runs, left_out = read_runs([tmp_path / "g"])
     assert [run.where for run in runs] == ["g/vo_rope/seed0"]
-    assert list(left_out) == ["g/scraps", "g/vo_rope/notes"]
+    assert list(left_out) == ["g/vo_rope/notes"]
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "result.json", "metrics.jsonl", "env.json"])

@@ -20,7 +20,7 @@ from rope_exp.evaluate import Inputs, on_device
 from rope_exp.generated import DataSet
 from rope_exp.identity import chosen
 from rope_exp.parallel import Parallel
-from rope_exp.sections import AdamWConfig, CosineConfig, OptimConfig
+from rope_exp.sections import OptimConfig
 from rope_exp.sources import training_batch
 
 
@@ -41,7 +41,7 @@ def learning_rate(step: int, config: RunConfig) -> float:
     if step <= warmup:
         return peak * step / warmup
 
-    if isinstance(schedule, CosineConfig):
+    if schedule.name == "cosine":
         done = (step - warmup) / (num_steps - warmup)
         height = 0.5 * (1 + math.cos(math.pi * done))
     else:
@@ -81,7 +81,7 @@ def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
         groups.append({"params": frequencies, "weight_decay": 0.0, "rate": rate})
 
     optimizer: Optimizer
-    if isinstance(config, AdamWConfig):
+    if config.name == "adamw":
         optimizer = AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
     else:
         own = chosen("optim", config.name, "optim.name")

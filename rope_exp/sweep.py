@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rope_exp import ranks
 from rope_exp.admit import acquire, acquire_or_refuse, admit, make_folder, resolved
-from rope_exp.compose import check_folders, titles, to_run_config, without_hydra
+from rope_exp.compose import titles, to_run_config, without_hydra
 from rope_exp.config import DEFAULT_OUTPUT, RunConfig
 from rope_exp.errors import (
     EXIT_DIVERGED,
@@ -329,7 +329,6 @@ def _run_task(values: DictConfig) -> tuple[int, RunConfig]:
         The exit code, and the config by which it ran, whose group may differ from the composed
         one's: the default group has the hash of the values that `auto` keys take here.
     """
-    check_folders(OmegaConf.create({"hydra": HydraConfig.get()}))
     config = to_run_config(values, HydraConfig.get())
 
     # Imported late: it takes half a second, which a mistake need not wait for.
@@ -361,7 +360,6 @@ def launch(trees: Sequence[DictConfig], words: Sequence[Sequence[str]]) -> list[
     if not trees:
         raise ConfigError("--multirun", ..., "the sweep is empty: no choice matches its pattern")
 
-    check_folders(trees[0])
     configs = [_of_job(tree) for tree in trees]
 
     on_signal(interrupt)

@@ -21,7 +21,7 @@ class LearnedRotary(Rotary):
     ) -> None:
         """Make the frequencies, which start as those that are not learned."""
         super().__init__(rotary_dim, pe, num_layers)
-        self.learned = dict(zip(pe.trained_pairs, pe.learned_names, strict=True))
+        self.learned = pe.learned
         shape = pe.trained_shape(num_layers, num_heads)
         for pair, name in self.learned.items():
             theta_F = self.get_buffer(f"theta0_{pair}")

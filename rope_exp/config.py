@@ -27,6 +27,7 @@ from rope_exp.identity import (
     PathText,
     Rule,
     Sha256,
+    choices,
     chosen,
     class_of,
     convert,
@@ -58,6 +59,7 @@ from rope_exp.sections import (
 
 FACTORS = ("pe", "seed")  # the keys in which runs of one group may differ
 DEFAULT_OUTPUT = Path("results/runs")
+CORE_OBJECTIVES = ("causal", "regression")
 MAX_POSITION = 2**24  # float32 represents all integers up to this one
 LengthAndSteps = Annotated[
     tuple[Count, ...],
@@ -311,9 +313,7 @@ class RunConfig:
     def own_objective(self) -> ModuleType | None:
         """The file of the objective; None if it is one of the core's, causal or regression."""
         name = self.train.objective
-        if name in ("causal", "regression"):
-            return None
-        return chosen("objective", name, "train.objective", core="causal, regression")
+        return None if name in CORE_OBJECTIVES else chosen("objective", name, "train.objective")
 
     @property
     def num_own_ids(self) -> int:
@@ -466,6 +466,9 @@ def rules(config: "RunConfig") -> Iterator[Rule]:
     yield (tokenizer.kind == "task") != bool(task), "tokenizer.kind", reason
 
     # The budget.
+    known = (*CORE_OBJECTIVES, *choices("objective"))
+    reason = f"must be one of {', '.join(known)}"
+    yield train.objective not in known, "train.objective", reason
     for seq_len, _, *rows in train.stages or ():
         tokens = train.tokens_per_step
         reason = f"sequences of {seq_len} do not divide the {tokens} tokens of a step; add a number"

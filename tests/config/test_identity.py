@@ -102,7 +102,7 @@ assert plain.config_sha256 == sys.argv[1]
 assert plain.config_sha256 != other.config_sha256
 assert data_folder(plain.data, plain.tokenizer) != data_folder(other.data, other.tokenizer)
 assert differing_keys(plain.numeric, other.numeric) == ["data.dedup: false -> true"]
-row = "| `data.dedup` | `false` | true or false | Leave out documents that were there before. |"
+row = "| `data.dedup` | `false` | a valid boolean | Leave out documents that were there before. |"
 assert row in config_doc.text()
 """
 

@@ -20,7 +20,7 @@ train.num_stepz=1 | train.num_stepz: there is no such key; did you mean train.nu
 modl=1b | modl: there is no such key; did you mean model? |
 lr=0.1 | lr: there is no such key; did you mean optim.lr? |
 ++nosuch.key=1 | nosuch: there is no such key |
-+campaign=nine | campaign: there is no such key |
++campaign=noise | campaign: there is no such key |
 +pe._target_=os.system | pe._target_: there is no such key |
 schedule.decay_fraction=0.1 | schedule.decay_fraction: there is no such key |
 attn=mla attn.kv_rnk=2 | attn.kv_rnk: there is no such key; did you mean attn.kv_rank? |

@@ -141,7 +141,7 @@ def test_what_a_cluster_does_not_take_is_one_sentence(
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("hydra.launcher.partition=a,b", "is no sweep; write one value with commas"),
+        ("hydra.launcher.partition=a,b", "several values make a sweep"),
         ("hydra.launcher.tasks_per_node=8", "must be 1: a job starts its own processes"),
         ("hydra.launcher.name=x", "is for Hydra's own way"),
         ("hydra.launcher.nodes=2", "must be 1"),

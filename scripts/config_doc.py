@@ -88,7 +88,7 @@ def _values(hint: Any) -> str:
     if hint is type(None):
         return "null"
     # The words of the error for a wrong value.
-    for wrong in ("\0", {}):
+    for wrong in ("\0", None):
         try:
             convert(hint, wrong)
         except ConfigError as error:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rope_exp.admit import admit, make_folder, resolved
+from rope_exp.admit import admit, resolved
 from rope_exp.campaign.cells import Campaign, Cell
 from rope_exp.campaign.progress import Progress
 from rope_exp.comparable import differing_surroundings
@@ -29,12 +29,11 @@ NOT_BEGUN = ("waiting", "elsewhere")
 LOOK_SECONDS = 2.0  # between two looks for records from other machines
 
 
-def run_campaign(progress: Progress, deadline: float | None = None) -> int:
+def run_campaign(progress: Progress, deadline: float = math.inf) -> int:
     """Run the cells that have no record, and write one for each as it ends.
 
     Args:
-        deadline: by the monotonic clock; then runs are asked to stop, with checkpoints. None: run
-            until all are done.
+        deadline: by the monotonic clock; then runs are asked to stop, with checkpoints.
     Returns:
         The exit code: 0 every cell has a record, 75 stopped, 1 some cell failed.
     Raises:
@@ -49,32 +48,25 @@ def run_campaign(progress: Progress, deadline: float | None = None) -> int:
         return EXIT_DONE
 
     check_here(campaign, cells)
-    jobs = admit([resolved(cell.config) for cell in cells])
-    for job, cell in zip(jobs, cells, strict=True):
-        job.title = cell.name
-        make_folder(job)
-    by_name = {cell.name: cell for cell in cells}
+    jobs = admit([resolved(cell.config) for cell in cells], [cell.name for cell in cells])
     looked = -math.inf
 
-    def keep_record(job: Job) -> None:
-        if job.status in DONE:
-            _record(progress, by_name[job.title], job)
-
-    def look_for_records() -> None:
+    def keep_records(ended: Sequence[Job]) -> None:
+        """Write the records of runs that have ended, and read those from other machines."""
         nonlocal looked
-        if time.monotonic() - looked < LOOK_SECONDS:
-            return
-        looked = time.monotonic()
-        arrived = {path.stem for path in progress.folder.glob("*.json")}
-        for job in jobs:
-            if job.title in arrived and job.status in NOT_BEGUN:
-                _record(progress, by_name[job.title], job)
+        for job in ended:
+            if job.status in DONE:
+                _record(progress, job)
+        if time.monotonic() - looked >= LOOK_SECONDS:
+            looked = time.monotonic()
+            arrived = {path.stem for path in progress.folder.glob("*.json")}
+            for job in jobs:
+                if job.title in arrived and job.status in NOT_BEGUN:
+                    _record(progress, job)
 
     # Runs may have been done before, and records may have arrived while data were prepared.
-    for job in jobs:
-        keep_record(job)
-    look_for_records()
-    code = run_all(jobs, keep_record, look_for_records, deadline)
+    keep_records(jobs)
+    code = run_all(jobs, keep_records, deadline)
     log(progress.summary())
     for key, values in differing_surroundings(list(progress.done.values())).items():
         log(f"{campaign.name}: records differ in {key}: {', '.join(values)}")
@@ -103,15 +95,12 @@ def check_here(campaign: Campaign, cells: Sequence[Cell]) -> None:
         )
 
 
-def _record(progress: Progress, cell: Cell, job: Job) -> None:
-    """Write the record of a cell that is done; if that fails, the run has failed.
-
-    A record that arrived from another machine meanwhile is kept.
-    """
-    path = progress.folder / f"{cell.name}.json"
-    if cell.name in progress.done:
+def _record(progress: Progress, job: Job) -> None:
+    """Write the record of a cell that is done, unless it has one; if that fails, the run fails."""
+    if job.title in progress.done:
         return
-
+    [cell] = [cell for cell in progress.campaign.cells if cell.name == job.title]
+    path = progress.folder / f"{cell.name}.json"
     try:
         write_record(path, job.folder, cell.row, cell.factors, cell.test)
         progress.add(cell, read_record(path))

@@ -1,5 +1,6 @@
 """`rope-exp campaign`: run what is left of a campaign of many runs."""
 
+import math
 import time
 from pathlib import Path
 
@@ -97,5 +98,5 @@ def main(words: list[str]) -> int:
 
     # Until the runs start, a signal unwinds the preparation of data.
     on_signal(interrupt)
-    deadline = None if asked.hours is None else started + 3600 * asked.hours
+    deadline = math.inf if asked.hours is None else started + 3600 * asked.hours
     return run_campaign(progress, deadline)

@@ -71,7 +71,7 @@ def test_a_run_without_a_record_is_not_run_again(
     trained: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a kill between a run's end and its record, the record still has the same bytes."""
-    monkeypatch.setattr(sweep, "_try_to_start", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(sweep, "_start_waiting", lambda *_: pytest.fail("started"))
     assert run_campaign(progress(trained)) == 0
     for mine, other in zip(records_of(trained), records_of(recorded), strict=True):
         assert mine.read_bytes() == other.read_bytes()
@@ -125,7 +125,7 @@ def test_a_record_that_comes_meanwhile_stays(
         return admit(*arguments)
 
     monkeypatch.setattr(campaigns, "admit", pull)
-    monkeypatch.setattr(sweep, "_try_to_start", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(sweep, "_start_waiting", lambda *_: pytest.fail("started"))
     assert run_campaign(mine) == 0
     assert {path.name: path.read_bytes() for path in records_of(trained)} == theirs
     assert all(run.result["wall_s"] > 1000 for run in mine.done.values())

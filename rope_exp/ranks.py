@@ -36,6 +36,8 @@ def start(job: Job) -> None:
     launch = job.config.launch
     num_ranks = int(launch.num_processes)
     environment = child_environment(**{DISPATCHER_ID: str(os.getpid())})
+    # The run's name at a tracker.
+    environment.setdefault("WANDB_NAME", job.name[:128])
     num_threads = num_cores() // (num_ranks * int(launch.max_parallel))
     environment.setdefault("OMP_NUM_THREADS", str(max(num_threads, 1)))
     # By default, threads that wait for a parallel region spin for long. Beside other work they take

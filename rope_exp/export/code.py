@@ -35,7 +35,7 @@ def write_code(out: Path, pe: PeConfig) -> None:
     if pe.code is not None:
         texts["own"] = str(pe.source)
         lines.append(f"from .own_rope_exp import {pe.code.partition('.')[2]} as Own")
-        makers.append('"own": lambda _, sizes: Own.placed(**sizes._asdict())')
+        makers.append('"own": lambda _, sizes: Own.placed(sizes)')
     lines.append(f"MAKERS = {{{', '.join(makers)}}}")
     modeling = (root / "export/modeling_rope_exp.py").read_text(encoding="utf-8")
     texts["modeling"], changed = re.subn(r"(?m)^MAKERS: .*", "\n".join(lines), modeling)

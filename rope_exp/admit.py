@@ -22,10 +22,9 @@ from rope_exp.folder import (
 )
 from rope_exp.generated import open_data
 from rope_exp.jobs import Job
-from rope_exp.prepare import pin_revision
+from rope_exp.prepare import pin
 from rope_exp.ranks import POLL_SECONDS
 from rope_exp.settle import resolve
-from rope_exp.tokenizer import pin_tokenizer
 from rope_exp.tracker import check_trackers
 
 # File with the SLURM id of the job that began a folder anew with run.fresh=true.
@@ -63,8 +62,8 @@ def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
 
 def pinned_config(config: RunConfig) -> RunConfig:
     """Return a config with the commits of its data and tokenizer, and the hash of init_from."""
-    data = pin_revision(config.data)
-    pinned = replace(config, data=data, tokenizer=pin_tokenizer(config.tokenizer))
+    data, tokenizer = pin(config.data, config.tokenizer)
+    pinned = replace(config, data=data, tokenizer=tokenizer)
     if config.run.init_from is None:
         return pinned
     # Imported late: it imports the model.

@@ -78,7 +78,7 @@ def all_seeds_md(report: Report) -> str:
         *(f"**{caption}**" for caption in report.told("caption")),
         "Exploratory: no verdict rests on this table. It adds other campaigns' seeds of the same "
         "configurations to those of [the campaign's own](table.md).",
-        main_table(report).without("p", "verdict").markdown(),
+        main_table(report).without("p", "marked").markdown(),
         *relations,
         *bullets("Notes:", report.told("notes")),
     )

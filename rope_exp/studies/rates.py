@@ -210,7 +210,7 @@ def markdown(runs: Sequence[Run]) -> str:
             "optimistic choice, most of all for noisy variants.",
             _markdown(differences.agg(_spell).loc[order], names),
         ]
-    relations = _relations(both, names, report.source.relations if report.source else ())
+    relations = _relations(both, names, report.source.relations)
     if relations:
         parts += [
             "**Published relations: the second variant's loss minus the first's, over the seeds "

@@ -298,11 +298,7 @@ def _begin(job: Job) -> None:
 
     # Later starts of the same run resume in this folder; only the first start is fresh.
     place = replace(config.run, fresh=False, dir=str(job.folder), group=config.group)
-    tracker = config.tracker
-    # Unless WANDB_NAME names the run.
-    if tracker.run_name is None and not os.environ.get("WANDB_NAME"):
-        tracker = replace(tracker, run_name=job.name)
-    write_config(job.folder, replace(config, run=place, tracker=tracker))
+    write_config(job.folder, replace(config, run=place))
     if config.run.fresh and (job_id := os.environ.get("SLURM_JOB_ID")):
         (job.folder / FRESH).write_text(job_id, encoding="utf-8")
 

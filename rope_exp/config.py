@@ -15,8 +15,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
-
 from rope_exp.errors import ConfigError, show
 from rope_exp.files import json_sha256, text_sha256
 from rope_exp.identity import (
@@ -229,19 +227,13 @@ class TrainConfig:
 class TrackerConfig:
     """The tracker that receives curves, in addition to metrics.jsonl.
 
-    Every key but the first is for wandb; trackio uses project and run_name. For a key with its
-    default, wandb's own environment variable applies: WANDB_MODE, WANDB_PROJECT, WANDB_TAGS, ...
+    Where a key has its default, wandb's own environment variables apply: WANDB_MODE, WANDB_NAME,
+    WANDB_TAGS, ...
     """
 
     name: Literal["none", "wandb", "trackio"] = "none"
     mode: Literal["online", "offline"] = "online"
     project: Name = "rope_exp"
-    entity: Name | None = None
-    # In addition to corpus, size and rotated sites.
-    tags: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = ()
-    notes: str | None = None
-    # null: variant, other swept values and seed.
-    run_name: str | None = None
 
 
 @section

@@ -12,7 +12,6 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -193,32 +192,32 @@ def write_tokens(
     limit = corpus.data.max_tokens or sys.maxsize
     dtype = token_dtype(vocab_size(tokenizer))
 
-    with closing(Progress("data", corpus.data.max_tokens)) as progress:
-        for split in corpus.splits:
-            for batch in _batches(corpus.documents(split), tokenizer):
-                encoded = encode(tokenizer, [part.text for part in batch])
-                for part, ids in zip(batch, encoded, strict=True):
-                    if part.ends:
-                        ids.append(end_id)
-                    num_whole = len(ids)
-                    ids = ids[: limit - tokens[part.side]]
-                    if not ids:
-                        continue
+    progress = Progress("data", corpus.data.max_tokens)
+    for split in corpus.splits:
+        for batch in _batches(corpus.documents(split), tokenizer):
+            encoded = encode(tokenizer, [part.text for part in batch])
+            for part, ids in zip(batch, encoded, strict=True):
+                if part.ends:
+                    ids.append(end_id)
+                num_whole = len(ids)
+                ids = ids[: limit - tokens[part.side]]
+                if not ids:
+                    continue
 
-                    files[part.side].write(np.array(ids, dtype).tobytes())
-                    counts["documents"][part.side] += part.starts
-                    # Of a part that is cut, as many bytes as its share of tokens.
-                    num_bytes = len(part.text.encode()) * len(ids) // num_whole
-                    counts["text_bytes"][part.side] += num_bytes
-                    tokens[part.side] += len(ids)
-                    if tokens[split] == limit:
-                        break
-
-                num_documents = sum(counts["documents"].values())
-                words = f"{num_documents:,} documents, {sum(tokens.values()):,} tokens"
-                progress.show(tokens[TRAIN], words)
+                files[part.side].write(np.array(ids, dtype).tobytes())
+                counts["documents"][part.side] += part.starts
+                # Of a part that is cut, as many bytes as its share of tokens.
+                num_bytes = len(part.text.encode()) * len(ids) // num_whole
+                counts["text_bytes"][part.side] += num_bytes
+                tokens[part.side] += len(ids)
                 if tokens[split] == limit:
                     break
+
+            num_documents = sum(counts["documents"].values())
+            words = f"{num_documents:,} documents, {sum(tokens.values()):,} tokens"
+            progress.show(tokens[TRAIN], words)
+            if tokens[split] == limit:
+                break
     return counts
 
 

@@ -150,6 +150,8 @@ def _environment(job: Job, num_ranks: int) -> dict[str, str]:
     """Return the environment variables shared by all ranks of a run."""
     launch = job.config.launch
     environment = child_environment(**{DISPATCHER_ID: str(os.getpid())})
+    # The run's name at a tracker.
+    environment.setdefault("WANDB_NAME", job.name[:128])
 
     num_threads = num_cores() // (num_ranks * int(launch.max_parallel))
     environment.setdefault("OMP_NUM_THREADS", str(max(num_threads, 1)))

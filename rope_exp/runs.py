@@ -55,8 +55,7 @@ class Run:
     Attributes:
         folder: <runs>/<group>/<pe>/seed<k>, or the file that is its record.
         result: {} while the run is not done.
-        where: <group>/<pe>/seed<k>, or <campaign>/<cell>, so that tables do not depend on the
-            location of the runs.
+        where: <group>/<pe>/seed<k>, or <campaign>/<cell>: the same wherever the runs lie.
         group: the group of its folder, or the campaign of its record.
         row: the row of its campaign's cell; else empty, like its factors.
         probes: its model's answers, by probe; NaN replaces a number that is not finite.
@@ -78,7 +77,7 @@ class Run:
     @property
     def status(self) -> Status:
         """The status in result.json; unfinished while there is none."""
-        return self.result["status"] if self.result else "unfinished"
+        return self.result.get("status", "unfinished")
 
     @property
     def loss(self) -> float | None:
@@ -98,11 +97,7 @@ class Run:
         return self.config.train.num_tokens / sizes["train"] if sizes else None
 
     def check(self) -> None:
-        """Refuse a result that contradicts the config, the initial weights or the curve.
-
-        Raises:
-            ReportError: naming the folder's file, or the record.
-        """
+        """Refuse a result that contradicts the config, the initial weights or the curve."""
         init_weights = self.env.get("init_from", {}).get("weights_sha256")
         facts = [(ENV, "init_weights", init_weights, "init_weights")]
         facts += [(RESULT, key, self.result[key], name) for key, name in _FROM_CONFIG.items()]
@@ -129,7 +124,6 @@ class Run:
             )
 
     def _file(self, name: str) -> Path:
-        """Return the file with a fact of this run: one in its folder, or its record."""
         return self.folder / name if self.folder.is_dir() else self.folder
 
 
@@ -154,15 +148,7 @@ def bits_per_byte(loss: float, config: RunConfig, env: Mapping[str, Any]) -> flo
 
 
 def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> list[Path]:
-    """Find the folders of groups by name.
-
-    Args:
-        runs: the folder of groups.
-        pattern: a group's name, with * for anything; None: any.
-        several: whether more than one may match.
-    Raises:
-        ReportError: there is none, none of this name, or more than one to choose from.
-    """
+    """Return the groups below `runs` whose names match a pattern; one only, unless `several`."""
     groups = [
         group.name
         for group in folders_in(runs)
@@ -174,23 +160,19 @@ def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> li
             "trains the nine, and a run with a custom run.dir must be moved to such a folder"
         )
 
-    found = fnmatch.filter(groups, pattern or "*")
-    if not found or (len(found) > 1 and not several):
-        named = f"groups {pattern}" if pattern else "groups"
+    names = fnmatch.filter(groups, pattern or "*")
+    if not names or (len(names) > 1 and not several):
         raise ReportError(
-            f"{runs} holds {len(found) or 'no'} {named}, but a table takes one (or several, with "
-            "--factors and the keys that differ, such as pe optim.lr). Available for --group: "
-            f"{', '.join(found or groups)}"
+            f"{runs} holds {len(names) or 'no'} groups {pattern or ''}, but a table takes one (or "
+            "several, with --factors and the keys that differ, such as pe optim.lr). Available for "
+            f"--group: {', '.join(names or groups)}"
         )
-    return [runs / name for name in found]
+    return [runs / name for name in names]
 
 
 def read_runs(groups: Iterable[Path]) -> tuple[list[Run], dict[str, str]]:
-    """Read every run of some groups.
+    """Return every run of some groups, and the folders that were left out, with the reason.
 
-    Returns:
-        The runs; and the folders that were left out, with the reason: they hold no run, or one that
-        cannot be read.
     Raises:
         ReportError: a folder is edited, or holds a run that belongs elsewhere.
         RecordError: no run can be read.
@@ -237,12 +219,7 @@ def is_run(folder: Path) -> bool:
 
 
 def read_run(folder: Path) -> Run:
-    """Read one run's folder, wherever it lies.
-
-    Raises:
-        ReportError: its files do not agree with one another.
-        RecordError: a file cannot be read.
-    """
+    """Read one run's folder, wherever it lies; its files must agree with one another."""
     parts = folder.absolute().parts
     result = read_result(folder) or {}
     run = Run(

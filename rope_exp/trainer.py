@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired
@@ -19,8 +19,8 @@ from rope_exp.costs import peak_flops_per_s as listed_peak_flops_per_s
 from rope_exp.decoder import Decoder, weights
 from rope_exp.errors import CheckpointError, Progress, log
 from rope_exp.evaluate import Finished, held_out_loss, on_device
-from rope_exp.files import write_json
-from rope_exp.folder import PROBES, RESULT, MetricsWriter, checked, probes_sha256
+from rope_exp.files import json_sha256, read_json, write_json
+from rope_exp.folder import PROBES, RESULT, MetricsWriter, checked
 from rope_exp.generated import DataSet
 from rope_exp.identity import Natural, NonNegative, OrderSha256, Sha256
 from rope_exp.kernels import ChosenBackends
@@ -191,10 +191,9 @@ class Record(ExitStack):
         self.tracker = self.enter_context(Tracker(config, folder))
         # The time at which the run would have begun without interruptions.
         self.began = time.perf_counter() - start["elapsed_s"]
-        progress = Progress(config.name, config.train.num_steps, start["step"])
-        self.progress = self.enter_context(closing(progress))
+        self.progress = Progress(config.name, config.train.num_steps)
         if config.train.compile:
-            progress.compiling()
+            log(f"{config.name}: compiling")
 
     def elapsed_s(self) -> float:
         """Return the run's training time so far, including earlier starts."""
@@ -253,7 +252,7 @@ class Record(ExitStack):
         if not finished:
             result["diverged_step"] = steps + 1
         elif config.train.probes:
-            result["probes_sha256"] = probes_sha256(self.folder)
+            result["probes_sha256"] = json_sha256(read_json(self.folder / PROBES))
         write_json(self.folder / RESULT, result)
 
 
@@ -462,8 +461,6 @@ class Trainer:
         for outcome in self._outcomes():
             stage = train.stage_at(outcome.step)
             self.throughput.step(stage.tokens_per_step, stage.seq_len)
-            if record is not None:
-                record.progress.step(outcome.step, outcome.loss)
             if outcome.first_bad_step:
                 # The weights are still those before the bad step, even if a later one was started.
                 self.step = outcome.first_bad_step - 1

@@ -28,7 +28,7 @@ NO_PATHS = [
 ]
 
 
-NAMES = ["pe.name", "run.group", "tracker.project", "tracker.entity", "model.name"]
+NAMES = ["pe.name", "run.group", "tracker.project", "model.name"]
 NO_NAMES = ["a" * 300, "\U0001f600", "a\nb", "a\0b", "../a", "a/b", "", "a\u202eb"]
 TEXTS = [*itertools.product(PATHS, NO_PATHS), *itertools.product(NAMES, NO_NAMES)]
 

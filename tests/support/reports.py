@@ -11,8 +11,8 @@ import numpy as np
 
 from rope_exp.comparable import Row, comparable
 from rope_exp.config import RunConfig
-from rope_exp.files import read_json, write_json
-from rope_exp.folder import MetricsWriter, probes_sha256, write_config
+from rope_exp.files import json_sha256, read_json, write_json
+from rope_exp.folder import MetricsWriter, write_config
 from rope_exp.runs import Run, find_groups, read_runs
 from support.configs import composed
 
@@ -98,8 +98,8 @@ def make_run(
 def ask(folder: Path, answers: Mapping[str, Any]) -> None:
     """Add answers to probes to the folder of a run."""
     write_json(folder / "probes.json", answers)
-    result = read_json(folder / "result.json")
-    write_json(folder / "result.json", result | {"probes_sha256": probes_sha256(folder)})
+    result = read_json(folder / "result.json") | {"probes_sha256": json_sha256(dict(answers))}
+    write_json(folder / "result.json", result)
 
 
 def begun_from(weights: str) -> dict[str, Any]:

@@ -16,9 +16,9 @@ class Sinusoids(Position):
 
     relative = False
 
-    def __init__(self, sizes: Sizes, scale: float) -> None:
+    def __init__(self, pe: PeConfig, sizes: Sizes) -> None:
         super().__init__(sizes)
-        self.scale = scale
+        self.scale = pe.sinusoid_scale
         # Made on the CPU, as those of rotations are, and moved to the device once.
         theta_F = frequencies(sizes.hidden_size, SINUSOID_BASE, torch.float64)
         theta_F = theta_F.to(torch.get_default_device())
@@ -29,9 +29,7 @@ class Sinusoids(Position):
         return x_BTD + self.scale * sines_and_cosines(angle_TF, x_BTD.dtype)
 
 
-def make(pe: PeConfig, sizes: Sizes) -> Sinusoids:
-    """Return the encoding of a model."""
-    return Sinusoids(sizes, pe.sinusoid_scale)
+make = Sinusoids
 
 
 def sines_and_cosines(angle_TF: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,6 +1,6 @@
 """How often eps replaces a denominator of attention, because the sum there is smaller."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -48,8 +48,8 @@ def floored(layer: Any) -> Iterator[list[Tensor]]:
     seen: list[Tensor] = []
     below = layer.below
 
-    def watched(found: Mapping[str, Tensor]) -> Tensor:
-        norm_BTH1: Tensor = below(found)
+    def watched(results: Sequence[Tensor]) -> Tensor:
+        norm_BTH1: Tensor = below(results)
         seen.append((norm_BTH1 < layer.attn.eps).flatten())
         return norm_BTH1
 

@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support.kinds import CASES, KINDS, all_sites, allowed, make_layer, sizes_for
@@ -60,7 +59,9 @@ def decoder_of(
     attn: Kind, sites: tuple[str, ...], sizes: dict[str, Any], **changes: Any
 ) -> Decoder:
     """Return a float64 decoder with non-uniform attention and learned frequencies moved apart."""
-    decoder = opinionated(*sites, attn=attn, sizes=sizes_for(attn, **sizes), scale=8, **changes)
+    window = changes.pop("window", None)
+    sizes_of_kind = sizes_for(attn, window=window, **sizes)
+    decoder = opinionated(*sites, attn=attn, sizes=sizes_of_kind, scale=8, **changes)
     moved = {"inv_freq": 0.3, "inv_freq_vo": -0.4}
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
@@ -86,9 +87,6 @@ def test_every_file_is_covered() -> None:
     assert {attn.kind for attn in KINDS} == {"softmax", *choices("attn")}
 
 
-# -- the cache -------------------------------------------------------------------------------------
-
-
 @every_case
 @torch.no_grad()
 def test_any_parts_at_far_positions_are_the_whole(attn: Kind, sizes: dict[str, Any]) -> None:
@@ -97,11 +95,11 @@ def test_any_parts_at_far_positions_are_the_whole(attn: Kind, sizes: dict[str, A
     for sites in SUBSETS:
         if not allowed(attn, sites):
             continue
-        tried = [({"window": window}, {}) for window in windows(attn)]
+        tried = [{"window": window} for window in windows(attn)]
         if {"v", "o"} & {*sites}:
-            tried.append(({}, {"base_vo": 7.0}))
-        for of_model, of_pe in tried:
-            decoder = decoder_of(attn, sites, sizes | of_model, start=FAR, **of_pe)
+            tried.append({"base_vo": 7.0})
+        for changes in tried:
+            decoder = decoder_of(attn, sites, sizes, start=FAR, **changes)
             whole = decoder(ids_BT)
             for parts in ([1] * LENGTH, [5, 1, 1, 5], [11, 1], [LENGTH]):
                 assert deviation(fed(decoder, ids_BT, parts), whole) < TOLERANCE, (sites, parts)
@@ -115,7 +113,7 @@ def test_padding_on_the_left_changes_nothing(attn: Kind, sizes: dict[str, Any]) 
     pads = [0, 3, 7, 11]
     ids_BT = tokens(len(pads), LENGTH)
     for window in windows(attn):
-        decoder = decoder_of(attn, sites, sizes | {"window": window})
+        decoder = decoder_of(attn, sites, sizes, window=window)
         alone = [decoder(ids_BT[row : row + 1, pad:])[0] for row, pad in enumerate(pads)]
         for parts in ([8, 1, 3], [3, 4, 5], [1] * LENGTH, [LENGTH]):
             ours = fed(decoder, ids_BT, parts, decoder.new_cache(pads_B=torch.tensor(pads)))
@@ -136,27 +134,21 @@ def test_two_rotations_are_relative_and_cached(attn: Kind, changes: dict[str, An
     cache = decoder.new_cache()
     assert deviation(fed(decoder, ids_BT, [8, 1, 11], cache), whole) < TOLERANCE
     # The layer that keeps the most is counted.
-    kept = max(sum(row[0, 0].numel() for row in each.rows.values()) for each in cache.layers)
+    kept = max(sum(row[0, 0].numel() for row in layer.rows.values()) for layer in cache)
     assert kept == kept_of(attn, decoder.architecture.model, decoder.architecture.pe)[0]
 
 
 @every_case
 def test_a_cache_holds_what_the_config_says(attn: Kind, sizes: dict[str, Any]) -> None:
     """A layer keeps `costs.kept` elements: some per token, and some that do not grow."""
-    for sites in SUBSETS:
-        if not allowed(attn, sites):
-            continue
-        decoder = decoder_of(attn, sites, sizes)
-        model = decoder.architecture.model
-        kept = []
-        for length in (LENGTH, 2 * LENGTH):
-            cache = decoder.new_cache()
-            fed(decoder, tokens(3, length), [length], cache)
-            kept.append(num_numbers(cache) / 3 / model.num_hidden_layers)
-        a_token, at_all = kept_of(attn, model, decoder.architecture.pe)
-        assert kept == [at_all + count * a_token for count in (LENGTH, 2 * LENGTH)]
-        held = [*cache.layers[0].rows.values(), *cache.layers[0].states.values()]
-        assert not any(tensor.requires_grad for tensor in held)
+    decoder = decoder_of(attn, all_sites(attn), sizes)
+    a_token, at_all = kept_of(attn, decoder.architecture.model, decoder.architecture.pe)
+    for length in (LENGTH, 2 * LENGTH):
+        cache = decoder.new_cache()
+        fed(decoder, tokens(3, length), [length], cache)
+        assert num_numbers(cache) == 3 * len(cache) * (at_all + length * a_token)
+    kept = [*cache[0].rows.values(), *cache[0].states.values()]
+    assert not any(tensor.requires_grad for tensor in kept)
 
 
 @pytest.mark.parametrize(
@@ -170,16 +162,14 @@ def test_one_rotation_has_one_row(attn: Kind, changes: dict[str, Any], is_one: b
     decoder = decoder_of(attn, tuple("qkvo"), {}, **changes)
     cache = decoder.new_cache()
     decoder(tokens(1, LENGTH), cache=cache)
-    assert all(set(layer.rows) == {"k"} for layer in cache.layers) == is_one
-
-
-# -- gradients and precision -----------------------------------------------------------------------
+    assert all(set(layer.rows) == {"k"} for layer in cache) == is_one
 
 
 @every_case
 def test_the_gradient_is_the_slope(attn: Kind, sizes: dict[str, Any]) -> None:
-    """Finite differences check the gradients of the input and of every parameter."""
+    """Finite differences check the gradients of input and parameters, also across chunks."""
     layer = make_layer(attn, all_sites(attn), sizes=make_sizes(**sizes)).double()
+    layer.chunk_size = 5
     at = make_positions(LENGTH, layer.rotary_dim)
     names, parameters = zip(*layer.named_parameters(), strict=True)
     direction = normal(SIZES.hidden_size, seed=3)
@@ -217,12 +207,10 @@ def test_in_bf16_layer_and_cache_are_near(attn: Kind, sizes: dict[str, Any]) -> 
     exact = layer(x_BTD, at)
 
     cache = LayerCache()
-    of_tokens = zip(*(part.split(1, dim=-2) for part in (x_BTD, *at.qk)), strict=True)
+    tokens_and_tables = zip(*(part.split(1, dim=-2) for part in (x_BTD, *at.qk)), strict=True)
     with torch.autocast("cpu", torch.bfloat16):
         whole = layer(x_BTD, at)
-        outputs = []
-        for x_B1D, cos, sin in of_tokens:
-            outputs.append(layer(x_B1D, Positions((cos, sin)), cache))
+        outputs = [layer(x, Positions((cos, sin)), cache) for x, cos, sin in tokens_and_tables]
         ours = torch.cat(outputs, dim=1)
 
     assert ours.dtype == whole.dtype == torch.bfloat16
@@ -232,26 +220,6 @@ def test_in_bf16_layer_and_cache_are_near(attn: Kind, sizes: dict[str, Any]) -> 
     assert {tensor.dtype for tensor in cache.rows.values()} <= {torch.bfloat16}
     assert {tensor.dtype for tensor in cache.states.values()} <= {torch.float32}
     assert bool(cache.rows) == attn.keeps_keys
-
-
-# -- documents and biases --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("attn", "sizes"), [case for case in CASES if case.values[0].keeps_keys])
-@torch.no_grad()
-def test_a_document_is_read_as_if_alone(attn: Kind, sizes: dict[str, Any]) -> None:
-    """With positions that begin anew, and also with a window, which hides earlier keys anyway."""
-    ids_BT = tokens(1, LENGTH)
-    ends = np.cumsum([4, 2, 1, 5])
-    number_BT = torch.repeat_interleave(torch.arange(4), torch.tensor([4, 2, 1, 5]))[None]
-    place_BT = torch.arange(LENGTH)[None] - torch.tensor([0, 4, 6, 7])[number_BT]
-    for window in (None, 3):
-        decoder = decoder_of(attn, all_sites(attn), sizes | {"window": window})
-        whole = decoder(ids_BT, positions_BT=place_BT, document_BT=number_BT)
-        for first, last in zip([0, *ends], ends, strict=False):
-            alone = decoder(ids_BT[:, first:last])
-            assert deviation(whole[:, first:last], alone) < TOLERANCE
-        assert deviation(decoder(ids_BT, positions_BT=place_BT), whole) > 1e-3
 
 
 @pytest.mark.parametrize("attn", [kind for kind in KINDS if kind.keeps_keys], ids=str)
@@ -281,23 +249,18 @@ def test_without_rotation_tokens_are_a_bag(attn: Kind) -> None:
         assert moved > 1e-2 if sites else moved < TOLERANCE
 
 
-# -- laws ------------------------------------------------------------------------------------------
-
-
 @every_case
-@pytest.mark.parametrize("window", [None, 3])
-def test_each_subset_keeps_its_law(attn: Kind, sizes: dict[str, Any], window: int | None) -> None:
+def test_each_subset_keeps_its_law(attn: Kind, sizes: dict[str, Any]) -> None:
     """The certificate covers the shift, the cache, and the absorbed or parallel formula."""
-    if window is not None and not attn.keeps_keys:
-        return
     expected = {"cached"} | ({"absorbed"} if attn.kind == "latent" else set())
     expected |= set() if attn.keeps_keys else {"parallel"}
     for sites in SUBSETS:
         if allowed(attn, sites):
-            model = make_sizes(window=window, **sizes)
-            checked = certificate(model, make_pe(*sites, start=3), attn)
-            assert checked["measured"] == expected_class(sites)
-            assert set(checked["formulas"]) == expected
+            for window in (None, 3) if attn.keeps_keys else (None,):
+                model = make_sizes(window=window, **sizes)
+                checked = certificate(model, make_pe(*sites, start=3), attn)
+                assert checked["measured"] == expected_class(sites)
+                assert set(checked["formulas"]) == expected
     if attn.keeps_keys:
         # Masked language models and spikes attend both ways, and cache nothing.
         sites = ("q", "k") if allowed(attn, "qk") else ()
@@ -316,13 +279,12 @@ def test_a_site_that_turns_wrongly_is_refused(
             def wrong(
                 self: Attention, site: str, x: Tensor, at: Positions, wrong_site: str = wrong_site
             ) -> Tensor:
-                turned = x if site == wrong_site and times == 0 else turn(self, site, x, at)
-                if site != wrong_site or times == 0:
-                    return turned
-                if times == 2:
-                    return turn(self, site, turned, at)
-                cos, sin = at.tables(site)
-                return turn(self, site, x, Positions((cos, -sin)))
+                if site == wrong_site and times == -1:
+                    cos, sin = at.tables(site)
+                    at = Positions((cos, -sin))
+                for _ in range(abs(times) if site == wrong_site else 1):
+                    x = turn(self, site, x, at)
+                return x
 
             with monkeypatch.context() as patch:
                 patch.setattr(Attention, "turn", wrong)

@@ -1,7 +1,6 @@
 """Tests that chunked sums equal those of the whole triangle, also when continued from a state."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -65,22 +64,6 @@ def test_a_state_carries_all_that_came_before(
         o_BTHV, state = chunked(cut, v_BTHV[:, part], log_gamma_H, state, size=size)
         outputs.append(o_BTHV)
     torch.testing.assert_close(torch.cat(outputs, dim=1), expected)
-
-
-@pytest.mark.parametrize("with_scores", [True, False])
-def test_gradients_across_chunks_are_finite_differences(with_scores: bool) -> None:
-    """Finite differences check the gradients of queries, keys, values, the state and the decay."""
-    scores, v_BTHV = inputs(8, with_scores=with_scores)
-    num_keys = 4 if with_scores else 1
-    state_BHKV = torch.randn(2, HEADS, num_keys, 5, dtype=torch.float64)
-    log_gamma_H = torch.tensor([-0.01, -0.3, -1.0], dtype=torch.float64)
-
-    def both(*leaves: Tensor) -> Any:
-        v, state, log_gamma, *of_scores = leaves
-        return chunked(tuple(of_scores) or None, v, log_gamma, state, size=3)  # type: ignore[arg-type]
-
-    leaves = [v_BTHV, state_BHKV, log_gamma_H, *(scores or ())]
-    assert torch.autograd.gradcheck(both, [leaf.requires_grad_() for leaf in leaves])
 
 
 def test_in_bfloat16_sums_over_many_chunks_stay_near() -> None:

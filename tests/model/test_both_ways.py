@@ -7,7 +7,7 @@ import torch
 from support.llama import llama_like
 from support.models import SUBSETS, VOCAB, make_sizes, opinionated, tokens
 from torch import Tensor
-from transformers import LlamaForCausalLM, T5Config
+from transformers import T5Config
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -19,9 +19,6 @@ LENGTH = 150  # past T5's largest distance
 def make_decoder(*rotate: str, causal: bool = False, **changes: Any) -> Decoder:
     given = {"sizes": make_sizes(num_key_value_heads=4), "num_positions": LENGTH, **changes}
     return opinionated(*rotate, causal=causal, scale=8, **given).double().eval()
-
-
-# -- hidden tokens --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sites", SUBSETS, ids="".join)
@@ -37,19 +34,8 @@ def test_only_q_and_o_tell_a_hidden_token_where_it_stands(sites: tuple[str, ...]
     places = [3, 11, 12, 29]
     ids_BT[:, places] = VOCAB - 1
     hidden_BPV = decoder(ids_BT)[:, places]
-    found = float((hidden_BPV - hidden_BPV[:, :1]).abs().max())
-    assert found > 1e-2 if {"q", "o"} & set(sites) else found < 1e-10
-
-
-# -- against transformers --------------------------------------------------------------------------
-
-
-def llama_with(decoder: Decoder) -> LlamaForCausalLM:
-    """Return transformers' LLaMA with a QK decoder's weights; the caller passes its mask."""
-    theirs = llama_like(decoder.architecture.model, rope_theta=100.0).double().eval()
-    loaded = theirs.load_state_dict(decoder.state_dict(), strict=False)
-    assert not loaded.missing_keys
-    return theirs
+    difference = float((hidden_BPV - hidden_BPV[:, :1]).abs().max())
+    assert difference > 1e-2 if {"q", "o"} & set(sites) else difference < 1e-10
 
 
 def biases(decoder: Decoder) -> Tensor:
@@ -77,7 +63,9 @@ def test_both_ways_it_is_llama_without_a_causal_mask(bias: str) -> None:
     """Logits equal LLaMA's with an additive mask: zero, BLOOM's slopes, or T5's encoder bias."""
     decoder = make_decoder("q", "k", bias=bias)
     ids_BT = tokens(2, LENGTH)
-    theirs = llama_with(decoder)(ids_BT, attention_mask=biases(decoder).expand(2, -1, -1, -1))
+    llama = llama_like(decoder.architecture.model, rope_theta=100.0).double().eval()
+    assert not llama.load_state_dict(decoder.state_dict(), strict=False).missing_keys
+    theirs = llama(ids_BT, attention_mask=biases(decoder).expand(2, -1, -1, -1))
     # Transformers computes angles in float32.
     assert float((decoder(ids_BT) - theirs.logits).abs().max()) < 1e-3
     causal = make_decoder("q", "k", bias=bias, causal=True)

@@ -49,19 +49,7 @@ def make_inputs(count: int = 2) -> Inputs:
 
 @torch.no_grad()
 def predicted(decoder: Decoder, inputs: Inputs) -> Tensor:
-    found: Tensor = decoder(inputs.ids_BT, **inputs.further)
-    return found
-
-
-# -- the decoder -----------------------------------------------------------------------------------
-
-
-def moved_by(decoder: Decoder, shift: float) -> float:
-    """Return how far predictions move if all times are `shift` seconds later."""
-    inputs = make_inputs()
-    assert inputs.position_BT is not None
-    later = inputs._replace(position_BT=inputs.position_BT + 2 * math.pi / T_MIN * shift)
-    return float((predicted(decoder, later) - predicted(decoder, inputs)).abs().max())
+    return decoder(inputs.ids_BT, **inputs.further)
 
 
 @pytest.mark.parametrize("rotate", ["", "qk", "vo", "qkvo"])
@@ -72,15 +60,19 @@ def test_relative_variants_do_not_feel_a_shift_of_time(rotate: str, shift: float
 
     The fastest pair rotates by 63,000 radians a second, which float64 represents to 1e-11.
     """
-    assert moved_by(make_spikes_decoder(*rotate), shift) < 1e-8
+    decoder = make_spikes_decoder(*rotate)
+    inputs = make_inputs()
+    assert inputs.position_BT is not None
+    later = inputs._replace(position_BT=inputs.position_BT + 2 * math.pi / T_MIN * shift)
+    moved = predicted(decoder, later) - predicted(decoder, inputs)
+    assert float(moved.abs().max()) < 1e-8
 
 
 def test_padding_is_met_by_no_event_and_no_query() -> None:
     """The ids and times of padding do not change any prediction."""
     decoder = make_spikes_decoder("q", "k", "v", "o")
     inputs = make_inputs()
-    assert inputs.position_BT is not None
-    assert inputs.document_BT is not None
+    assert inputs.position_BT is not None and inputs.document_BT is not None
     is_pad_BT = inputs.document_BT == 1
     assert is_pad_BT.any()
     other = inputs._replace(
@@ -109,9 +101,6 @@ def test_the_loss_is_the_mean_squared_error_at_queries() -> None:
     assert float(found.detach()) / (3 * 16) == pytest.approx(expected)
     found.backward()
     assert all(parameter.grad is not None for parameter in decoder.parameters())
-
-
-# -- torch_brain -----------------------------------------------------------------------------------
 
 
 def their_rotation(x_THK: Tensor, time_T: Tensor, sign: int) -> Tensor:

@@ -22,7 +22,7 @@ from rope_exp.decoder import Decoder
 from rope_exp.errors import ConfigError, explained_by
 from rope_exp.laws.certificate import certificate
 from rope_exp.position.own import with_source
-from rope_exp.rope import angles, frequencies
+from rope_exp.rope import angles, frequencies, rotate
 from rope_exp.sections import SOFTMAX, Architecture, PeConfig
 
 HEAD = "import torch\nfrom torch import nn\nfrom rope_exp import Position\n\n"
@@ -104,11 +104,11 @@ def forgetting(decoder: Decoder, x_BTD: Tensor, sites: tuple[str, ...]) -> Tenso
     gate_BTH = torch.sigmoid(x_BTD @ mine.weight.T + mine.bias)
     out = torch.zeros_like(q)
     theta = frequencies(attention.head_dim, BASE, torch.float64)
-
-    def rotation(distance: int) -> Tensor:
-        angle = angles(theta, torch.tensor([distance]))[0]
-        cos, sin = torch.diag(angle.cos()), torch.diag(angle.sin())
-        return torch.cat([torch.cat([cos, -sin], 1), torch.cat([sin, cos], 1)])
+    position_T = torch.arange(q.shape[1])
+    angle_TF = angles(theta, position_T)
+    tables = (angle_TF.cos(), angle_TF.sin())
+    if sites:
+        v = rotate(v, *tables)
 
     for b, i, h in torch.cartesian_prod(*(torch.arange(n) for n in q.shape[:3])).tolist():
         scores = [
@@ -116,11 +116,8 @@ def forgetting(decoder: Decoder, x_BTD: Tensor, sites: tuple[str, ...]) -> Tenso
             + gate_BTH[b, j + 1 : i + 1, h].log().sum()
             for j in range(i + 1)
         ]
-        weights = torch.stack(scores).softmax(0)
-        for j in range(i + 1):
-            turn = rotation(j - i) if sites else torch.eye(attention.head_dim).double()
-            out[b, i, h] += weights[j] * turn @ v[b, j, h]
-    return out
+        out[b, i, h] = torch.stack(scores).softmax(0) @ v[b, : i + 1, h]
+    return rotate(out, *tables, inverse=True) if sites else out
 
 
 @pytest.mark.parametrize("sites", [(), ("v", "o")], ids=["alone", "with VO"])
@@ -249,18 +246,6 @@ def test_a_config_that_is_read_runs_no_code() -> None:
     with refused("model.match_params=30000", "cannot be met with pe.code", by=ConfigError):
         with_matched(config)
     assert kept(SOFTMAX, make_sizes(), pe) == (None, None)
-
-
-def test_another_kind_of_attention_refuses_a_file() -> None:
-    with refused(
-        "pe.code=mine.Own", "attn.kind=retention has none; attn=softmax has", by=ConfigError
-    ):
-        RunConfig.from_dict(
-            {
-                "pe": {"name": "mine", "code": "mine.Own", "rotate": []},
-                "attn": {"kind": "retention"},
-            }
-        )
 
 
 def test_a_class_without_memory_is_no_mistake() -> None:

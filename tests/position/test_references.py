@@ -29,17 +29,11 @@ from rope_exp.rope import angles, frequencies
 OFFSETS = torch.arange(-300, 301)
 
 
-# -- ALiBi -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("num_heads", range(1, 34))
 def test_slopes_are_blooms(num_heads: int) -> None:
     """BLOOM's tensor is the slope times the key's position, so position 1 holds the slope."""
     bloom = build_alibi_tensor(torch.ones(1, 2, dtype=torch.long), num_heads, torch.float32)
     torch.testing.assert_close(alibi_slopes(num_heads), bloom[:, 0, 1])
-
-
-# -- T5 --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -62,9 +56,6 @@ def test_a_distance_between_counts_as_the_lower(offset: int, more: float) -> Non
         assert torch.equal(t5_buckets(farther, bidirectional=True), expected)
 
 
-# -- sinusoids -------------------------------------------------------------------------------------
-
-
 def sinusoids(position_T: Tensor, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
     theta_F = frequencies(dim, SINUSOID_BASE, torch.float64)
     return sines_and_cosines(angles(theta_F, position_T), dtype)
@@ -79,16 +70,12 @@ def test_sinusoids_are_marians(dim: int) -> None:
 def test_large_positions_keep_their_fractions() -> None:
     """Unix times a quarter second apart give the same float32 products as positions 0 and 0.25."""
     position_T = torch.tensor([1.7e9, 1.7e9 + 0.25], dtype=torch.float64)
-    here, later = products(sinusoids(position_T, 8)), products(sinusoids(position_T - 1.7e9, 8))
-    torch.testing.assert_close(here, later, atol=1e-6, rtol=0)
+    # Inner products depend only on the distance between sinusoids' positions.
+    products = [
+        x_TD @ x_TD.T for x_TD in (sinusoids(t, 8) for t in (position_T, position_T - 1.7e9))
+    ]
+    torch.testing.assert_close(*products, atol=1e-6, rtol=0)
 
-
-def products(x_TD: Tensor) -> Tensor:
-    """Return inner products, which depend only on the distance between sinusoids' positions."""
-    return x_TD @ x_TD.T
-
-
-# -- whole decoders --------------------------------------------------------------------------------
 
 LENGTH = 40
 WIDTH = 32

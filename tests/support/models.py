@@ -127,5 +127,5 @@ def rotation_matrix(position: int, dim: int, base: float = BASE) -> Tensor:
 
 def num_numbers(cache: Cache) -> int:
     """Return the number of elements that a cache keeps, over all rows and layers."""
-    kept = [[*layer.rows.values(), *layer.states.values()] for layer in cache.layers]
+    kept = [[*layer.rows.values(), *layer.states.values()] for layer in cache]
     return sum(tensor.numel() for layer in kept for tensor in layer)

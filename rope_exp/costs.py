@@ -131,7 +131,7 @@ def flops_per_token(config: RunConfig, vocab_size: int, seq_len: int | None = No
     architecture = config.architecture(vocab_size)
 
     in_layers = 6 * model.num_hidden_layers * layer_weights(architecture)
-    head = architecture.head_size * model.hidden_size
+    head = (architecture.num_outputs or architecture.vocab_size) * model.hidden_size
     in_head = 6 * head * config.num_predicted(seq_len) // seq_len
     return in_layers + in_head + attention_flops_per_token(config, seq_len)
 

@@ -228,9 +228,10 @@ def checked(path: object, values: Mapping[str, Any], hint: Any, key: str = "") -
         RecordError: it is invalid; the message names file, key, value and the allowed values.
     """
     try:
-        return {**values, **convert(hint, values, key)}
+        converted: dict[str, Any] = convert(hint, values, key)
     except ConfigError as error:
         raise RecordError(f"{path} was damaged or edited: {error}") from error
+    return {**values, **converted}
 
 
 def check_result(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:

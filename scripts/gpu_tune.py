@@ -40,7 +40,7 @@ BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTEN
 BATCH = {"125m": 64, "1b": 16, "10m": 32, "nano": 16}
 # Rows of a micro-batch, attention, launch, and the rotated sites unless they are q and k; the most
 # informative first.
-SETTINGS = {
+SETTINGS: dict[str, list[tuple[Any, ...]]] = {
     "125m": [
         (32, "cudnn", "compiled"),
         (32, "cudnn", "graph"),

@@ -24,11 +24,8 @@ def test_what_changed_since_the_last_start_is_noted(
     facts["git"] = {"commit": "0" * 40, "dirty": False}
     second = record.environment(trainer.config, trainer.parallel, first)
     third = record.environment(trainer.config, trainer.parallel, second)
-    assert (
-        third["marks"]
-        == second["marks"]
-        == ["went on with torch 2.10 after 2.9", "went on with git 0000000000 after None"]
-    )
+    marks = ["went on with torch 2.10 after 2.9", "went on with git 0000000000 after None"]
+    assert third["marks"] == second["marks"] == marks
     assert len(third["started"]) == 3
     assert third["earlier_git"] == [None]
 

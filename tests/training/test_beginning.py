@@ -165,7 +165,6 @@ def test_weights_that_were_changed_are_refused(
     words = ("launch.device=cpu", f"run.init_from={first.folder}", f"init_weights={'a' * 64}")
     with refused("has other weights than init_weights=aaaaaaaaaaaa"):
         build_trainer(tiny(*words), tmp_path / "ours")
-
     path = step_folder(first.folder / "checkpoints", 6) / MODEL
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -181,7 +180,6 @@ def test_it_goes_on_from_its_own_checkpoints(source: Source, go_on: Source) -> N
     env = environment(whole.config, whole.parallel, {})
     assert env["init_from"]["config_sha256"] == first.config.config_sha256
     assert env["init_from"]["weights_sha256"] == whole.config.init_weights
-
     shutil.rmtree(first.folder)
     again = go_on("parted", *words)
     assert environment(again.config, again.parallel, env)["init_from"] == env["init_from"]
@@ -198,7 +196,6 @@ def test_a_run_is_told_by_the_weights_that_it_began_with(tmp_path: Path) -> None
     moved = tmp_path / "elsewhere"
     shutil.copytree(folder, moved)
     other = finished(tmp_path, sha256_of("others"), seed=1)
-
     ours = going_on(folder)
     assert ours.init_weights == WEIGHTS
     assert going_on(moved).config_sha256 == ours.config_sha256

@@ -95,7 +95,6 @@ def test_the_learned_token_shift_is_told_by_layer(make: Make) -> None:
     assert trainer.train() == "finished"
     found = read_json(trainer.folder / "probes.json")["token_shift"]
     assert read_run(trainer.folder).probes["token_shift"] == found
-
     saved = checkpoint.load(trainer.folder / "checkpoints", trainer.step).model
     summaries = {"mean": statistics.fmean, "sd": statistics.pstdev, "min": min, "max": max}
     for layer in (0, 1):

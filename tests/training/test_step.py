@@ -83,7 +83,6 @@ def test_after_a_bad_step_no_update_changes_a_weight(
     trainer = place(make("run", f"optim={optim}"))
     trainer.train_step(1)
     before, order = state(trainer), trainer.train_step.order_sha256
-
     bad, later = take_bad_step(trainer, poison)
     assert same(before, state(trainer))
     assert [outcome.first_bad_step for outcome in (bad, later)] == [2, 2]

@@ -38,7 +38,7 @@ def kept(attn: Kind, model: ModelConfig, pe: PeConfig) -> tuple[int, int] | tupl
     """
     if pe.code is not None:
         return None, None
-    # Added positions change nothing here, and checking their range needs a tensor with data.
+    # Added positions change nothing here.
     rotating = replace(pe, input="none", input_scale=None)
     decoder = on_meta(Architecture(model, rotating, vocab_size=1, attn=attn))
     cache = decoder.new_cache()

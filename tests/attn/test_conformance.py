@@ -105,23 +105,6 @@ def test_any_parts_at_far_positions_are_the_whole(attn: Kind, sizes: dict[str, A
                 assert deviation(fed(decoder, ids_BT, parts), whole) < TOLERANCE, (sites, parts)
 
 
-@every_case
-@torch.no_grad()
-def test_padding_on_the_left_changes_nothing(attn: Kind, sizes: dict[str, Any]) -> None:
-    """Each row has the logits that it has alone, also if its padding ends where a part ends."""
-    sites = tuple(site for site in "qv" if site in attn.sites())
-    pads = [0, 3, 7, 11]
-    ids_BT = tokens(len(pads), LENGTH)
-    for window in windows(attn):
-        decoder = decoder_of(attn, sites, sizes, window=window)
-        alone = [decoder(ids_BT[row : row + 1, pad:])[0] for row, pad in enumerate(pads)]
-        for parts in ([8, 1, 3], [3, 4, 5], [1] * LENGTH, [LENGTH]):
-            ours = fed(decoder, ids_BT, parts, decoder.new_cache(pads_B=torch.tensor(pads)))
-            assert bool(ours.isfinite().all())
-            for row, pad in enumerate(pads):
-                assert deviation(ours[row, pad:], alone[row]) < TOLERANCE, (window, pad, parts)
-
-
 @pytest.mark.parametrize("changes", APART, ids=str)
 @pytest.mark.parametrize("attn", ROTATES_ALL, ids=str)
 @torch.no_grad()

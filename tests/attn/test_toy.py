@@ -57,8 +57,7 @@ class MeanAttention(StateAttention):
 
     def outputs(self, results: Sequence[Tensor], at: Positions) -> Tensor:
         sum_BTHK, count_BTH1 = results[0].tensor_split([self.head_dim], dim=-1)
-        # The count is 0 at padding.
-        return self.turn("o", sum_BTHK / count_BTH1.clamp(min=1), at)
+        return self.turn("o", sum_BTHK / count_BTH1, at)
 
 
 TOY: Any = MeanConfig()

@@ -12,6 +12,7 @@ from support.models import (
     VOCAB,
     bias_of,
     make_architecture,
+    make_pe,
     tokens,
 )
 from torch import Tensor
@@ -21,10 +22,10 @@ from transformers.models.marian.modeling_marian import MarianSinusoidalPositiona
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from rope_exp.decoder import Decoder
+from rope_exp.encoding import Sizes
 from rope_exp.position.alibi import alibi_slopes
-from rope_exp.position.sinusoidal import SINUSOID_BASE, sines_and_cosines
+from rope_exp.position.sinusoidal import Sinusoids
 from rope_exp.position.t5 import T5_BUCKETS, t5_buckets
-from rope_exp.rope import angles, frequencies
 
 OFFSETS = torch.arange(-300, 301)
 
@@ -56,9 +57,10 @@ def test_a_distance_between_counts_as_the_lower(offset: int, more: float) -> Non
         assert torch.equal(t5_buckets(farther, bidirectional=True), expected)
 
 
-def sinusoids(position_T: Tensor, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    theta_F = frequencies(dim, SINUSOID_BASE, torch.float64)
-    return sines_and_cosines(angles(theta_F, position_T), dtype)
+def sinusoids(position_T: Tensor, dim: int) -> Tensor:
+    sizes = Sizes(dim, 1, 1, dim, 1, 0, True, None)
+    encoding = Sinusoids(make_pe(input="sinusoidal", input_scale=1.0), sizes)
+    return encoding.embed(torch.zeros(1, len(position_T), dim), position_T)[0]
 
 
 @pytest.mark.parametrize("dim", [2, 6, 64])

@@ -90,20 +90,17 @@ class Attention(nn.Module):
     """Self-attention; `sites` are those of q, k, v, o that rotate.
 
     Each kind defines its projections and computes its heads' outputs.
-
-    Attributes:
-        causal: whether queries attend to no later key; kinds with a state are always causal.
-        sink_H: a learned score of each head without a key; None: softmax has none.
-        own: a position encoding of a user's own that acts in this layer.
-        chunk_size: tokens between two states held in training, for kinds with a state.
-        scale: factor on scores in the absorbed form; None: 1/sqrt(K).
     """
 
     o_proj: nn.Linear
+    # A position encoding of a user's own that acts in this layer.
     own: Position | None
+    # A learned score of each head without a key.
     sink_H: nn.Parameter | None
+    # Kinds with a state are always causal, and hold one after so many tokens in training.
     causal = True
     chunk_size = 0
+    # Factor on scores in the absorbed form; None: 1/sqrt(K).
     scale: float | None = None
 
     def __init__(self, config: ModelConfig, attn: Kind, sites: Collection[str]) -> None:
@@ -151,10 +148,7 @@ class Attention(nn.Module):
         at: Positions,
         cache: LayerCache | None,
     ) -> Tensor:
-        """Return softmax attention of queries at the last T of E positions.
-
-        The features of values, [B, E, G, ...] each, are concatenated.
-        """
+        """Return attention of queries at the last T of E positions to the concatenated values."""
         common: Any = {"window": self.window, "bias_HTE": at.bias_HTE, "sink_H": self.sink_H}
         if cache is not None and cache.num_seen > q_BTHK.shape[1]:
             return attention_after(q_BTHK, k_BEGK, values, scale=self.scale, **common)
@@ -173,10 +167,8 @@ class Attention(nn.Module):
         return "k" not in self.sites and "v" not in self.sites
 
     def turn(self, site: str, x_BTHK: Tensor, at: Positions) -> Tensor:
-        """Return x rotated by its position, or back for o, if the site rotates.
-
-        A class of one's own acts before the rotation, and on outputs after it.
-        """
+        """Return x rotated by its position, or back for o, if the site rotates."""
+        # A class of one's own acts before the rotation, and on outputs after it.
         own = self.own if at.position_T is not None else None
         if own is not None and site != "o":
             x_BTHK = own.turn(site, x_BTHK, at.position_T).to(x_BTHK.dtype)
@@ -274,10 +266,7 @@ class SoftmaxAttention(Attention):
 
 
 def previous(x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:
-    """Return x_{t-1}; the first token of a row or of a document gives its own x_t.
-
-    The cache keeps the newest x for the next call.
-    """
+    """Return x_{t-1}; the first token of a row or of a document gives its own x_t."""
     before_B1D = x_BTD[:, :1]
     if cache is not None:
         before_B1D = cache.states.get("newest", before_B1D)

@@ -47,8 +47,7 @@ def summed_cross_entropy(
 ) -> Tensor:
     """Return the sum over n of -log softmax(head x_n)[target_n], in nats, in float32 at least.
 
-    A target is NO_TARGET where nothing is predicted. Products are taken in autocast's dtype, if it
-    is on. `gradients` is `chunk_gradients`, possibly compiled.
+    `gradients` is `chunk_gradients`, possibly compiled.
     """
     if torch.is_grad_enabled():
         return _Summed.apply(x_ND, head_VD, target_N, gradients)  # type: ignore[no-untyped-call]
@@ -167,11 +166,9 @@ class Rotary(nn.Module):
 
     q and k share their tables, and so do v and o: a relative rotation needs no more. All four share
     them if nothing can move the two pairs apart.
-
-    Attributes:
-        learned: the names of learned frequencies by their pair of sites.
     """
 
+    # The names of learned frequencies by their pair of sites.
     learned: Mapping[str, str] = {}
 
     def __init__(

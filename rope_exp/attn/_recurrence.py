@@ -4,9 +4,7 @@
 chunks the state S = sum_j gamma^(..) k_j v_j'. Its time and memory grow linearly with T, except for
 the sums of states over chunks: (T/C)^2 K V operations, an eighth of the rest at T = 2,048 and a
 half at 8,192, for K = V = C. Fed one token at a time with its state, it is the recurrence
-S <- gamma S + k v'.
-
-Without q and k, both are 1, which leaves decay alone.
+S <- gamma S + k v'. Without q and k, both are 1, which leaves decay alone.
 
 Shapes: B batch, T position, H heads, K features of a key, V of a value; N chunks of C.
 """
@@ -52,9 +50,8 @@ def chunked(
     Products are taken in the dtype of q, k and v, sums over chunks in float32 at least.
 
     Args:
-        log_gamma_H: log of each head's decay per token; 0: no decay.
-        state_BHKV: of earlier tokens; None: there are none. K is 1 without scores.
-        size: tokens per chunk.
+        log_gamma_H: log of each head's decay per token.
+        state_BHKV: of earlier tokens, if there are any; K is 1 without scores.
     """
     # Without autocast: q, k and v are already narrow, and sums over chunks must stay wide.
     # The meta device has no autocast of its own.
@@ -128,13 +125,10 @@ def _power(log_gamma_H: Tensor, steps_N: Tensor) -> Tensor:
 
 
 class StateAttention(Attention):
-    """Attention by sums over the past; a kind defines the sums and its outputs from them.
-
-    Attributes:
-        num_copies: the number of neighbouring heads with the same state; the cache keeps one.
-    """
+    """Attention by sums over the past; a kind defines the sums and its outputs from them."""
 
     chunk_size = CHUNK
+    # The number of neighbouring heads with the same state; the cache keeps one.
     num_copies = 1
 
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:

@@ -67,10 +67,9 @@ def certificate(
     fractions, bases and start.
 
     Returns:
-        The expected and the measured response to a shift, the shift, the largest deviation from
-        each law, and of each other formula from the first; the response of the logits of a decoder
-        with one such layer; and, if the rotating sites differ between layers, the same for each
-        other set of sites.
+        The response to a shift, the largest deviation from each law, and of each other formula from
+        the first; that of a decoder's logits; and, if the rotating sites differ between layers, the
+        same for each other set of sites.
     Raises:
         LawError: a law does not hold; the run must not start.
     """

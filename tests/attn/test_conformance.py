@@ -174,10 +174,8 @@ def test_the_gradient_is_the_slope(attn: Kind, sizes: dict[str, Any]) -> None:
 def test_in_bf16_layer_and_cache_are_near(attn: Kind, sizes: dict[str, Any]) -> None:
     """A layer under autocast, past one chunk, keeps keys in bfloat16 and states in float32.
 
-    After the projections, which both share, each path rounds at most eight times: a feature or a
-    norm, the rotation, a score, a weight, a sum, a quotient, the rotation back, and the last
-    projection. Scores are of size 1, so each rounding counts about once. The squares of sixteen
-    independent errors add up, which gives four times one error.
+    After the projections, which both share, each path rounds at most eight times, and scores of
+    size 1 count each rounding about once: the squares of sixteen errors add up to four times one.
     """
     length = 200
     sites = all_sites(attn)

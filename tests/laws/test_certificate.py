@@ -54,9 +54,7 @@ def test_the_certificate_holds_at_far_positions() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{}, {"fraction": 0.5}, {"input": "sinusoidal"}, {"input": "learned"}],
-    ids=str,
+    "changes", [{}, {"fraction": 0.5}, {"input": "sinusoidal"}, {"input": "learned"}], ids=str
 )
 def test_a_whole_decoder_answers_to_a_shift(changes: dict[str, Any]) -> None:
     """Logits stay if both sites of each pair rotate, or neither, and no position is added."""

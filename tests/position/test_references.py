@@ -8,13 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.models import (
-    VOCAB,
-    bias_of,
-    make_architecture,
-    make_pe,
-    tokens,
-)
+from support.models import VOCAB, bias_of, make_architecture, make_pe, tokens
 from torch import Tensor
 from transformers import GPT2Config, GPT2Model, T5Config
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
@@ -120,3 +114,10 @@ def test_a_learned_bias_is_t5s(causal: bool) -> None:
     visible = visible.tril() if causal else visible
     difference = (bias_HTT - theirs.compute_bias(300, 300)[0]).masked_fill(~visible, 0.0)
     assert float(difference.abs().max()) == 0
+
+
+def test_alibi_falls_to_both_sides() -> None:
+    place_T = torch.arange(LENGTH)
+    expected = -alibi_slopes(HEADS)[:, None, None] * (place_T[:, None] - place_T).abs()
+    bias_HTT = bias_of(decoder_of(bias="alibi", causal=False), LENGTH)
+    torch.testing.assert_close(bias_HTT, expected.double())

@@ -1,6 +1,5 @@
 """Results as pandas frames: runs, curves, answers to probes, and tables that `report` wrote."""
 
-import re
 from collections.abc import Mapping
 from operator import attrgetter
 from os import PathLike
@@ -10,14 +9,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rope_exp.config import DEFAULT_OUTPUT, RunConfig
+from rope_exp.comparable import Row
+from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.costs import kept
 from rope_exp.folder import Result
 from rope_exp.identity import choices, chosen
 from rope_exp.records import PACKED, read_records
 from rope_exp.runs import ReportError, Run, is_run, read_run
 
-# Columns from config.yaml, named as on the command line; other keys that differ are added.
+# Columns from config.yaml; other keys that differ are added.
 _OF_CONFIG = (
     "seed",
     "data.name",
@@ -36,7 +36,7 @@ _OF_CONFIG = (
 _OF_ENV = ("device", "torch", "num_threads")
 # Left out: where a run goes, how it is watched, keys that `pe` and `rotate` repeat, and the text
 # behind a hash.
-_NOT_TOLD = ("run.", "launch.", "tracker.", "pe.name", "pe.rotate", "pe.source")
+_LEFT_OUT = ("run.", "launch.", "tracker.", "pe.name", "pe.rotate", "pe.source")
 
 
 def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
@@ -52,45 +52,56 @@ def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     Raises:
         RecordError: a run or a record cannot be read, or there is none.
     """
-    lines = pd.DataFrame([_line(run) | keys for run, keys in _read(Path(where))])
-    return lines.set_index("where", drop=False).rename_axis(index=None)
+    lines = []
+    for run, keys in _read(Path(where)):
+        config = run.config
+        cached, state = kept(config.attn, config.model, config.pe)
+        line: dict[str, Any] = {
+            **{key: run.result.get(key) for key in Result.__annotations__},
+            "where": run.where,
+            "group": run.group,
+            "row": run.row,
+            "pe": config.pe.label,
+            "variant": run.variant_name,
+            "rotate": "".join(config.pe.rotate),
+            "kind": config.attn.label,
+            "cached": cached,
+            "state": state,
+            "status": run.status,
+            **{key: attrgetter(key)(config) for key in _OF_CONFIG},
+            **{key: run.env.get(key) for key in _OF_ENV},
+            "commit": (run.env.get("git") or {}).get("commit"),
+        }
+        lines.append(line | keys)
+    return pd.DataFrame(lines).set_index("where", drop=False).rename_axis(index=None)
 
 
 def load_metrics(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     """Return a frame with one line per row of a run's metrics: step, tokens, losses, and its keys.
 
-    Every key that differs between these runs is included, as in `load_runs`.
-
-    Args, Raises: as `load_runs`.
+    Arguments, errors and further keys are those of `load_runs`.
     """
-    found = _read(Path(where))
-    return pd.DataFrame(
-        [{**row, **_names(run), **keys} for run, keys in found for row in run.metrics]
-    )
+    runs = _read(Path(where))
+    return pd.DataFrame([row | _names(run) | keys for run, keys in runs for row in run.metrics])
 
 
 def load_probes(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     """Return a frame with one line per number from a finished model's probes: `value`, by place.
 
-    `probe` and `at` are the name and the place of the number, as `by_place` explains and as in a
-    report's probes.csv. Every key that differs between these runs is included, as in `load_runs`;
-    without answers there is no line.
-
-    Args, Raises: as `load_runs`.
+    `probe` and `at` are the name and the place of the number, as in a report's probes.csv.
+    Arguments, errors and further keys are those of `load_runs`.
     """
     lines: list[dict[Any, Any]] = []
     for run, keys in _read(Path(where)):
         for probe in [probe for probe in probes_by_place() if probe in run.probes]:
-            numbers = by_place(probe, run.probes[probe]).reset_index(name="value")
-            lines += [{**_names(run), **keys, **line} for line in numbers.to_dict("records")]
+            numbers = _by_place(probe, run).rename("value").reset_index()
+            lines += [_names(run) | keys | line for line in numbers.to_dict("records")]
     return pd.DataFrame(lines, columns=None if lines else ["where", "probe", "at", "value"])
 
 
 def load_table(path: str | PathLike[str]) -> pd.DataFrame:
-    """Read a table.csv, with `pe` as the index.
+    """Read a table.csv, or that of a folder, with `pe` as the index.
 
-    Args:
-        path: the file, or its folder.
     Raises:
         ReportError: there is no such table.
     """
@@ -112,15 +123,24 @@ def probes_by_place() -> list[str]:
     return sorted(found, key=lambda name: probes[name].ORDER)
 
 
-def by_place(probe: str, answer: Mapping[str, Any]) -> "pd.Series[float]":
-    """Return a run's answer to a probe with PLACES: numbers by `probe`, their name, and `at`.
+def by_seed(row: Row, probe: str) -> pd.DataFrame:
+    """Return a row's answers to a probe with PLACES: a line for each seed.
 
-    PLACES has the keys of an answer's places and numbers, by the name of the numbers: losses by
-    length of window (`positions`), by the first position of a bin (`bins`), by start of positions
-    (`shift`), without the rotation of a site (`ablation`), at the first and the second reading
-    (`repeat`); the mean weight on a key by its distance, over layers (`distance`), beside uniform
-    weights (`uniform`).
+    Columns are by `probe`, the name of the numbers, and `at`. Runs that were probed at other places
+    than the first are left out.
     """
+    runs = [run for run in row.runs if probe in run.probes]
+    first, *others = (_by_place(probe, run) for run in runs)
+    same = [first, *(answer for answer in others if answer.index.equals(first.index))]
+    return pd.DataFrame(same)
+
+
+def _by_place(probe: str, run: Run) -> "pd.Series[float]":
+    """Return a run's answer, named by its seed: numbers by `probe`, their name, and `at`.
+
+    Attention by distance is the mean over layers.
+    """
+    answer = run.probes[probe]
     found = {}
     for name, (places, numbers) in chosen("probes", probe, "train.probes").PLACES.items():
         values = answer[numbers]
@@ -128,50 +148,41 @@ def by_place(probe: str, answer: Mapping[str, Any]) -> "pd.Series[float]":
             values = np.mean(list(values.values()), axis=0)
         # The last edge begins no bin.
         found[name] = pd.Series(values, answer[places][: len(values)], dtype=float)
-    return pd.concat(found, names=["probe", "at"])
+    return pd.concat(found, names=["probe", "at"]).rename(run.config.seed)
 
 
 def _read(folder: Path) -> list[tuple[Run, dict[str, Any]]]:
     """Return every run at or below a folder, by path; if there are none, every record.
 
-    Returns:
-        Each run with its values of its campaign's factors, and of the keys in which runs differ.
-    Raises:
-        RecordError: one cannot be read, or there is none.
+    Beside each run are its values of its campaign's factors, and of the keys in which runs differ.
     """
+    places = [path for path in sorted([folder, *folder.rglob("*")]) if is_run(path)]
     # Hidden folders hold runs that were set aside.
-    names = [path.relative_to(folder) for path in sorted(folder.rglob("*"))]
-    shown = [folder / name for name in names if not re.search(r"(^|/)\.", name.as_posix())]
-    runs = [read_run(path) for path in (folder, *shown) if is_run(path)]
+    hidden = [any(part[0] == "." for part in path.relative_to(folder).parts) for path in places]
+    runs = [read_run(path) for path, is_hidden in zip(places, hidden, strict=True) if not is_hidden]
     if not runs:
         # The folder may be that of one campaign, packed or not.
-        packed = [folder.with_name(f"{folder.name}{PACKED}"), *folder.rglob(f"*{PACKED}")]
-        places = {(path.parent, path.name.removesuffix(PACKED)) for path in packed if path.exists()}
-        places |= {(path.parent.parent, path.parent.name) for path in folder.rglob("*.json")}
-        runs = [run for place, name in sorted(places) for run in read_records(place, name)]
+        packed = [*folder.parent.glob(f"{folder.name}{PACKED}"), *folder.rglob(f"*{PACKED}")]
+        campaigns = {path.with_name(path.name.removesuffix(PACKED)) for path in packed}
+        campaigns |= {path.parent for path in folder.rglob("*.json")}
+        runs = [run for path in sorted(campaigns) for run in read_records(path.parent, path.name)]
     if not runs:
         raise ReportError(f"{folder} holds neither runs nor records")
 
-    configs = [_keys(run.config) for run in runs]
-    every = dict.fromkeys(key for config in configs for key in config)
-    differ = [key for key in every if len({repr(config.get(key)) for config in configs}) > 1]
+    configs: Any = pd.json_normalize([run.config.to_dict() for run in runs]).astype(object)
+    configs = configs.where(configs.notna(), None)
+    shown = [key for key in configs if not key.startswith(_LEFT_OUT)]
+    differ = [key for key in shown if configs[key].map(repr).nunique() > 1]
     found = []
-    for run, config in zip(runs, configs, strict=True):
-        # Keys of the launcher are no part of the config here, but may be a factor.
+    for run, config in zip(runs, configs[shown].to_dict("records"), strict=True):
+        # Keys of the launcher are not shown, but may be a factor.
         keys = dict.fromkeys([*run.factors, *differ])
         found.append((run, {key: config.get(key, run.factors.get(key)) for key in keys}))
     return found
 
 
-def _keys(config: RunConfig) -> dict[str, Any]:
-    """Return a config's values by key, as the command line spells it."""
-    [values] = pd.json_normalize(config.to_dict()).to_dict("records")
-    found = {str(key): value for key, value in values.items()}
-    return {key: value for key, value in found.items() if not key.startswith(_NOT_TOLD)}
-
-
 def _names(run: Run) -> dict[str, Any]:
-    """Return the columns of each line of a longer frame."""
+    """Return the first columns of each line of a longer frame."""
     config = run.config
     return {
         "where": run.where,
@@ -179,24 +190,3 @@ def _names(run: Run) -> dict[str, Any]:
         "seed": config.seed,
         "optim.lr": config.optim.lr,
     }
-
-
-def _line(run: Run) -> dict[str, Any]:
-    cached, state = kept(run.config.attn, run.config.model, run.config.pe)
-    line: dict[str, Any] = {
-        **{key: run.result.get(key) for key in Result.__annotations__},
-        "where": run.where,
-        "group": run.group,
-        "row": run.row,
-        "pe": run.config.pe.label,
-        "variant": run.variant_name,
-        "rotate": "".join(run.config.pe.rotate),
-        "kind": run.config.attn.label,
-        "cached": cached,
-        "state": state,
-        "status": run.status,
-    }
-    line |= {key: attrgetter(key)(run.config) for key in _OF_CONFIG}
-    line |= {key: run.env.get(key) for key in _OF_ENV}
-    line["commit"] = (run.env.get("git") or {}).get("commit")
-    return line

@@ -58,7 +58,7 @@ def test_a_cell_of_the_grid_stands_where_its_sites_say(nine: Report) -> None:
     """Colours diverge at 0: equal differences of opposite sign are equally far from the middle."""
     chart = grid(nine)
     cells = {cell["label"]: cell for cell in records(chart, "scores")}
-    places = {"vo_rope": ("none", "VO"), "k_rope": ("K", "none"), "qkv_rope": ("QK", "V")}
+    places = {"vo_rope": ("", "VO"), "k_rope": ("K", ""), "qkv_rope": ("QK", "V")}
     base = losses("nine_26m", "qk_rope")
     for label, place in places.items():
         cell = cells[label]
@@ -121,7 +121,7 @@ def test_without_the_reference_there_are_only_losses() -> None:
 
 def test_probes_are_differences_within_a_seed(nine: Report) -> None:
     """By position, a row is compared with the reference's run of the same seed."""
-    found = probed(nine, "position")
+    found = probed(nine, "bins")
     drawn = found[found["label"] == "vo_rope"]["value"]
     by_seed = {
         row: {run.config.seed: run.probes["positions"]["loss"] for run in runs_of("nine_26m", row)}
@@ -150,7 +150,7 @@ def test_attention_by_distance_is_a_mean_over_layers() -> None:
     np.testing.assert_allclose(drawn["weight"], np.mean([*answer["attention"].values()], axis=0))
 
     lines = levels(report)
-    bound = lines[lines["line"].str.endswith(" bound")]["weight"].to_numpy()[: len(answer["m"])]
+    bound = lines[lines["line"].str.startswith("bound")]["weight"].to_numpy()[: len(answer["m"])]
     np.testing.assert_allclose(bound / bound[0], np.divide(answer["bound"], answer["bound"][0]))
     assert bound.mean() == pytest.approx(np.mean(answer["uniform"]))
 

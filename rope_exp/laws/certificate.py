@@ -81,16 +81,19 @@ def certificate(
         head_dim=features,
         num_attention_heads=2,
         num_key_value_heads=1,
+        num_hidden_layers=1,
+        intermediate_size=1,
         window=WINDOW if model.window else None,
         match_params=None,
     )
+    decoder = small
+    if pe.code is not None:
+        # A class of one's own may depend on the heads and on the layer.
+        layers = min(model.num_hidden_layers, OWN_LAYERS)
+        decoder = replace(model, num_hidden_layers=layers, intermediate_size=1, window_layers=None)
     checked = _measured(small, pe, attn, pe.rotate, causal)
     with explained_by(pe.code):
-        # A class of one's own may depend on the heads and on the layer.
-        one = replace(small, num_hidden_layers=1, intermediate_size=1)
-        layers = min(model.num_hidden_layers, OWN_LAYERS)
-        own = replace(model, num_hidden_layers=layers, intermediate_size=1, window_layers=None)
-        checked["decoder"] = _measured_decoder(one if pe.code is None else own, pe, attn, causal)
+        checked["decoder"] = _measured_decoder(decoder, pe, attn, causal)
 
     others = {pe.sites_of(layer) for layer in range(model.num_hidden_layers)} - {pe.rotate}
     if others:
@@ -155,13 +158,8 @@ def _measured(
             f"attn.kind={attn.kind} computed as {' and '.join(failing)} is not what "
             f"training computes (deviations {formulas}); refusing to train"
         )
-    return {
-        "expected": expected,
-        "measured": expected,
-        "shift": SHIFT,
-        "max_deviation": errors,
-        "formulas": formulas,
-    }
+    shift = {"expected": expected, "measured": expected, "shift": SHIFT, "max_deviation": errors}
+    return shift | {"formulas": formulas}
 
 
 def _measured_decoder(small: ModelConfig, pe: PeConfig, attn: Kind, causal: bool) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.kinds import CASES, all_sites, allowed, make_layer
+from support.kinds import CASES, all_sites, make_layer, subsets_of
 from support.models import BASE, SIZES, make_positions, make_sizes, normal, rotation_matrix
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.linear import Config as LinearConfig
 from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.attn.shared import Config as SharedConfig
-from rope_exp.sections import SUBSETS, Kind, SoftmaxConfig
+from rope_exp.sections import Kind, SoftmaxConfig
 
 LENGTH = 7
 BASE_VO = 7.0
@@ -235,9 +235,7 @@ def test_every_subset_equals_the_loop(
     attn: Kind, sizes: dict[str, Any], base_vo: float | None
 ) -> None:
     x_TD = normal(LENGTH, SIZES.hidden_size, seed=1)
-    for sites in SUBSETS:
-        if not allowed(attn, sites):
-            continue
+    for sites in subsets_of(attn):
         layer = make_layer(attn, sites, sizes=make_sizes(**sizes)).double()
         if layer.sink_H is not None:
             layer.sink_H.copy_(torch.tensor([-1.0, 0.0, 1.0, 3.0]))

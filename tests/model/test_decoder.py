@@ -11,6 +11,7 @@ from support.models import (
     SIZES,
     SUBSETS,
     VOCAB,
+    fed,
     make_architecture,
     make_decoder,
     make_pe,
@@ -60,8 +61,8 @@ def test_windows_by_layer_are_those_of_qwen3() -> None:
     assert not torch.allclose(everywhere(ids_BT), expected, atol=1e-4)
 
     cache = decoder.new_cache()
-    cached = [decoder(part, cache=cache) for part in ids_BT.split([5, 1, 1, 5], dim=1)]
-    torch.testing.assert_close(torch.cat(cached, dim=1), expected, rtol=0, atol=1e-5)
+    cached = fed(decoder, ids_BT, [5, 1, 1, 5], cache)
+    torch.testing.assert_close(cached, expected, rtol=0, atol=1e-5)
     # The last five queries attend to one key before the first of them.
     assert [layer.rows["k"].shape[1] for layer in cache] == [6, 6, 6, 12]
 

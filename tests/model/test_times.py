@@ -117,11 +117,8 @@ def their_attention(
     q, k = (their_rotation(x, time_T, 1) for x in (q, k))
     if rotate_value:
         v = their_rotation(v, time_T, 1)
-    o_THK = torch.zeros_like(q)
-    for i in range(len(x_TD)):
-        for head in range(4):
-            scores_T = k[:, head] @ q[i, head] / math.sqrt(q.shape[-1])
-            o_THK[i, head] = scores_T.softmax(0) @ v[:, head]
+    scores_HTT = torch.einsum("ihk,jhk->hij", q, k) / math.sqrt(q.shape[-1])
+    o_THK = torch.einsum("hij,jhk->ihk", scores_HTT.softmax(-1), v)
     if rotate_value:
         o_THK = their_rotation(o_THK, time_T, -1)
     return o_THK

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from support.kinds import sizes_for
-from support.models import SIZES, VOCAB, make_decoder, make_pe, tokens
+from support.models import SIZES, VOCAB, fed, make_decoder, make_pe, tokens
 from support.own import example
 
 from rope_exp.decoder import Decoder, llama_weights, weights, weights_sha256
@@ -75,9 +75,7 @@ def test_cached_as_the_whole(name: str, window: int | None) -> None:
         decoder = decoder_of(pe_of(name, *rotate, start=5), window=window)
         whole = decoder(ids_BT)
         for parts in ([1] * LENGTH, [5, 1, 1, 5], [LENGTH]):
-            cache = decoder.new_cache()
-            ours = torch.cat([decoder(part, cache=cache) for part in ids_BT.split(parts, 1)], dim=1)
-            assert deviation(ours, whole) < TOLERANCE, (rotate, parts)
+            assert deviation(fed(decoder, ids_BT, parts), whole) < TOLERANCE, (rotate, parts)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -125,7 +125,7 @@ def flops_per_token(config: RunConfig, vocab_size: int, seq_len: int | None = No
 
     # Each weight takes 6 operations per token, and those of the head 6 per predicted token.
     in_layers = 6 * model.num_hidden_layers * layer_weights(architecture)
-    head = architecture.head_size * model.hidden_size
+    head = (architecture.num_outputs or architecture.vocab_size) * model.hidden_size
     in_head = 6 * head * config.num_predicted(seq_len) // seq_len
     return in_layers + in_head + attention_flops_per_token(config, seq_len)
 

@@ -322,7 +322,8 @@ class Decoder(nn.Module):
         config = architecture.model
         self.architecture = architecture
         self.model = Trunk(architecture)
-        self.lm_head = nn.Linear(config.hidden_size, architecture.head_size, bias=False)
+        num_outputs = architecture.num_outputs or architecture.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, num_outputs, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.chunk_gradients = chunk_gradients

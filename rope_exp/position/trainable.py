@@ -17,7 +17,7 @@ class LearnedRotary(Rotary):
         self, rotary_dim: int, pe: PeConfig, num_layers: int = 1, num_heads: int = 1
     ) -> None:
         super().__init__(rotary_dim, pe, num_layers)
-        self.learned = dict(zip(pe.trained_pairs, pe.learned_names, strict=True))
+        self.learned = pe.learned
         shape = pe.trained_shape(num_layers, num_heads)
         for pair, name in self.learned.items():
             theta_F = self.get_buffer(f"theta0_{pair}")

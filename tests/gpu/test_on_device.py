@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.kinds import KINDS, allowed
+from support.kinds import KINDS, all_sites
 from support.models import SUBSETS, make_sizes, opinionated, tokens
 from support.runs import assert_same_run, train
 
@@ -32,7 +32,7 @@ VARIANTS: list[tuple[Sequence[str], dict[str, Any]]] = [
     *(("qk", {"bias": bias, "causal": causal}) for bias in ("alibi", "t5") for causal in (1, 0)),
     *(("qk", {"input": added}) for added in ("sinusoidal", "learned")),
 ]
-OF_KINDS = [([site for site in "qkvo" if allowed(attn, [site])], attn) for attn in KINDS]
+OF_KINDS = [(all_sites(attn), attn) for attn in KINDS]
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,6 @@ SUBSETS = [subset for size in range(5) for subset in itertools.combinations("qkv
 
 
 def make_sizes(**changes: Any) -> ModelConfig:
-    """Return small sizes; by default two query heads share a key/value head of 8 features."""
     sizes: dict[str, Any] = {
         "name": "test",
         "hidden_size": 32,
@@ -126,6 +125,5 @@ def rotation_matrix(position: int, dim: int, base: float = BASE) -> Tensor:
 
 
 def num_numbers(cache: Cache) -> int:
-    """Return the number of elements that a cache keeps, over all rows and layers."""
     kept = [[*layer.rows.values(), *layer.states.values()] for layer in cache]
     return sum(tensor.numel() for layer in kept for tensor in layer)

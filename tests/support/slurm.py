@@ -103,14 +103,12 @@ class Slurm:
             )  # fmt: skip
 
     def command(self, *words: str, check: bool = True) -> str:
-        """Return the output of one of SLURM's commands."""
         done = subprocess.run(
             words, env=os.environ | self.environment, capture_output=True, text=True, check=check
         )
         return done.stdout
 
     def close(self) -> None:
-        """Cancel every job, and stop the daemons."""
         self.command("scancel", "--user=root", "--signal=KILL", "--full", check=False)
         self.command("scancel", "--user=root", check=False)
         with suppress(TimeoutError):

@@ -290,12 +290,10 @@ class RunConfig:
 
     def architecture(self, vocab_size: int) -> Architecture:
         """Return the specification of the decoder for a tokenizer's vocabulary."""
-        vocab_size += self.num_own_ids
         outputs = self.data.task.num_outputs if self.data.task else None
+        size = vocab_size + self.num_own_ids
         places = self.num_positions
-        return Architecture(
-            self.model, self.pe, vocab_size, self.attn, self.causal, places, outputs
-        )
+        return Architecture(self.model, self.pe, size, self.attn, self.causal, places, outputs)
 
     @property
     def own_objective(self) -> ModuleType | None:

@@ -64,11 +64,7 @@ def names(campaign: Campaign) -> list[str]:
 def start_campaign(
     folder: Path, *words: str, prelude: str = "", **environment: str
 ) -> "subprocess.Popen[str]":
-    """Start `rope-exp campaign mine` in a folder, with the folder's own campaigns.
-
-    Args:
-        prelude: code that the process runs first.
-    """
+    """Start `rope-exp campaign mine` in a folder, after some code."""
     # The campaign sets launch.num_threads=1, which must override this OMP_NUM_THREADS.
     shared = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "2"}
     return subprocess.Popen(

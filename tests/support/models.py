@@ -58,9 +58,7 @@ def opinionated(
 ) -> Decoder:
     """Return a decoder with attention far from uniform, so that positions affect its loss.
 
-    Args:
-        scale: factor of the initial weights.
-        changes: fields of the variant, or of the architecture (causal, num_positions).
+    `changes` are fields of the variant, or of the architecture.
     """
     fields = {field.name for field in dataclasses.fields(Architecture)}
     of_architecture = {key: changes.pop(key) for key in fields & changes.keys()}

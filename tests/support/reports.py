@@ -44,15 +44,11 @@ def make_run(
     result: Mapping[str, Any] | None = None,
     env: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write the folder of a run that finished at `loss`, or was interrupted at `steps`.
+    """Write and return the folder of a run that finished at `loss`, or was interrupted at `steps`.
 
     Args:
-        runs: the folder of groups.
         pe: a choice of configs/pe, or an override such as pe.rotate=[q,v].
         result: replaces keys of result.json; if `loss` is None, it (even {}) makes the run diverge.
-        env: keys of env.json; None writes no env.json.
-    Returns:
-        The folder.
     """
     variant = pe if "=" in pe else f"pe={pe}"
     config = replace(config_of(variant, *overrides), seed=seed).replace("run", group=group)

@@ -30,12 +30,7 @@ def start(
     launcher: tuple[str, ...] = (),
     **environment: str,
 ) -> Process:
-    """Start train.py in a folder, and return its process without waiting.
-
-    Args:
-        within: a prefix that runs the command after it, such as `ip netns exec NAME`.
-        launcher: Python's arguments before train.py.
-    """
+    """Start train.py in a folder, after a command prefix and Python's arguments before it."""
     return subprocess.Popen(
         [*within, sys.executable, *launcher, TRAIN, *overrides],
         cwd=cwd,
@@ -53,10 +48,9 @@ def train(*overrides: str, cwd: Path, **kwargs: Any) -> Completed:
 
 
 def sabotage(*, step: int, rank: int = 0, **what: str) -> dict[str, str]:
-    """Return environment variables that break one rank of some runs at one step.
+    """Return environment variables that break a rank at a step, by variant.
 
-    Args:
-        what: by variant, one of raise, busy (for 12 s), memory, and nan (in a gradient).
+    It meets one of raise, busy (for 12 s), memory, and nan (in a gradient).
     """
     harms = [f"{pe}:{rank}:{step}:{kind}" for pe, kind in what.items()]
     return {"PYTHONPATH": INSIDE, "SABOTAGE": ",".join(harms)}

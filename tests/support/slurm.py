@@ -122,11 +122,7 @@ class Slurm:
 
 
 def until(is_so: Callable[[], object], seconds: float = 30.0) -> None:
-    """Wait until `is_so()` is true.
-
-    Raises:
-        TimeoutError: it is still false after so many seconds.
-    """
+    """Wait until `is_so()` is true, or raise TimeoutError."""
     end = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() > end:

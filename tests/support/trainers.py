@@ -22,11 +22,7 @@ Make = Callable[..., Trainer]
 
 
 def build_trainer(config: RunConfig, folder: Path, **changes: Any) -> Trainer:
-    """Return a single-rank trainer in float32, which a test can stop through `stop.requested`.
-
-    Args:
-        changes: replace fields of the prepared data, such as data_sha256.
-    """
+    """Return a single-rank trainer in float32; `changes` replace fields of the prepared data."""
     config = resolve(config)
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder, config)

@@ -138,7 +138,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, text: str) -> None:
         ({"fixed": "pe=nope"}, "mine.fixed=pe=nope: must be a valid array"),
         ({"rows": {}}, "at least 1 item"),
         ({"rows": {"../x": []}}, "must be 1 to 64"),
-        ({"cells": [3]}, "must be a sweep, such as 'row="),
+        ({"cells": [3]}, "cells=[3]: must be an object"),
         ({"cells": [{"sweep": "seed=0", "row": 1}]}, "there is no such key"),
         ({"seeds": [0]}, "campaign/mine.seeds: there is no such key"),
     ],

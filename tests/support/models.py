@@ -122,6 +122,12 @@ def rotation_matrix(position: int, dim: int, base: float = BASE) -> Tensor:
     return matrix
 
 
+def fed(decoder: Decoder, ids_BT: Tensor, parts: list[int], cache: Cache | None = None) -> Tensor:
+    """Return the logits of ids that are fed to a cache in parts."""
+    cache = cache or decoder.new_cache()
+    return torch.cat([decoder(part, cache=cache) for part in ids_BT.split(parts, dim=1)], dim=1)
+
+
 def num_numbers(cache: Cache) -> int:
     kept = [[*layer.rows.values(), *layer.states.values()] for layer in cache]
     return sum(tensor.numel() for layer in kept for tensor in layer)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from rope_exp.batches import Batch, Ints, Reals
 from rope_exp.rows import Draws, Facts
-from rope_exp.sections import DataConfig
+from rope_exp.sections import PERIOD_S, DataConfig
 
 NUM_UNITS = 16
 QUERY = NUM_UNITS
@@ -125,7 +125,9 @@ def rows(
         ids.append([*unit_E[kept], *[PADDING] * num_pads, *[QUERY] * NUM_QUERIES])
         times.append([*time_E[kept], *[0.0] * num_pads, *QUERY_S])
     latent_NQD = np.stack(latents).astype(np.float32)
-    return SpikeRows(np.array(ids, dtype=np.int64), np.array(times), latent_NQD, data.period_s)
+    return SpikeRows(
+        np.array(ids, dtype=np.int64), np.array(times), latent_NQD, data.period or PERIOD_S
+    )
 
 
 def draw_amplitudes(draws: Draws) -> Reals:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from rope_exp.batches import Batch, Ints, Reals
 from rope_exp.rows import Draws, Facts
-from rope_exp.sections import DataConfig
+from rope_exp.sections import PERIOD_S, DataConfig
 
 NUM_UNITS = 16
 QUERY = NUM_UNITS
@@ -129,7 +129,7 @@ def rows(
         ids_NT=np.array(ids, dtype=np.int64),
         times_NT=np.array(times),
         latent_NQD=np.stack(latents).astype(np.float32),
-        period_s=data.period_s,
+        period_s=data.period or PERIOD_S,
     )
 
 

@@ -41,14 +41,11 @@ class Hub:
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
-        """Stop answering."""
         self.server.shutdown()
         self.server.server_close()
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers one connection."""
-
     protocol_version = "HTTP/1.1"
     hub: Hub
 

@@ -63,11 +63,7 @@ def next_tokens(windows_BS: Ints) -> Batch:
 
 
 def training_ids(tokens: Tokens, seed: int, samples: Sequence[int], seq_len: int) -> Ints:
-    """Return the windows of some samples of a run, by their numbers, [B, T + 1].
-
-    Raises:
-        ValueError: there is no whole window.
-    """
+    """Return the windows of some samples of a run, by their numbers, [B, T + 1]."""
     count = num_windows(tokens, seq_len)
     places = [divmod(sample, count) for sample in samples]
     windows = [epoch_order(seed, epoch, count)[place] for epoch, place in places]
@@ -90,11 +86,7 @@ def num_windows(tokens: Tokens, seq_len: int) -> int:
 
 
 def validation_ids(tokens: Tokens, num_sequences: int, seq_len: int) -> Ints:
-    """Return fixed windows of the held-out set, evenly spread from its start, [N, T + 1].
-
-    No token is predicted twice. If the set holds fewer than `num_sequences` windows, N is their
-    number.
-    """
+    """Return fixed windows of the held-out set, all or evenly spread from its start, [N, S]."""
     available = num_windows(tokens, seq_len)
     count = min(num_sequences, available)
     return _windows(tokens, np.arange(count) * available // count, seq_len)
@@ -114,11 +106,8 @@ def chain_sha256(previous: str, ids: NDArray[np.integer]) -> str:
 
 
 def random_starts(seed: int, step: int, num_rows: int, most: int) -> Ints:
-    """Return the first position of each row of a step's global batch, uniform on 0 .. `most`.
-
-    Row b takes raw word b of a Philox counter generator keyed by (seed, step), whose counter's last
-    word is 1; it is 0 in the order of an epoch, and another value for hidden tokens (mlm.py).
-    """
+    """Return the first position of each row of a step's global batch, uniform on 0 .. `most`."""
+    # The counter's last word is 0 in the order of an epoch, and 2 for hidden tokens (mlm.py).
     key = np.array([seed, step], dtype=np.uint64)
     counter = np.array([0, 0, 0, 1], dtype=np.uint64)
     words_B = np.random.Philox(key=key, counter=counter).random_raw(num_rows)

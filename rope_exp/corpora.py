@@ -24,27 +24,22 @@ TRAIN = "train"
 VALIDATION = "validation"
 SIDES = (TRAIN, VALIDATION)
 
-# Folders of Python's library that are no part of the stdlib corpus.
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 # Files that `save_to_disk` of datasets writes beside its .arrow files.
 OF_ARROW = ("dataset_dict.json", "dataset_info.json", "state.json")
 PACKED = (".gz", ".zst")
-# Documents can be long, so only a few are read at once.
-ROWS = 64
-# A mark of the byte order at the start of a file is not text.
-ENCODING = "utf-8-sig"
+ROWS = 64  # are read at once
+ENCODING = "utf-8-sig"  # a mark of the byte order is not text
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Streams of documents: `read` yields those of one of the values of `splits`.
-
-    `facts` are further entries of the record, complete once all documents have been read.
-    """
+    """Streams of documents: `read` yields those of one of the values of `splits`."""
 
     data: DataConfig
     splits: Mapping[str, Any]
     read: Callable[[Any], Iterable[str]]
+    # Further entries of the record; complete once all documents have been read.
     facts: dict[str, Any] = field(default_factory=dict)
 
     def documents(self, split: str) -> Iterator[tuple[str, str]]:

@@ -21,7 +21,7 @@ HELD_OUT_SEED = 0
 
 @dataclass(frozen=True)
 class Generated:
-    """The generated data set of a config, in rows of T = seq_len tokens."""
+    """The generated data set of a config."""
 
     data: DataConfig
     seq_len: int

@@ -89,10 +89,8 @@ class Prepared:
 def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -> Prepared:
     """Open the prepared corpus of a config; one of several processes makes it first if necessary.
 
-    Args:
-        seq_len: refuse a corpus without a whole window of seq_len + 1 tokens on each side.
     Raises:
-        ConfigError: the corpus or tokenizer cannot be used as configured.
+        ConfigError: the corpus or tokenizer cannot be used, or has no whole window on a side.
         DataError: the network failed, or a prepared folder is damaged.
         DiskError: there is no space.
     """

@@ -35,7 +35,6 @@ class Facts:
     """Facts about a task; each file of tasks/ has them as FACTS.
 
     Attributes:
-        tokens: the vocabulary in the order of ids; a text has one character per token.
         least_seq_len: the smallest T at which rows hold its longest examples.
         key: the key of `data` that only this kind has; empty: none.
         span: the unit of an example's span; empty: there are no examples to be right or wrong.
@@ -44,7 +43,7 @@ class Facts:
         num_outputs: the count of real numbers predicted there; None: a token is predicted.
     """
 
-    tokens: Sequence[str]
+    tokens: Sequence[str]  # in the order of ids
     least_seq_len: int
     splits: tuple[str, ...] = (TRAIN, TEST)
     version: int = 1
@@ -132,11 +131,10 @@ class Rows:
 
 
 def pack(draws: Draws, draw: Callable[[Draws], Example], longest: int, width: int) -> Row:
-    """Fill a row of `width` characters with consecutive examples.
+    """Fill a row of `width` characters with examples while the longest possible one would fit.
 
-    Another example is added as long as the longest possible one would fit; otherwise long ones
-    would be rarer than they were drawn. The remaining width is padded before and after, in a random
-    proportion, so that the first example also begins anywhere.
+    Otherwise long ones would be rarer than they were drawn. The remaining width is padded before
+    and after, in a random proportion, so that the first example also begins anywhere.
     """
     examples = []
     left = width

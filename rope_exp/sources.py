@@ -2,14 +2,7 @@
 
 import numpy as np
 
-from rope_exp.batches import (
-    Batch,
-    Ints,
-    next_tokens,
-    random_starts,
-    training_ids,
-    validation_ids,
-)
+from rope_exp.batches import Batch, Ints, next_tokens, random_starts, training_ids, validation_ids
 from rope_exp.config import RunConfig
 from rope_exp.corpora import TRAIN, VALIDATION
 from rope_exp.generated import DataSet, Generated
@@ -53,11 +46,10 @@ def read(
     key: tuple[int, int] = HELD_OUT,
     start_B: Ints | None = None,
 ) -> Batch:
-    """Return windows of text, of any length, with their positions, documents and hidden tokens.
+    """Return windows of text with their positions from `start_B` on, documents and hidden tokens.
 
     Args:
         key: of the random stream that hides tokens.
-        start_B: the first position of each row; None: 0. order_sha256 covers it, too.
     """
     batch = next_tokens(windows_BS)
     # A document's number rises by 1 where the document begins.

@@ -1,8 +1,4 @@
-"""Tokenizers (bytes, BPE or pretrained), all stored as a file of the `tokenizers` library.
-
-Every document is encoded as plain text, without special tokens. The end-of-text id follows each
-document; not even the text "<|endoftext|>" inside a document gives it.
-"""
+"""Tokenizers (bytes, BPE or pretrained) of plain text: no text of a document is a special token."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -15,7 +11,6 @@ from rope_exp.errors import ConfigError, DataError, first_line
 from rope_exp.sections import TokenizerConfig
 
 END_OF_TEXT = "<|endoftext|>"
-
 # The files of a tokenizer on the hub or in a folder.
 TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
 

@@ -7,9 +7,8 @@ In the order "reversed", both operands and the sum are written from the least si
 "321+7654=0964;" (Y. Zhou et al. 2024, McLeish et al. 2024). A digit of the sum then needs only the
 carry of the digit before, and the distances to the two digits that it adds are constant.
 
-The lengths of operands are drawn independently and uniformly. No pair of numbers, in either order,
-is both trained and tested: a hash holds out one in eight of the pairs up to 6 digits. The exception
-is pairs of one-digit numbers: an eighth of them would measure little.
+No pair of numbers, in either order, is both trained and tested: a hash holds out one in eight of
+the pairs up to 6 digits. The exception is pairs of one-digit numbers, which are few.
 """
 
 import hashlib

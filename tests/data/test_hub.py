@@ -1,7 +1,6 @@
 """Tests of the hub: commands in processes of their own, against a stand-in on loopback."""
 
 import io
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from support.hub import Hub
 
 from rope_exp.files import read_json
 from rope_exp.prepare import prepare
-from rope_exp.tokenizer import END_OF_TEXT, byte_tokenizer
+from rope_exp.tokenizer import byte_tokenizer
 
 TOKEN = "hf_thisMustNeverBeSeen"
 # Every process of a command imports it. The libraries would wait for minutes.
@@ -30,11 +29,11 @@ def parquet(number: int) -> bytes:
 
 
 CORPUS = {f"train-0000{number}.parquet": parquet(number) for number in range(3)}
-SETTINGS = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT}
+SETTINGS = b'{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}'
 WORDS = {
     "config.json": b'{"model_type": "gpt2"}',
     "tokenizer.json": byte_tokenizer().to_str().encode(),
-    "tokenizer_config.json": json.dumps(SETTINGS).encode(),
+    "tokenizer_config.json": SETTINGS,
 }
 UNPINNED = ("data=hub", "data.path=owner/corpus", "data.holdout_fraction=0.1")
 UNPINNED += ("tokenizer=pretrained", "tokenizer.path=owner/words")
@@ -47,7 +46,8 @@ Run = Callable[..., Done]
 def hub() -> Iterator[Hub]:
     hub = Hub({"datasets/owner/corpus": CORPUS, "models/owner/words": WORDS})
     yield hub
-    hub.stop()
+    hub.server.shutdown()
+    hub.server.server_close()
 
 
 @pytest.fixture
@@ -71,20 +71,15 @@ def run(hub: Hub, tmp_path: Path) -> Run:
     return run
 
 
-@pytest.fixture
-def local(tmp_path: Path) -> str:
-    """Return the digest of the corpus of the hub, prepared from files here."""
+def test_the_hub_gives_the_tokens_of_local_files_and_once(
+    hub: Hub, run: Run, tmp_path: Path
+) -> None:
+    """A branch names a commit, whose corpus is prepared once; a branch that moves is another."""
     (tmp_path / "local").mkdir()
     for name, content in CORPUS.items():
         (tmp_path / "local" / name).write_bytes(content)
     data = data_config(path=tmp_path / "local", cache_dir=str(tmp_path / "other"))
-    return prepare(data, BYTES).data_sha256
-
-
-def test_the_hub_gives_the_tokens_of_local_files_and_once(
-    hub: Hub, run: Run, tmp_path: Path, local: str
-) -> None:
-    """A branch names a commit, whose corpus is prepared once; a branch that moves is another."""
+    local = prepare(data, BYTES).data_sha256
     assert local in run(*UNPINNED).stdout
     # The token was sent; otherwise the check that it never leaks could not fail.
     assert any(f"Bearer {TOKEN}" in request for request in hub.requests)
@@ -100,37 +95,28 @@ def test_the_hub_gives_the_tokens_of_local_files_and_once(
     assert len(left_in(tmp_path / "cache")) == 2
 
 
+NONE = "the hub did not give it: "
+
+
 @pytest.mark.parametrize(
-    ("words", "place", "key"),
+    ("words", "fault", "sentence"),
     [
-        (UNPINNED, "GET .*revision/main|GET /api/datasets", "data.path=owner/corpus"),
-        (PINNED, "GET .*train-00001", "data.path=owner/corpus"),
+        (UNPINNED, "GET /api/datasets", f"data.path=owner/corpus: {NONE}"),
+        (PINNED, "GET .*train-00001", f"data.path=owner/corpus: {NONE}"),
         # transformers itself would skip the missing file, and build another tokenizer.
-        (PINNED, "words.*tokenizer_config", "tokenizer.path=owner/words"),
+        (PINNED, "words.*tokenizer_config", f"tokenizer.path=owner/words: {NONE}"),
+        ((*PINNED, "data.path=owner/none"), "", "data.path=owner/none: cannot be read: "),
+        ((*PINNED, "data.subset=none"), "", "data.path=owner/corpus: cannot be read: "),
+        ((*PINNED, "tokenizer.path=owner/none"), "", "tokenizer.path=owner/none: cannot be read"),
     ],
 )
-def test_a_hub_that_does_not_answer_is_one_sentence(
-    hub: Hub, run: Run, tmp_path: Path, words: tuple[str, ...], place: str, key: str
+def test_a_fault_or_a_mistake_is_one_sentence(
+    hub: Hub, run: Run, tmp_path: Path, words: tuple[str, ...], fault: str, sentence: str
 ) -> None:
-    hub.faults = {place: (503, "")}
+    hub.faults = {fault: (503, "")} if fault else {}
     done = run(*words)
-    assert done.returncode == 1
-    assert f"error: {key}: the hub did not give it: " in done.stderr
-    assert left_in(tmp_path / "cache") == []
-
-
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("data.path=owner/none", ["data.path=owner/none: ", "doesn't exist"]),
-        ("data.subset=none", ["data.path=owner/corpus: ", "'none' not found", "default"]),
-        ("tokenizer.path=owner/none", ["tokenizer.path=owner/none: cannot be read"]),
-    ],
-)
-def test_a_mistake_is_one_sentence(
-    override: str, words: list[str], run: Run, tmp_path: Path
-) -> None:
-    assert_refused(run(*PINNED, override), *words)
+    assert done.returncode == (1 if fault else 2)
+    assert f"error: {sentence}" in done.stderr
     assert left_in(tmp_path / "cache") == []
 
 

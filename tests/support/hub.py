@@ -9,17 +9,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-PATHS = re.compile(
-    r"(?:/api)?/((?:(?:datasets|models)/)?[^/]+/[^/]+)"
-    r"(?:/(revision|tree|resolve)/(\w+)/?(.*))?"
-)
+REPOSITORY = "(?:/api)?/((?:(?:datasets|models)/)?[^/]+/[^/]+)"
+PATHS = re.compile(REPOSITORY + r"(?:/(revision|tree|resolve)/\w+/?(.*))?")
 
 
 class Hub:
-    """`Hub({"datasets/owner/corpus": {"train.parquet": b"..."}})` serves at `hub.url`.
-
-    `faults` are the HTTP status and error code of requests whose "METHOD path" matches a regex.
-    """
+    """`faults` are the HTTP status and error code of requests that match a regex."""
 
     revision = "0123456789abcdef0123456789abcdef01234567"
 
@@ -32,18 +27,13 @@ class Hub:
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
-    def stop(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
     def answer(self, method: str, path: str) -> tuple[int, Any]:
-        """Return the status of an answer, and its error code, content or JSON values."""
         for pattern, fault in self.faults.items():
             if re.search(pattern, f"{method} {path}"):
                 return fault
         match = PATHS.fullmatch(unquote(urlsplit(path).path))
         assert match is not None, path
-        name, kind, _, below = match.groups()
+        name, kind, below = match.groups()
         files = self.repositories.get(name if name.count("/") == 2 else f"models/{name}")
         if files is None:
             # Without credentials, the real hub answers 401 for an unknown repository.
@@ -51,8 +41,8 @@ class Hub:
         if kind == "resolve":
             return (200, files[below]) if below in files else (404, "EntryNotFound")
         if kind == "tree":
-            facts = {path: {"size": len(files[path]), "oid": sha1(files[path])} for path in files}
-            return 200, [{"type": "file", "path": path, **facts[path]} for path in files]
+            facts = {"type": "file", "oid": "0" * 40}
+            return 200, [{**facts, "path": name, "size": len(files[name])} for name in files]
         siblings = [{"rfilename": path} for path in files]
         return 200, {"id": name.partition("/")[2], "sha": self.revision, "siblings": siblings}
 
@@ -72,7 +62,7 @@ class Handler(BaseHTTPRequestHandler):
             headers |= {"X-Error-Code": body, "X-Error-Message": body}
             body = b"{}"
         elif isinstance(body, bytes):
-            headers["ETag"] = f'"{sha1(body)}"'
+            headers["ETag"] = f'"{hashlib.sha1(body).hexdigest()}"'
             if part := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"] or ""):
                 status = 206
                 body = body[int(part[1]) : int(part[2] or len(body)) + 1]
@@ -87,7 +77,3 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     do_HEAD = do_GET
-
-
-def sha1(content: bytes) -> str:
-    return hashlib.sha1(content).hexdigest()

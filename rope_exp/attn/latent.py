@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rope_exp.attention import Attention, LayerCache, Positions, normed, split_heads
 from rope_exp.identity import Even, Size, section
+from rope_exp.kernels import attention_after
 from rope_exp.sections import SITES, Kind, ModelConfig
 
 LATENT_EPS = 1e-6
@@ -65,7 +66,6 @@ class Layer(Attention):
     def __init__(self, config: ModelConfig, attn: Config, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
         self.attn = attn
-        self.scale = self.key_dim**-0.5
         self.kept = [attn.kv_rank, attn.rope_dim]
         self.of_head = [attn.nope_dim, attn.value_dim]
         width = config.hidden_size
@@ -97,7 +97,7 @@ class Layer(Attention):
         if cache is not None:
             rows = cache.append(rows)
             if cache.num_seen > x_BTD.shape[1]:
-                return self._absorbed(q_BTHK, rows, at, cache)
+                return self._absorbed(q_BTHK, rows, at)
 
         c_BTL, k_BTR = torch.split(rows["k"][:, :, 0], self.kept, dim=-1)
         expanded = split_heads(self.kv_b_proj(c_BTL), sum(self.of_head))
@@ -107,15 +107,13 @@ class Layer(Attention):
         if self.attn.value_rope:
             v_BTHR = rows["v"].expand_as(k_BTHR) if "v" in rows else k_BTHR
             v_BTHV = torch.cat([v_BTHV, v_BTHR], dim=-1)
-        return self.turn("o", self.attend(q_BTHK, k_BTHK, [v_BTHV], at, cache), at)
+        return self.turn("o", self.attend(q_BTHK, k_BTHK, v_BTHV, at), at)
 
     def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
         # Tokens after others are read in the absorbed form.
         return {"absorbed": self.heads(x_BTD, at, LayerCache(num_seen=1))}
 
-    def _absorbed(
-        self, q_BTHK: Tensor, rows: Mapping[str, Tensor], at: Positions, cache: LayerCache
-    ) -> Tensor:
+    def _absorbed(self, q_BTHK: Tensor, rows: Mapping[str, Tensor], at: Positions) -> Tensor:
         """Return the outputs from one head of keys [c; k_R] and values c for all queries."""
         num_latent = self.attn.kv_rank
         weight_HOL = torch.unflatten(self.kv_b_proj.weight, 0, (self.num_heads, -1))
@@ -123,11 +121,14 @@ class Layer(Attention):
         q_BTHC, q_BTHR = q_BTHK.tensor_split([self.attn.nope_dim], dim=-1)
         q_BTHL = torch.einsum("bthc,hcl->bthl", q_BTHC, to_k_HCL)
 
-        values = [rows["k"][..., :num_latent]]
-        if self.attn.value_rope:
-            values.append(rows["v"] if "v" in rows else rows["k"][..., num_latent:])
         q_BTHW = torch.cat([q_BTHL, q_BTHR], dim=-1)
-        o = self.attend(q_BTHW, rows["k"], values, at, cache)
+        values = rows["k"][..., :num_latent]
+        if self.attn.value_rope:
+            values = torch.cat([values, rows["v"]], dim=-1) if "v" in rows else rows["k"]
+        scale = self.key_dim**-0.5
+        o = attention_after(
+            q_BTHW, rows["k"], values, scale=scale, window=self.window, bias_HTE=at.bias_HTE
+        )
         o_BTHL, o_BTHR = o.tensor_split([num_latent], dim=-1)
         o_BTHC = torch.einsum("bthl,hvl->bthv", o_BTHL, to_v_HVL)
         return self.turn("o", torch.cat([o_BTHC, o_BTHR], dim=-1), at)

@@ -95,10 +95,9 @@ class Layer(Attention):
         if cache is not None:
             rows = cache.append(rows)
 
-        values = [rows["k"]]
+        values = rows["k"]
         if self.attn.form == "s3" or "v" in rows:
-            values = [rows["k"][..., : self.attn.nope_dim]]
+            values = values[..., : self.attn.nope_dim]
         if "v" in rows:
-            values.append(rows["v"])
-        o_BTHV = self.attend(q_BTHK, rows["k"], values, at, cache)
-        return self.turn("o", o_BTHV, at)
+            values = torch.cat([values, rows["v"]], dim=-1)
+        return self.turn("o", self.attend(q_BTHK, rows["k"], values, at), at)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from rope_exp.encoding import Position
 from rope_exp.identity import chosen
-from rope_exp.kernels import attention, attention_after, wide
+from rope_exp.kernels import attention, wide
 from rope_exp.rope import rotate
 from rope_exp.sections import PAIRS, Kind, ModelConfig, SoftmaxConfig
 
@@ -140,13 +140,16 @@ class Attention(nn.Module):
 
     def attend(self, q_BTHK: Tensor, k_BEGK: Tensor, v_BEGV: Tensor, at: Positions) -> Tensor:
         """Return softmax attention of queries at the last T of E positions."""
-        num_keys = k_BEGK.shape[1]
-        bias_HTE = None if at.bias_HTE is None else at.bias_HTE[..., -num_keys:]
-        common: Any = {"window": self.window, "bias_HTE": bias_HTE, "sink_H": self.sink_H}
-        if num_keys > q_BTHK.shape[1]:
-            return attention_after(q_BTHK, k_BEGK, v_BEGV, **common)
-        common |= {"causal": self.causal, "document_BT": at.document_BT}
-        return attention(q_BTHK, k_BEGK, v_BEGV, **common)
+        return attention(
+            q_BTHK,
+            k_BEGK,
+            v_BEGV,
+            window=self.window,
+            causal=self.causal,
+            bias_HTE=at.bias_HTE,
+            document_BT=at.document_BT,
+            sink_H=self.sink_H,
+        )
 
     def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
         """Return o_BTHV by equivalent formulas, by the names of these."""

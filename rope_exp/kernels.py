@@ -1,7 +1,6 @@
-"""Two kernels of softmax attention: of whole sequences, and of new queries after a cache.
+"""Softmax attention by torch's fused kernel, or on a CPU by weights that are written out.
 
-Whole sequences take torch's fused kernel, or on a CPU weights that are written out, with their
-gradient. A sink is one more score in each softmax, whose value is 0.
+A sink is one more score in each softmax, whose value is 0.
 
 Shapes: B batch, T queries, E keys, H query heads, G key/value heads, K features of a key, V of a
 value; C queries of a block.
@@ -33,8 +32,8 @@ def meets(num_queries: int, num_keys: int, window: int | None, device: torch.dev
 
 def attention(
     q_BTHK: Tensor,
-    k_BTGK: Tensor,
-    v_BTGV: Tensor,
+    k_BEGK: Tensor,
+    v_BEGV: Tensor,
     *,
     window: int | None = None,
     causal: bool = True,
@@ -44,33 +43,36 @@ def attention(
 ) -> Tensor:
     """Return o_i = sum over j <= i of softmax_j(q_i . k_j / sqrt(K)) v_j, in the inputs' dtype.
 
-    The softmax is taken in float32 at least. Each of the G heads of keys and values serves H/G
-    query heads, in order.
+    The queries are at the last T of E positions. The softmax is taken in float32 at least. Each of
+    the G heads of keys and values serves H/G query heads, in order.
 
     Args:
         window: the number of keys that a query attends to, its own being the last; None: all.
         causal: the sum is over j <= i; otherwise over all j, without a window.
-        bias_HTE: added to the scores; it may have a gradient, and a batch: [B, H, T, T].
+        bias_HTE: added to the scores; it may have a gradient, a batch, [B, H, T, E], and more keys,
+            of which these are the last.
         document_BT: a query attends only to keys of the same number; None: to all.
     """
     assert causal or window is None
-    length = q_BTHK.shape[1]
-    window = None if window is None or window >= length else window
+    num_queries, num_keys = q_BTHK.shape[1], k_BEGK.shape[1]
+    window = None if window is None or window >= num_keys else window
+    bias_HTE = None if bias_HTE is None else bias_HTE[..., -num_keys:]
 
-    # Which keys each query attends to, [T, T] or [B, 1, T, T]; None: all.
+    # Which keys each query attends to, [T, E] or [B, 1, T, T]; None: all.
     is_met = None
-    is_written_out = q_BTHK.device.type == "cpu" and length <= MAX_WRITTEN_OUT
+    fits = num_queries == num_keys <= MAX_WRITTEN_OUT
+    is_written_out = q_BTHK.device.type == "cpu" and fits
     is_masked = any(x is not None for x in (window, bias_HTE, document_BT, sink_H))
-    if causal and (is_masked or is_written_out):
-        is_met = meets(length, length, window, q_BTHK.device)
+    if causal and (is_masked or is_written_out or num_queries < num_keys):
+        is_met = meets(num_queries, num_keys, window, q_BTHK.device)
     if document_BT is not None:
         is_same = (document_BT[:, :, None] == document_BT[:, None, :])[:, None]
         is_met = is_same if is_met is None else is_met & is_same
 
     if not is_written_out:
-        return _fused(q_BTHK, k_BTGK, v_BTGV, is_met, bias_HTE, sink_H, causal=causal)
+        return _fused(q_BTHK, k_BEGK, v_BEGV, is_met, bias_HTE, sink_H, causal)
 
-    per_query = (for_queries(x, q_BTHK.shape[2]) for x in (q_BTHK, k_BTGK, v_BTGV))
+    per_query = (for_queries(x, q_BTHK.shape[2]) for x in (q_BTHK, k_BEGK, v_BEGV))
     heads_first = [x.transpose(1, 2).contiguous() for x in per_query]
     o_BHTV: Tensor = _Short.apply(*heads_first, bias_HTE, is_met, window, causal, sink_H)  # type: ignore[no-untyped-call]
     return o_BHTV.transpose(1, 2)
@@ -83,9 +85,7 @@ def _fused(
     mask: Tensor | None,
     bias_HTE: Tensor | None,
     sink_H: Tensor | None,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
+    causal: bool,
 ) -> Tensor:
     """Return the same by torch's kernel.
 
@@ -122,32 +122,10 @@ def _fused(
         v_BEGV.transpose(1, 2),
         attn_mask=mask,
         is_causal=causal and mask is None,
-        scale=scale or key_dim**-0.5,
+        scale=key_dim**-0.5,
         enable_gqa=num_groups < num_heads and not repeats,
     )
     return o_BHTV[..., :out_dim].transpose(1, 2)
-
-
-def attention_after(
-    q_BTHK: Tensor,
-    k_BEGK: Tensor,
-    v_BEGV: Tensor,
-    *,
-    scale: float | None = None,
-    window: int | None = None,
-    bias_HTE: Tensor | None = None,
-    sink_H: Tensor | None = None,
-) -> Tensor:
-    """Return o_BTHV of queries at the last T of E positions, as decoding needs it.
-
-    Args:
-        scale: factor on the scores; None: 1/sqrt(K).
-        bias_HTE: it may cover more keys, of which these are the last.
-    """
-    num_keys = k_BEGK.shape[1]
-    mask = meets(q_BTHK.shape[1], num_keys, window, q_BTHK.device)
-    bias_HTE = None if bias_HTE is None else bias_HTE[..., -num_keys:]
-    return _fused(q_BTHK, k_BEGK, v_BEGV, mask, bias_HTE, sink_H, scale=scale)
 
 
 class _Short(torch.autograd.Function):

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from rope_exp.attention import Attention, LayerCache, Positions, normed, split_heads
 from rope_exp.identity import Even, Size, section
-from rope_exp.kernels import attention_after
 from rope_exp.sections import SITES, Kind, ModelConfig
 
 LATENT_EPS = 1e-6
@@ -121,14 +120,14 @@ class Layer(Attention):
         q_BTHC, q_BTHR = q_BTHK.tensor_split([self.attn.nope_dim], dim=-1)
         q_BTHL = torch.einsum("bthc,hcl->bthl", q_BTHC, to_k_HCL)
 
+        # Scores keep the scale of the expanded form.
         q_BTHW = torch.cat([q_BTHL, q_BTHR], dim=-1)
-        values = rows["k"][..., :num_latent]
+        q_BTHW = q_BTHW * (q_BTHW.shape[-1] / self.key_dim) ** 0.5
+        v_BT1W = rows["k"][..., :num_latent]
         if self.attn.value_rope:
-            values = torch.cat([values, rows["v"]], dim=-1) if "v" in rows else rows["k"]
-        scale = self.key_dim**-0.5
-        o = attention_after(
-            q_BTHW, rows["k"], values, scale=scale, window=self.window, bias_HTE=at.bias_HTE
-        )
+            v_BT1W = torch.cat([v_BT1W, rows["v"]], dim=-1) if "v" in rows else rows["k"]
+        o = self.attend(q_BTHW, rows["k"], v_BT1W, at)
+
         o_BTHL, o_BTHR = o.tensor_split([num_latent], dim=-1)
         o_BTHC = torch.einsum("bthl,hvl->bthv", o_BTHL, to_v_HVL)
         return self.turn("o", torch.cat([o_BTHC, o_BTHR], dim=-1), at)

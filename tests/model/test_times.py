@@ -14,32 +14,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.models import make_pe, make_sizes
+from support.kinds import make_layer
+from support.models import make_pe, make_sizes, opinionated
 from torch import Tensor
 
-from rope_exp.attention import SoftmaxAttention
 from rope_exp.decoder import Decoder, Rotary
 from rope_exp.evaluate import Inputs, on_device
-from rope_exp.sections import Architecture, DataConfig
+from rope_exp.sections import DataConfig, SoftmaxConfig
 from rope_exp.tasks.spikes import FACTS, rows
 
 T_MIN, T_MAX = 1e-4, 2.0627  # POYO's, in seconds
-SIZES = make_sizes(num_attention_heads=4, num_key_value_heads=4)
-POYO = {"fraction": 0.5, "base": 40000.0}
+POYO = {"fraction": 0.5, "base": 40000.0, "vocab_size": len(FACTS.tokens)}
 
 
 def make_spikes_decoder(*rotate: str) -> Decoder:
-    """Return a float64 decoder with weights at which a softmax is neither flat nor sharp."""
-    architecture = Architecture(
-        SIZES, make_pe(*rotate, **POYO), len(FACTS.tokens), causal=False, num_outputs=2
-    )
-    decoder = Decoder(architecture).double()
-    generator = torch.Generator().manual_seed(0)
-    for parameter in decoder.parameters():
-        if parameter.ndim == 2:
-            std = parameter.shape[1] ** -0.5
-            torch.nn.init.normal_(parameter, std=std, generator=generator)
-    return decoder
+    sizes = make_sizes(num_key_value_heads=4)
+    given = {"sizes": sizes, "causal": False, "num_outputs": 2, **POYO}
+    return opinionated(*rotate, scale=8, **given).double()
 
 
 def make_inputs(count: int = 2) -> Inputs:
@@ -136,13 +127,9 @@ def test_it_is_torch_brains_layer(rotate: str) -> None:
     base = (T_MAX / T_MIN) ** (16 / 15)
     assert base == pytest.approx(40000, rel=1e-3)
     pe = make_pe(*rotate, fraction=0.5, base=base)
-    architecture = Architecture(sizes, pe, 8, causal=False)
-    attention = Decoder(architecture).double().model.layers[0].self_attn
-    assert isinstance(attention, SoftmaxAttention)
+    attention = make_layer(SoftmaxConfig(), rotate, sizes=sizes).double()
+    attention.causal = False
     generator = torch.Generator().manual_seed(0)
-    for parameter in attention.parameters():
-        torch.nn.init.normal_(parameter, std=1 / 16, generator=generator)
-
     time_T = torch.rand(12, generator=generator, dtype=torch.float64).sort().values
     x_TD = torch.randn(12, 4 * dim, generator=generator, dtype=torch.float64)
     # `Rotary` makes float32 frequencies; both pairs need them in float64 here.

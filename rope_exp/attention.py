@@ -104,6 +104,7 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, attn: Kind, sites: Collection[str]) -> None:
         super().__init__()
         self.config = config
+        self.attn: Any = attn
         self.head_dim = config.features_per_head
         self.num_heads = config.num_attention_heads
         self.own = None
@@ -140,16 +141,8 @@ class Attention(nn.Module):
 
     def attend(self, q_BTHK: Tensor, k_BEGK: Tensor, v_BEGV: Tensor, at: Positions) -> Tensor:
         """Return softmax attention of queries at the last T of E positions."""
-        return attention(
-            q_BTHK,
-            k_BEGK,
-            v_BEGV,
-            window=self.window,
-            causal=self.causal,
-            bias_HTE=at.bias_HTE,
-            document_BT=at.document_BT,
-            sink_H=self.sink_H,
-        )
+        more: Any = {"bias_HTE": at.bias_HTE, "document_BT": at.document_BT, "sink_H": self.sink_H}
+        return attention(q_BTHK, k_BEGK, v_BEGV, window=self.window, causal=self.causal, **more)
 
     def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
         """Return o_BTHV by equivalent formulas, by the names of these."""

@@ -161,11 +161,11 @@ def memory_bytes(config: RunConfig, vocab_size: int) -> int:
     model = config.model
     architecture = config.architecture(vocab_size)
 
-    num_tokens = 0
-    for stage in train.staged:
-        share = stage.batch_size // int(config.launch.num_processes)
-        rows = train.rows_at_once(share, stage.seq_len)
-        num_tokens = max(num_tokens, rows * stage.seq_len)
+    world_size = int(config.launch.num_processes)
+    num_tokens = max(
+        train.rows_at_once(stage.batch_size // world_size, stage.seq_len) * stage.seq_len
+        for stage in train.staged
+    )
 
     width = 2 if train.precision == "bf16" else 4
     activations = 17 * width * num_tokens * model.num_hidden_layers * model.hidden_size

@@ -64,7 +64,6 @@ class Layer(Attention):
 
     def __init__(self, config: ModelConfig, attn: Config, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
-        self.attn = attn
         self.kept = [attn.kv_rank, attn.rope_dim]
         self.of_head = [attn.nope_dim, attn.value_dim]
         width = config.hidden_size

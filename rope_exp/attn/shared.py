@@ -65,7 +65,6 @@ class Layer(Attention):
 
     def __init__(self, config: ModelConfig, attn: Config, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
-        self.attn = attn
         self.q_proj = self.to_heads(self.num_heads, self.key_dim)
         self.k_proj = self.to_heads(attn.groups, self.key_dim)
         self.o_proj = self.from_heads()

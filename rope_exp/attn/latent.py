@@ -64,16 +64,16 @@ class Layer(Attention):
 
     def __init__(self, config: ModelConfig, attn: Config, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
-        self.kept = [attn.kv_rank, attn.rope_dim]
-        self.of_head = [attn.nope_dim, attn.value_dim]
+        self.row_widths = [attn.kv_rank, attn.rope_dim]
+        self.head_widths = [attn.nope_dim, attn.value_dim]
         width = config.hidden_size
         if attn.q_rank is None:
             self.q_proj = self.to_heads(self.num_heads, self.key_dim)
         else:
             self.q_a_proj = nn.Linear(width, attn.q_rank, bias=False)
             self.q_b_proj = self.to_heads(self.num_heads, self.key_dim, attn.q_rank)
-        self.kv_a_proj_with_mqa = nn.Linear(width, sum(self.kept), bias=False)
-        self.kv_b_proj = self.to_heads(self.num_heads, sum(self.of_head), attn.kv_rank)
+        self.kv_a_proj_with_mqa = nn.Linear(width, sum(self.row_widths), bias=False)
+        self.kv_b_proj = self.to_heads(self.num_heads, sum(self.head_widths), attn.kv_rank)
         self.o_proj = self.from_heads()
         self.kv_a_layernorm = nn.RMSNorm(attn.kv_rank, eps=LATENT_EPS)
         if attn.q_rank is not None:
@@ -87,7 +87,7 @@ class Layer(Attention):
         q_BTHK = self.turn("q", split_heads(q, self.key_dim), at)
 
         # One head of [c; k_R], and k_R again if V rotates it differently.
-        c_BTL, k_BTR = torch.split(self.kv_a_proj_with_mqa(x_BTD), self.kept, dim=-1)
+        c_BTL, k_BTR = torch.split(self.kv_a_proj_with_mqa(x_BTD), self.row_widths, dim=-1)
         both_BT1K = torch.cat([normed(self.kv_a_layernorm, c_BTL), k_BTR], dim=-1)[:, :, None]
         rows = {"k": self.turn("k", both_BT1K, at)}
         if self.attn.value_rope and not self.has_values_in_keys(at):
@@ -97,9 +97,9 @@ class Layer(Attention):
             if cache.num_seen > x_BTD.shape[1]:
                 return self._absorbed(q_BTHK, rows, at)
 
-        c_BTL, k_BTR = torch.split(rows["k"][:, :, 0], self.kept, dim=-1)
-        expanded = split_heads(self.kv_b_proj(c_BTL), sum(self.of_head))
-        k_BTHC, v_BTHV = torch.split(expanded, self.of_head, dim=-1)
+        c_BTL, k_BTR = torch.split(rows["k"][:, :, 0], self.row_widths, dim=-1)
+        expanded = split_heads(self.kv_b_proj(c_BTL), sum(self.head_widths))
+        k_BTHC, v_BTHV = torch.split(expanded, self.head_widths, dim=-1)
         k_BTHR = k_BTR[:, :, None].expand(-1, -1, self.num_heads, -1)
         k_BTHK = torch.cat([k_BTHC, k_BTHR], dim=-1)
         if self.attn.value_rope:
@@ -115,7 +115,7 @@ class Layer(Attention):
         """Return the outputs from one head of keys [c; k_R] and values c for all queries."""
         num_latent = self.attn.kv_rank
         weight_HOL = torch.unflatten(self.kv_b_proj.weight, 0, (self.num_heads, -1))
-        to_k_HCL, to_v_HVL = torch.split(weight_HOL.to(q_BTHK.dtype), self.of_head, dim=1)
+        to_k_HCL, to_v_HVL = torch.split(weight_HOL.to(q_BTHK.dtype), self.head_widths, dim=1)
         q_BTHC, q_BTHR = q_BTHK.tensor_split([self.attn.nope_dim], dim=-1)
         q_BTHL = torch.einsum("bthc,hcl->bthl", q_BTHC, to_k_HCL)
 

@@ -1,10 +1,8 @@
 """Tests of a bidirectional decoder whose positions are times, that is, real numbers.
 
-The reference is the rotary attention of torch_brain (`RotarySelfAttention` and
-`RotaryTimeEmbedding` with rotate_value=True, neuro-galaxy/torch_brain), which POYO uses. It is
-rewritten from its formulas: features 2f and 2f + 1 are a pair, the first half of a head's pairs
-rotates by 2 pi t / period_f, periods are spaced logarithmically from t_min to t_max, values rotate
-by their own time, and the output is rotated back by the query's.
+The reference is torch_brain's `RotarySelfAttention` with `RotaryTimeEmbedding`, rewritten from its
+formulas: features 2f and 2f + 1 are a pair, the first half of a head's pairs rotates by
+2 pi t / period_f, and periods are spaced logarithmically from t_min to t_max.
 """
 
 import math
@@ -77,12 +75,12 @@ def test_the_loss_is_the_mean_squared_error_at_queries() -> None:
     """Every parameter also receives a gradient from the loss."""
     decoder = make_spikes_decoder("q", "k")
     inputs = make_inputs(3)
-    found = inputs._replace(target_BP=inputs.target_BP.double()).nats(decoder)
+    nats = inputs._replace(target_BP=inputs.target_BP.double()).nats(decoder)
     guess_BQD = predicted(decoder, inputs)
     assert guess_BQD.shape == (3, 16, 2)
     expected = np.mean((guess_BQD.numpy() - make_inputs(3).target_BP.numpy()) ** 2)
-    assert float(found.detach()) / (3 * 16) == pytest.approx(expected)
-    found.backward()
+    assert float(nats.detach()) / (3 * 16) == pytest.approx(expected)
+    nats.backward()
     assert all(parameter.grad is not None for parameter in decoder.parameters())
 
 

@@ -73,7 +73,6 @@ def start_campaign(
 
 
 def make_home(folder: Path, corpus: Path) -> Path:
-    """Write a campaign of two longer runs and its corpus into a folder, and return the folder."""
     (folder / "corpus").symlink_to(corpus)
     write_campaign(
         folder,
@@ -96,7 +95,6 @@ def records_of(folder: Path) -> list[Path]:
 
 
 def without_clock(path: Path) -> dict[str, Any]:
-    """Return a record's content without times, and without the digest that covers them."""
     record = read_json(path)
     del record["sha256"]
     for key in ("tokens_per_s", "wall_s", "mfu"):

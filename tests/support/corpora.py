@@ -77,10 +77,6 @@ def all_documents(prepared: Prepared) -> list[str]:
     return documents_of(prepared, "train") + documents_of(prepared, "validation")
 
 
-def num_documents(prepared: Prepared) -> int:
-    return sum(prepared.corpus["documents"].values())
-
-
 def start_python(code: str, *arguments: Any, **options: Any) -> "subprocess.Popen[str]":
     """Start code in a new Python process that can import this module, with arguments as JSON."""
     paths = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])

@@ -36,10 +36,8 @@ class Cell:
 
     Attributes:
         name: of the cell, its record and its run's folder: qk_rope-train.num_steps=1000-s0.
-        row: the name of its row.
         factors: the values set by its entry, by key.
         config: with its own folder; not yet resolved for a machine.
-        test: the campaign's test of differences, from its file.
     """
 
     name: str
@@ -55,7 +53,7 @@ class Campaign:
 
     Attributes:
         about: the question.
-        python: the Python version of the stdlib corpus; None: no cell reads it.
+        python: the Python version of the stdlib corpus.
     """
 
     name: str
@@ -74,11 +72,8 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
     """Read a campaign and compose every cell of it.
 
     Args:
-        name: of the file, without .yaml.
         config_dir: an additional folder of groups; its campaigns take precedence.
         runs: the cells' folders are made in <runs>/<name>.
-    Raises:
-        ConfigError: the campaign does not exist or is malformed, or a cell cannot be run.
     """
     file = read_campaign(name, config_dir)
     # Cells that differ only in their seed are composed once: each takes a tenth of a second.
@@ -126,12 +121,7 @@ def _cell(
     runs: Path,
     compose: Callable[[tuple[str, ...]], Jobs],
 ) -> Cell:
-    """Compose one cell from its row and its factors.
-
-    Args:
-        runs: the folder of the campaign's runs.
-        compose: compose_jobs, cached.
-    """
+    """Compose one cell from its row and its factors; `runs` is the folder of the campaign's."""
     factors = {key: override.value() for key, override in overrides.items()}
     row = str(factors.pop("row"))
     if row not in file.rows:

@@ -40,13 +40,7 @@ class Entry(BaseModel, strict=True, extra="forbid"):
     fixed: list[str] = []
 
     def cells(self, rows: Iterable[str]) -> list[dict[str, Override]]:
-        """Return the row and the factors of each cell, by key.
-
-        Args:
-            rows: used if the entry names no row.
-        Raises:
-            HydraException, ValueError: the line is not a sweep.
-        """
+        """Return the row (one of `rows`, if the entry names none) and the factors of each cell."""
         parse = OverridesParser.create().parse_overrides
         words = shlex.split(self.sweep)
         if not any(word.startswith("row=") for word in words):
@@ -70,11 +64,7 @@ def _to_entry(entry: Any) -> Any:
 
 
 class CampaignFile(BaseModel, strict=True, extra="forbid"):
-    """The content of a campaign's file.
-
-    Attributes:
-        test: the rule of docs/paper/protocol-2.md; None: the rule of docs/paper/protocol.md.
-    """
+    """The content of a campaign's file; `test` is the rule of docs/paper/protocol-2.md, or None."""
 
     about: str = ""
     python: str | None = None

@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
-from rope_exp.commands._parser import Parser, check_is_run
+from rope_exp.commands._parser import Parser
 from rope_exp.decoder import Decoder
 from rope_exp.errors import ConfigError, first_line
 from rope_exp.load import end_of_text, load_run
@@ -31,10 +31,6 @@ def generate(
         end_id: id of the token that ends a document.
         temperature: divides the logits; 0: always take the likeliest token.
         top_p: sample among the likeliest tokens that together have this probability.
-        seed: of the draws.
-    Raises:
-        ConfigError: the text cannot be encoded in the tokens of generated data; or the model was
-            trained on hidden tokens, and predicts no next one.
     """
     try:
         text.encode()
@@ -86,7 +82,6 @@ def main(words: list[str]) -> int:
         parser.add_argument(flag, type=kind, default=default, help=f"{about} (%(default)s)")
     parser.add_argument("--step", type=int, help="of the checkpoint; the newest otherwise")
     asked = parser.parse_args(words)
-    check_is_run(asked.folder)
 
     decoder, tokenizer = load_run(asked.folder, asked.step)
     end_id = end_of_text(asked.folder, decoder)

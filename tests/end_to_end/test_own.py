@@ -4,25 +4,25 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from support.configs import TINY
-from support.exported import read
 from support.own import PULL
 from support.runs import train
 
-from rope_exp import load_run
-from rope_exp.commands.export import main as export
 from rope_exp.commands.generate import main as generate
 from rope_exp.commands.report import main as report
+
+
+def write_variant(folder: Path, text: str) -> None:
+    (folder / "my" / "pe").mkdir(parents=True)
+    (folder / "my" / "pull.py").write_text(text)
+    (folder / "my" / "pe" / "pull.yaml").write_text("name: Pull\nrotate: []\ncode: pull.Pull\n")
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path) -> Path:
     """Return a folder with `my/pull.py`, a run of this variant, and a run of NoPE."""
     folder = tmp_path_factory.mktemp("own")
-    (folder / "my" / "pe").mkdir(parents=True)
-    (folder / "my" / "pull.py").write_text(PULL)
-    (folder / "my" / "pe" / "pull.yaml").write_text("name: Pull\nrotate: []\ncode: pull.Pull\n")
+    write_variant(folder, PULL)
     done = train(*command(corpus, cache), "-m", "pe=nope,pull", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
@@ -55,24 +55,10 @@ def test_a_run_of_a_changed_file_does_not_go_on(
     assert "pe.code_sha256" in changed.stderr
 
 
-def test_it_is_exported_with_its_class(trained: Path, tmp_path: Path) -> None:
-    """In a process without rope_exp, the export gives our logits from a padded batch."""
-    run, out = trained / "results/runs/g/pull/seed0", tmp_path / "out"
-    assert export([str(run), str(out)]) == 0
-    found = read(out, tmp_path)
-    decoder, _ = load_run(run)
-    # Only the first text is compared, because the second one is padded.
-    with torch.no_grad():
-        ours = decoder(torch.tensor([found["ids"][0]]))[0, -1]
-    assert torch.allclose(torch.tensor(found["last"][0]), ours, rtol=0, atol=1e-5)
-
-
 def test_a_mistake_ends_before_anything_is_written(
     tmp_path: Path, corpus: Path, cache: Path
 ) -> None:
-    (tmp_path / "my" / "pe").mkdir(parents=True)
-    (tmp_path / "my" / "pull.py").write_text(PULL.replace("kept[", "kept_of["))
-    (tmp_path / "my" / "pe" / "pull.yaml").write_text("name: Pull\nrotate: []\ncode: pull.Pull\n")
+    write_variant(tmp_path, PULL.replace("kept[", "kept_of["))
     done = train(*command(corpus, cache), "pe=pull", cwd=tmp_path)
     assert done.returncode == 2
     assert "pe.code=pull.Pull: pull.py, line 15: NameError" in done.stderr

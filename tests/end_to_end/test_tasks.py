@@ -39,22 +39,20 @@ SPIKES = (
 )
 
 
-@pytest.fixture(scope="module")
-def added(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of an undisturbed run on addition; no test changes it."""
-    folder = tmp_path_factory.mktemp("added")
-    done = train(*ADDITION, f"run.dir={folder / 'run'}", cwd=folder)
+def train_task(folder: Path, words: tuple[str, ...]) -> Path:
+    done = train(*words, f"run.dir={folder / 'run'}", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def added(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_task(tmp_path_factory.mktemp("added"), ADDITION)
 
 
 @pytest.fixture(scope="module")
 def spiked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run on spikes."""
-    folder = tmp_path_factory.mktemp("spiked")
-    done = train(*SPIKES, f"run.dir={folder / 'run'}", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return folder / "run"
+    return train_task(tmp_path_factory.mktemp("spiked"), SPIKES)
 
 
 @pytest.mark.parametrize("name", ["added", "spiked"])
@@ -63,8 +61,7 @@ def test_it_learns_and_is_asked(name: str, request: pytest.FixtureRequest) -> No
     rows = read_metrics(folder)
     assert rows[-1]["train/loss"] < rows[0]["train/loss"]
     run = read_run(folder)
-    assert run.status == "finished"
-    assert run.epochs is None
+    assert (run.status, run.epochs) == ("finished", None)
     assert list(read_json(folder / "probes.json")) == list(run.config.train.probes)
     assert run.env["certificate"]["measured"] == "invariant"
 

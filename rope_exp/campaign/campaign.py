@@ -35,13 +35,20 @@ def run_campaign(progress: Progress, deadline: float = math.inf) -> int:
         return EXIT_DONE
 
     check_here(progress)
-    configs = [resolved(cell.config) for cell in progress.left]
-    jobs = admit(configs, [cell.name for cell in progress.left])
+    cells = {cell.name: cell for cell in progress.left}
+    jobs = admit([resolved(cell.config) for cell in cells.values()], list(cells))
 
     def keep_records(ended: Sequence[Job]) -> None:
+        """Write records, or keep those that arrived meanwhile; if that fails, the run fails."""
         for job in ended:
             if job.status in ("finished", "diverged"):
-                _record(progress, job)
+                cell = cells[job.title]
+                path = progress.folder / f"{cell.name}.json"
+                try:
+                    write_record(path, job.folder, cell.row, cell.factors, cell.test)
+                    progress.add(cell, read_record(path))
+                except (ConfigError, RecordError, OSError) as error:
+                    job.fail(error)
 
     # Some runs may have been done before.
     keep_records(jobs)
@@ -66,20 +73,6 @@ def check_here(progress: Progress) -> None:
     if is_read and campaign.python != python:
         reason = f"campaign {campaign.name} reads the library of Python {campaign.python}, and "
         raise ConfigError("python", python, f"{reason}other versions have another text")
-
-
-def _record(progress: Progress, job: Job) -> None:
-    """Write the record of a cell that is done, or keep one that arrived meanwhile.
-
-    If that fails, the run fails.
-    """
-    [cell] = [cell for cell in progress.campaign.cells if cell.name == job.title]
-    path = progress.folder / f"{cell.name}.json"
-    try:
-        write_record(path, job.folder, cell.row, cell.factors, cell.test)
-        progress.add(cell, read_record(path))
-    except (ConfigError, RecordError, OSError) as error:
-        job.fail(error)
 
 
 def pack(records: Path, campaign: str) -> Path:

@@ -73,28 +73,21 @@ def main(words: list[str]) -> int:
     parser = Parser("generate", "Print what a run's model says after each text.")
     parser.add_argument("folder", metavar="RUN_FOLDER", type=Path)
     parser.add_argument("texts", metavar="TEXT", nargs="+", help="each begins a document")
-    for flag, kind, default, about in (
-        ("--tokens", int, 64, "how many at most"),
-        ("--temperature", float, 0.8, "0: the likeliest always"),
-        ("--top-p", float, 0.95, "draw from the likeliest that together have this probability"),
-        ("--seed", int, 0, "of the draws"),
+    for flag, key, default, about in (
+        ("--tokens", "num_tokens", 64, "how many at most"),
+        ("--temperature", "temperature", 0.8, "0: the likeliest always"),
+        ("--top-p", "top_p", 0.95, "draw from the likeliest that together have this probability"),
+        ("--seed", "seed", 0, "of the draws"),
     ):
-        parser.add_argument(flag, type=kind, default=default, help=f"{about} (%(default)s)")
+        about += " (%(default)s)"
+        parser.add_argument(flag, dest=key, type=type(default), default=default, help=about)
     parser.add_argument("--step", type=int, help="of the checkpoint; the newest otherwise")
-    asked = parser.parse_args(words)
+    options = vars(parser.parse_args(words))
+    folder, texts, step = map(options.pop, ("folder", "texts", "step"))
 
-    decoder, tokenizer = load_run(asked.folder, asked.step)
-    end_id = end_of_text(asked.folder, decoder)
-    for text in asked.texts:
-        completion = generate(
-            decoder,
-            tokenizer,
-            text,
-            end_id,
-            num_tokens=asked.tokens,
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            seed=asked.seed,
-        )
+    decoder, tokenizer = load_run(folder, step)
+    end_id = end_of_text(folder, decoder)
+    for text in texts:
+        completion = generate(decoder, tokenizer, text, end_id, **options)
         print(f"{text}{completion}", end="\n\n")
     return 0

@@ -1,7 +1,6 @@
 """Submission of runs to SLURM through submitit, as an array of jobs; `submit` does not wait.
 
-Each job runs some cells on its node by our dispatcher, as the same command there would. Ahead of
-its time limit it saves a checkpoint and is requeued. `launch=slurm_local` rehearses this on this
+Each job runs some cells on its node by our dispatcher. `launch=slurm_local` rehearses this on this
 machine, without a queue and without requeueing.
 """
 

@@ -35,24 +35,14 @@ def test_a_small_model_has_no_estimate_on_a_gpu() -> None:
     assert "H100" not in "\n".join(plan.sweep_lines([large, small]))
 
 
-def test_a_measured_rate_has_a_line_of_its_own() -> None:
-    config = resolve(run_config(["train.num_steps=60", "launch.device=cpu"]))
-    tokens = 60 * 16 * 256
-    line = "time         0:04:06 at the 1,000 tokens/s measured in this group"
-    assert round(tokens / 1000) == 246
-    assert line in plan.cost_lines(config, 1000.0)
-    assert line not in plan.cost_lines(config)
-
-
 def test_a_sweep_costs_what_its_runs_cost_together() -> None:
     words = ["launch.device=cpu", "model=nano,sequel_mini", "train.num_steps=60,120"]
     configs = [resolve(config) for config in compose_jobs(words, multirun=True).configs]
     single = sum(run_flops(config, 2048) for config in configs)
 
-    said, time = plan.sweep_lines(configs, 1000.0)
+    [said] = plan.sweep_lines(configs)
     assert f"4 runs, of which the above is the first: {360 * 16 * 256:,} tokens" in said
     assert f"{single:.3e} operations" in said
-    assert time == "time         0:24:35 at the 1,000 tokens/s measured in this group"
 
 
 def test_the_command_plans_a_sweep(tmp_path: Path) -> None:

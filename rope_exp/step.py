@@ -19,7 +19,7 @@ from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder
 from rope_exp.errors import first_line, log
 from rope_exp.evaluate import Inputs
 from rope_exp.identity import chosen
-from rope_exp.sections import AdamWConfig, CosineConfig, OptimConfig
+from rope_exp.sections import OptimConfig
 
 
 def learning_rate(step: int, config: RunConfig) -> float:
@@ -34,7 +34,7 @@ def learning_rate(step: int, config: RunConfig) -> float:
     if step <= warmup:
         return config.optim.lr * step / warmup
 
-    if isinstance(schedule, CosineConfig):
+    if schedule.name == "cosine":
         done = (step - warmup) / (num_steps - warmup)
         height = 0.5 * (1 + math.cos(math.pi * done))
     else:
@@ -69,7 +69,7 @@ def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
     groups = [decaying, staying] + [frequencies] * bool(frequencies["params"])
 
     optimizer: Optimizer
-    if isinstance(config, AdamWConfig):
+    if config.name == "adamw":
         optimizer = AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
     else:
         leaf = chosen("optim", config.name, "optim.name")

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rope_exp import ranks
 from rope_exp.admit import acquire, acquire_or_refuse, admit, resolved
-from rope_exp.compose import check_folders, titles, to_run_config, without_hydra
+from rope_exp.compose import titles, to_run_config, without_hydra
 from rope_exp.config import DEFAULT_OUTPUT, RunConfig
 from rope_exp.errors import (
     EXIT_DIVERGED,
@@ -274,7 +274,6 @@ def _run_task(values: DictConfig) -> tuple[int, RunConfig]:
     Returns:
         The exit code, and the config by which it ran, with `auto` keys resolved.
     """
-    check_folders(OmegaConf.create({"hydra": HydraConfig.get()}))
     config = to_run_config(values, HydraConfig.get())
     # Until the dispatcher or the worker takes over, a signal interrupts data preparation.
     on_signal(interrupt)
@@ -300,7 +299,6 @@ def launch(trees: Sequence[DictConfig], overrides: Sequence[Sequence[str]]) -> l
     if not trees:
         raise ConfigError("--multirun", ..., "the sweep is empty: no choice matches its pattern")
 
-    check_folders(trees[0])
     configs = []
     for tree in trees:
         # A config may read Hydra's own values (`${hydra:job.num}`).

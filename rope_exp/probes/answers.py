@@ -169,9 +169,9 @@ def match_relations(report: Report) -> dict[str, list[Pair]]:
     The test uses the share of wrong answers instead of the loss; the margin is 1 point.
     """
     shares = _shares(report)
-    if report.source is None or report.published or shares.empty:
+    if not report.source.relations or report.published or shares.empty:
         return {}
-    signs = {(a, b): sign for a, sign, b in report.source.relations}
+    signs = report.source.signs
     found: dict[str, list[Pair]] = {}
     groups: Any = shares[shares["bin"] == 0].groupby("split", observed=True)
     for split, of_split in groups:

@@ -10,10 +10,10 @@ from torch import Tensor
 from rope_exp.compose import run_config
 from rope_exp.decoder import Decoder
 from rope_exp.optim.muon import Config as MuonConfig
-from rope_exp.sections import AdamWConfig
+from rope_exp.sections import OptimConfig
 from rope_exp.step import build_optimizer, crossings, optimizer_tensors
 
-OPTIM = AdamWConfig(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+OPTIM = OptimConfig(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 
 
 def small_model(*words: str) -> Decoder:
@@ -67,7 +67,7 @@ def test_a_step_is_adamw_as_published() -> None:
 # -- crossings of 0 --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optim", [AdamWConfig(lr=0.3), MuonConfig(lr=0.3)], ids=["adamw", "muon"])
+@pytest.mark.parametrize("optim", [OptimConfig(lr=0.3), MuonConfig(lr=0.3)], ids=["adamw", "muon"])
 def test_crossings_are_counted_one_by_one(optim: Any) -> None:
     """The reference compares signs before and after each update, some of which are skipped.
 

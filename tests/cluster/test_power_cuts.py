@@ -1,7 +1,6 @@
-"""Tests of power cuts at random moments, after which the same command is repeated.
+"""Test of POWER_CUTS power cuts at random moments, after which the same command is repeated.
 
-After each cut, everything that was reported done exists, and everything that exists is complete.
-In the end, every number equals an undisturbed run's. POWER_CUTS is the number of cuts.
+After each, everything that was reported done exists, and everything that exists is complete.
 """
 
 import os

@@ -1,7 +1,4 @@
-"""Tests of campaigns on a real SLURM, which submits, cancels, requeues and refuses jobs.
-
-Records are compared with those of the same campaign, run on this machine without SLURM.
-"""
+"""Tests of campaigns on a real SLURM; records equal those of the same campaign without it."""
 
 import re
 from collections.abc import Iterator

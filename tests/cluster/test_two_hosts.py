@@ -1,7 +1,4 @@
-"""Tests of a run on two hosts: two network namespaces, a cable between them, a shared disk.
-
-torchrun starts one process on each host. In the middle of the run, the cable is cut or a host dies.
-"""
+"""Tests of a run by torchrun on two hosts: network namespaces, a cable, and a shared disk."""
 
 import os
 import re

@@ -28,10 +28,7 @@ from rope_exp.files import read_json
 def test_a_deadline_stops_it_and_the_same_command_goes_on(
     home: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first run is saved, the second does not begin, and the exit code is 75.
-
-    The second start ends with the records of a campaign without a deadline.
-    """
+    """The first run is saved, the second does not begin; the second start records both."""
     first = progress(home).campaign.cells[0].config.folder
 
     def monotonic() -> float:

@@ -69,10 +69,7 @@ def test_killed_at_a_file_operation_it_goes_on(
 
 
 def test_a_disk_that_fills_up_costs_no_checkpoint(trial: Trial, tmp_path: Path) -> None:
-    """It leaves no partial row either, and the run resumes once there is room again.
-
-    A checkpoint takes about 450 kB. After the first one, another program fills the disk.
-    """
+    """After the first, of 450 kB, another program fills the disk; the run resumes with room."""
     disk = tmp_path / "disk"
     kept = tmp_path / "kept"
     run = " ".join([sys.executable, TRAIN, *trial.command, f"run.dir={disk / 'run'}"])

@@ -33,10 +33,7 @@ def trained(home: Path, recorded: Path) -> Path:
 
 
 def test_a_fresh_clone_with_all_records_runs_nothing(clone: Path, capsys: Capture) -> None:
-    """With nothing to run, it does not need the corpus either.
-
-    The runs had the campaign's number of threads, not the environment's.
-    """
+    """It needs no corpus either. Runs had the campaign's threads, not the environment's."""
     assert [path.name[:2] for path in records_of(clone)] == ["qk", "vo"]
     assert all(read_json(path)["env"]["num_threads"] == 1 for path in records_of(clone))
     (clone / "corpus").unlink()
@@ -131,10 +128,7 @@ def test_the_cells_of_a_cpu_run_on_gpus(clone: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_left_is_said_with_the_time_that_it_takes(clone: Path) -> None:
-    """One of two equal runs took 90 s, so the estimate for the other is 90 s.
-
-    After a row is renamed, reports still read its old records, so these are named, too.
-    """
+    """One of two equal runs took 90 s. A renamed row's old record, which reports read, is named."""
     old = records_of(clone)[0]
     shutil.copy(old, old.with_name("old-s3.json"))
     half = progress(clone)
@@ -157,9 +151,6 @@ def test_records_survive_a_power_cut(trained: Path, synced: list[int]) -> None:
     made = [top.parent, top, *top.rglob("*")]
     assert len(made) > 4
     assert [path for path in made if path.stat().st_ino not in synced] == []
-
-
-# -- refusals ------------------------------------------------------------------------------------
 
 
 def test_a_tree_whose_code_was_changed_is_refused(

@@ -29,10 +29,7 @@ STOP_SECONDS = 60.0  # the same if the rank was stopped: the first rank saves me
 
 
 def start(job: Job) -> None:
-    """Start one process per rank; they find each other by torch's environment variables.
-
-    The ranks inherit the run's lock and leases, so that both live as long as the work.
-    """
+    """Start one process per rank, which inherit the run's lock and leases."""
     launch = job.config.launch
     num_ranks = int(launch.num_processes)
     environment = child_environment(**{DISPATCHER_ID: str(os.getpid())})

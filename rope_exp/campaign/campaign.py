@@ -26,8 +26,6 @@ def run_campaign(progress: Progress, deadline: float = math.inf) -> int:
 
     Args:
         deadline: by the monotonic clock; then runs are asked to stop, with checkpoints.
-    Returns:
-        The exit code: 0 every cell has a record, 75 stopped, 1 some cell failed.
     """
     for line in (*progress.notes(), progress.summary()):
         log(line)

@@ -1,7 +1,4 @@
-"""A campaign: many runs that answer one question, listed in a file (file.py).
-
-A campaign leaves nothing to the machine: a cell with an ambiguous `auto` is refused.
-"""
+"""A campaign: many runs that answer one question, listed in a file (file.py)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -49,12 +46,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Campaign:
-    """The content of configs/campaign/NAME.yaml, with cells in the order of their runs.
-
-    Attributes:
-        about: the question.
-        python: the Python version of the stdlib corpus.
-    """
+    """The content of configs/campaign/NAME.yaml, with cells in the order of their runs."""
 
     name: str
     about: str
@@ -69,12 +61,7 @@ class Campaign:
 
 
 def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
-    """Read a campaign and compose every cell of it.
-
-    Args:
-        config_dir: an additional folder of groups; its campaigns take precedence.
-        runs: the cells' folders are made in <runs>/<name>.
-    """
+    """Read a campaign and compose every cell of it, with folders in <runs>/<name>."""
     file = read_campaign(name, config_dir)
     # Cells that differ only in their seed are composed once: each takes a tenth of a second.
     compose = cache(partial(compose_jobs, config_dir=config_dir))
@@ -127,7 +114,6 @@ def _cell(
     if row not in file.rows:
         raise ConfigError("row", row, f"must be one of {', '.join(file.rows)}")
     for word in file.rows[row]:
-        # A factor that overrides its row would make the row's name wrong.
         key = word.partition("=")[0]
         if key in factors:
             raise ConfigError(key, ..., f"is what row {row} says itself")

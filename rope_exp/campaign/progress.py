@@ -21,12 +21,7 @@ SHARED = ("launch.num_threads", "train.probes")
 
 
 class Progress:
-    """The records of a campaign's cells, and an estimate for the cells that are left.
-
-    Args:
-        records: the folder of all campaigns' records.
-        only: the names of the only cells to run; None: all.
-    """
+    """The records of a campaign's cells, and the cells that are left, of those in `only`."""
 
     def __init__(
         self, campaign: Campaign, records: Path, only: Collection[str] | None = None

@@ -1,7 +1,4 @@
-"""Estimates of a config's costs: parameters, operations a token, memory, disk and time.
-
-Times assume a stated share of a GPU's dense bf16 peak.
-"""
+"""Estimates of a config's costs: parameters, operations a token, memory, disk and time."""
 
 from collections.abc import Sequence
 from datetime import timedelta

@@ -85,7 +85,6 @@ def submit(
     """Submit the cells that are not in the queue, and say what was submitted.
 
     Args:
-        launcher: Hydra's, which says what each job asks for.
         cells: what `run` needs of each cell, by name.
         run: runs several of these in a job, and returns the exit code.
     """

@@ -38,7 +38,6 @@ def test_a_rank_that_no_launcher_sets_is_refused(
 @pytest.mark.parametrize(
     ("words", "variable", "sentence"),
     [
-        ("seed=1", "RANK=x", "RANK=x"),
         (
             "launch.num_processes=2",
             "ACCELERATE_MIXED_PRECISION=no",

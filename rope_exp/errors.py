@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -75,11 +76,9 @@ def out_of_memory(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def explained_by(code: str | None, *, every: bool = True) -> Iterator[None]:
-    """Turn an error of a user's class into one sentence, after the traceback of its own lines.
+    """Turn an error of a user's class (pe.code) into one sentence, after its own traceback.
 
-    Args:
-        code: pe.code; None: errors stay as they are.
-        every: also an error that is raised elsewhere, such as for a wrong shape.
+    `every`: also an error that is raised elsewhere, such as for a wrong shape.
     """
     try:
         yield
@@ -103,8 +102,7 @@ def explained_by(code: str | None, *, every: bool = True) -> Iterator[None]:
 def explained(command: Callable[[], int], *, prints: bool = True) -> int:
     """Run a command and return its exit code; errors become one sentence on standard error.
 
-    Args:
-        prints: whether a reader may close its output, which is no error.
+    If it `prints`, a reader may close its output, which is no error.
     """
     try:
         code = command()
@@ -196,30 +194,25 @@ def log(line: str) -> None:
         sys.stderr.flush()
 
 
+@dataclass(frozen=True)
 class Estimate:
     """An estimate of the time that a task still takes, by its mean speed since the beginning."""
 
-    def __init__(self, now: float, done: int) -> None:
-        """Begin at a time of the monotonic clock, when `done` was done already."""
-        self._began = now
-        self._first = done
+    began: float  # by the monotonic clock
+    first: int  # done already at that time
 
     def left(self, now: float, done: int, total: int) -> str:
         """Return the time left in words."""
-        if done <= self._first:
+        if done <= self.first:
             return "no estimate yet"
-        a_unit = (now - self._began) / (done - self._first)
+        a_unit = (now - self.began) / (done - self.first)
         return f"{timedelta(seconds=round(a_unit * max(total - done, 0)))} left"
 
 
 def describe_row(row: Mapping[str, Any]) -> str:
     """Return the numbers of a row of metrics that are shown, each after a comma."""
-    words = ""
-    for column, form in COLUMNS.items():
-        value = row.get(column)
-        if isinstance(value, int | float):
-            words += form.format(value)
-    return words
+    shown = [column for column in COLUMNS if isinstance(row.get(column), int | float)]
+    return "".join(COLUMNS[column].format(row[column]) for column in shown)
 
 
 class Bars(progress.Progress):
@@ -267,11 +260,9 @@ class Progress:
         self.show(row["step"], words, at_once="val/loss" in row)
 
     def show(self, done: int, words: str, *, at_once: bool = False) -> None:
-        """Log the progress, unless a line was logged a moment ago.
-
-        The estimate of the time left begins with the first call, after what compiles.
-        """
+        """Log the progress, unless a line was logged a moment ago."""
         now = time.monotonic()
+        # It begins after the first step, which compiles.
         self._estimate = self._estimate or Estimate(now, done)
         if at_once or now - self._last_line >= LINE_SECONDS:
             self._last_line = now

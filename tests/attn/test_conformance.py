@@ -69,10 +69,6 @@ def decoder_of(
     return decoder.double().eval()
 
 
-def windows(attn: Kind) -> tuple[int | None, ...]:
-    return (None, 1, 5) if attn.keeps_keys else (None,)
-
-
 def deviation(ours: Tensor, expected: Tensor) -> float:
     return float((ours - expected).abs().max())
 
@@ -87,7 +83,8 @@ def test_any_parts_at_far_positions_are_the_whole(attn: Kind, sizes: dict[str, A
     """Under every subset, in windows, and where v and o have a base of their own."""
     ids_BT = tokens(2, LENGTH)
     for sites in subsets_of(attn):
-        tried = [{"window": window} for window in windows(attn)]
+        windows = (None, 1, 5) if attn.keeps_keys else (None,)
+        tried: list[dict[str, Any]] = [{"window": window} for window in windows]
         if {"v", "o"} & {*sites}:
             tried.append({"base_vo": 7.0})
         for changes in tried:
@@ -128,7 +125,7 @@ def test_a_cache_holds_what_the_config_says(attn: Kind, sizes: dict[str, Any]) -
 
 @pytest.mark.parametrize(
     ("changes", "is_one"),
-    [({}, True), ({"fraction": 0.5}, True), *((each, False) for each in APART)],
+    [({}, True), ({"fraction": 0.5}, True), *((changes, False) for changes in APART)],
     ids=str,
 )
 @pytest.mark.parametrize("attn", SHARES, ids=str)
@@ -200,7 +197,7 @@ def test_in_bf16_layer_and_cache_are_near(attn: Kind, sizes: dict[str, Any]) -> 
 @torch.no_grad()
 def test_kinds_with_keys_take_a_bias(attn: Kind, bias: str) -> None:
     """Cached decoding equals the full forward pass, and the bias changes the logits."""
-    biased, plain = (decoder_of(attn, ("q", "k"), {}, bias=each) for each in (bias, "none"))
+    biased, plain = (decoder_of(attn, ("q", "k"), {}, bias=name) for name in (bias, "none"))
     ids_BT = tokens(2, LENGTH)
     whole = biased(ids_BT)
     assert deviation(fed(biased, ids_BT, [5, 1, 6]), whole) < TOLERANCE

@@ -79,7 +79,7 @@ _FACTS = (
 )
 
 
-def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
+def rows_of(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
     """Sort runs into rows by label, in the order of their values, or refuse them.
 
     Args:

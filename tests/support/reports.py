@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_exp.comparable import Row, comparable
+from rope_exp.comparable import Row, rows_of
 from rope_exp.config import RunConfig
 from rope_exp.files import json_sha256, read_json, write_json
 from rope_exp.folder import MetricsWriter, write_config
@@ -136,7 +136,7 @@ def _write_curve(
 
 def compared(runs: Path, *, keys: tuple[str, ...] = ("pe",)) -> dict[str, Row]:
     """Return the comparison of all runs in a folder."""
-    return comparable(all_runs(runs), keys)
+    return rows_of(all_runs(runs), keys)
 
 
 def all_runs(runs: Path) -> list[Run]:

@@ -412,30 +412,27 @@ def relations_table(report: Report) -> Table:
         a, b = report.rows[pair["a"]].name, report.rows[pair["b"]].name
         mark = "" if pair["outcome"] == own["outcome"] else " †"
         settling = f"; {_settling(pair)}" if pair["outcome"] == "open" else ""
-        words = {
-            "relation": f"{a} {pair['published']} {b}",
+        line = {
+            "published": f"{a} {pair['published']} {b}",
             "ours": f"{a} {pair['sign']} {b}",
-            "interval": interval(pair["delta_ci_low"], pair["delta_ci_high"]),
-            "own": interval(own["delta_ci_low"], own["delta_ci_high"]),
-            "wide": interval(pair["delta_wide_low"], pair["delta_wide_high"]),
-            "spelled_p": _p_of(pair),
-            "outcome": f"{pair['outcome']}{mark}{settling}",
+            "Δ": number(pair["delta"], "+.4f"),
+            "95 % interval": interval(pair["delta_ci_low"], pair["delta_ci_high"]),
         }
-        lines.append(pair | words)
+        if report.is_pooled:
+            line[OWN] = interval(own["delta_ci_low"], own["delta_ci_high"])
+        if pair["family"] > 1:
+            wide = interval(pair["delta_wide_low"], pair["delta_wide_high"])
+            line[f"for all {pair['family']} (Bonferroni)"] = wide
+        line |= {
+            "p (Holm)": _p_of(pair),
+            "seeds": str(pair["num_seeds"]),
+            "outcome at this setting": f"{pair['outcome']}{mark}{settling}",
+        }
+        lines.append(line)
 
-    size = lines[0]["family"] if lines else 0
-    columns = [
-        Column("published", "relation"),
-        Column("ours", "ours"),
-        Column("Δ", "delta", "+.4f"),
-        Column("95 % interval", "interval", "s"),
-        *([Column(OWN, "own", "s")] if report.is_pooled else []),
-        *([Column(f"for all {size} (Bonferroni)", "wide", "s")] if size > 1 else []),
-        Column("p (Holm)", "spelled_p", "s"),
-        Column("seeds", "num_seeds", "d"),
-        Column("outcome at this setting", "outcome"),
-    ]
-    return Table(columns, pd.DataFrame(lines))
+    table = pd.DataFrame(lines)
+    forms = dict.fromkeys(("published", "ours", "outcome at this setting"), "")
+    return Table([Column(name, name, forms.get(name, "s")) for name in map(str, table)], table)
 
 
 def _settling(pair: Pair) -> str:

@@ -16,11 +16,9 @@ from rope_exp.runs import Run
 
 
 def page(tables: Mapping[str, Report], runs: Sequence[Run]) -> bytes:
-    """Return the page of all settings; the one with the most published relations comes first.
+    """Return the page of all settings, by the folder of their files, and of all runs on record.
 
-    Args:
-        tables: the report of each setting, by the folder of its files.
-        runs: all runs on record. Some are in no table, others in several.
+    The setting with the most published relations comes first.
     """
     # It escapes everything that it does not mark as safe.
     environment = Environment(

@@ -1,8 +1,7 @@
 """Learning rates: each variant's best one, and the differences between variants there.
 
 They show whether a difference is due to tuning (docs/paper/protocol.md). Learning rates are
-compared within a seed, because means over different seeds also differ by the seeds; a seed that was
-run at a single learning rate says nothing about them.
+compared within a seed; a seed that was run at a single learning rate says nothing about them.
 """
 
 import math
@@ -67,9 +66,8 @@ def _rates(runs: Iterable[Run]) -> set[float]:
 def find_sweeps(runs: Sequence[Run], others: Iterable[Run]) -> list[list[Run]]:
     """Return a campaign's runs that differ in row, seed and learning rate only, by setting.
 
-    Runs of other campaigns that fit are added, for variants of the campaign, unless its rows have
-    names, or the seed's runs were computed elsewhere. If another campaign ran the same cell, the
-    campaign's own run is used.
+    Other campaigns' runs of its variants that fit are added, unless they have row names, the seed's
+    runs were computed elsewhere, or the campaign ran the cell itself.
     """
     if not comparable.has_blocks(runs) or not any(OWN_RATE in run.factors for run in runs):
         return []
@@ -119,10 +117,6 @@ def markdown(runs: Sequence[Run]) -> str:
     """Return rates.md: losses by learning rate, and differences at common and best rates.
 
     The common learning rate has the most runs; among equals, it has the lowest mean.
-
-    Raises:
-        ReportError: the runs differ in more than variant, seed and learning rate, a block's runs
-            were computed differently, or no variant was run at two learning rates with one seed.
     """
     comparable.check_blocks(runs)
     finished = [run for run in runs if run.loss is not None]

@@ -44,12 +44,12 @@ def files(
     settings: dict[str, Report] = {}
     seen: list[set[str]] = []
     for place, report in sorted(tables.items(), key=lambda item: (-len(item[1].runs), item[0])):
-        cells = {run.config.config_sha256 for run in report.runs}
+        hashes = {run.config.config_sha256 for run in report.runs}
         is_setting = report.of_variants and report.reference.label == REFERENCE
         deltas = {report.lines[label]["delta"] for label in COLUMNS if label in report.rows}
-        if is_setting and deltas - {None} and not any(cells <= larger for larger in seen):
+        if is_setting and deltas - {None} and not any(hashes <= larger for larger in seen):
             settings[place] = report
-            seen.append(cells)
+            seen.append(hashes)
     if len(asked) < len(records) or len(settings) < 2:
         return {}
 

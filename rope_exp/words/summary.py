@@ -1,7 +1,4 @@
-"""The caption and the summary of a table: its runs, and the order of its rows.
-
-They claim nothing that the runs do not support.
-"""
+"""The caption and the summary of a table: its runs, and the order of its rows."""
 
 import itertools
 

@@ -1,7 +1,4 @@
-"""Counts of parameters and cache elements, from the decoder built on torch's meta device.
-
-A tied head is counted once.
-"""
+"""Counts of parameters and cache elements, from the decoder built on torch's meta device."""
 
 import functools
 import re
@@ -19,7 +16,7 @@ NEAR = 1e-3
 
 
 def num_parameters(architecture: Architecture) -> int:
-    """Return the number of parameters."""
+    """Return the number of parameters; a tied head counts once."""
     return sum(parameter.numel() for parameter in on_meta(architecture).parameters())
 
 
@@ -38,7 +35,7 @@ def kept(attn: Kind, model: ModelConfig, pe: PeConfig) -> tuple[int, int] | tupl
     """
     if pe.code is not None:
         return None, None
-    # Added positions change nothing here, and checking their range needs a tensor with data.
+    # Added positions change nothing here.
     rotating = replace(pe, input="none", input_scale=None)
     decoder = on_meta(Architecture(model, rotating, vocab_size=1, attn=attn))
     cache = decoder.new_cache()
@@ -121,17 +118,14 @@ def attention_flops_per_token(config: RunConfig, seq_len: int) -> int:
 
 
 def flops_per_token(config: RunConfig, vocab_size: int, seq_len: int | None = None) -> int:
-    """Return MFU's numerator: operations in weights and attention, nothing recomputed.
-
-    Each weight takes 6 operations per training token; each weight of the head, 6 per predicted
-    token.
-    """
+    """Return MFU's numerator: operations in weights and attention, nothing recomputed."""
     model = config.model
     seq_len = seq_len or config.train.seq_len
     architecture = config.architecture(vocab_size)
 
+    # Each weight takes 6 operations per token, and those of the head 6 per predicted token.
     in_layers = 6 * model.num_hidden_layers * layer_weights(architecture)
-    head = architecture.head_size * model.hidden_size
+    head = (architecture.num_outputs or architecture.vocab_size) * model.hidden_size
     in_head = 6 * head * config.num_predicted(seq_len) // seq_len
     return in_layers + in_head + attention_flops_per_token(config, seq_len)
 
@@ -145,13 +139,10 @@ def run_flops(config: RunConfig, vocab_size: int) -> int:
 
 
 def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
-    """Return the size of weights and moments in float32, plus a margin for small files.
-
-    Every parameter has two moments; the layers' matrices may have fewer. A tied head is saved under
-    both its names.
-    """
+    """Return the size of weights and moments in float32, plus a margin for small files."""
     model = config.model
     architecture = config.architecture(vocab_size)
+    # A tied head is saved under both its names, and matrices may have fewer moments than two.
     tied = architecture.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
     of_layers = model.num_hidden_layers * layer_weights(architecture)
     spared = of_layers * (2 - config.optim.moments_of_matrices)

@@ -37,14 +37,10 @@ class Inputs(NamedTuple):
         return model(self.ids_BT, positions_BT=self.position_BT, document_BT=self.document_BT)
 
     @property
-    def further(self) -> dict[str, Tensor]:
+    def further(self) -> dict[str, Tensor | None]:
         """The decoder's keyword arguments besides ids and targets."""
-        keywords = {
-            "predicted_BP": self.place_BP,
-            "positions_BT": self.position_BT,
-            "document_BT": self.document_BT,
-        }
-        return {name: tensor for name, tensor in keywords.items() if tensor is not None}
+        places = {"predicted_BP": self.place_BP, "positions_BT": self.position_BT}
+        return {**places, "document_BT": self.document_BT}
 
     def nats(self, model: nn.Module) -> Tensor:
         """Return the summed nats over the targets, or the summed squared errors."""
@@ -54,7 +50,6 @@ class Inputs(NamedTuple):
 
 def on_device(batch: Batch, device: torch.device) -> Inputs:
     """Copy a batch to a device without waiting for the copy."""
-
     tensors: dict[str, Any] = {}
     for name in Inputs._fields:
         array = getattr(batch, name)

@@ -71,11 +71,8 @@ def attention(
     if not is_written_out:
         return _fused(q_BTHK, k_BTGK, v_BTGV, is_met, bias_HTE, sink_H, causal)
 
-    num_shared = q_BTHK.shape[2] // k_BTGK.shape[2]
-    if num_shared > 1:
-        k_BTGK = k_BTGK.repeat_interleave(num_shared, dim=2)
-        v_BTGV = v_BTGV.repeat_interleave(num_shared, dim=2)
-    heads_first = [x.transpose(1, 2).contiguous() for x in (q_BTHK, k_BTGK, v_BTGV)]
+    per_query = (for_queries(x, q_BTHK.shape[2]) for x in (q_BTHK, k_BTGK, v_BTGV))
+    heads_first = [x.transpose(1, 2).contiguous() for x in per_query]
     o_BHTV: Tensor = _Short.apply(*heads_first, bias_HTE, is_met, window, causal, sink_H)  # type: ignore[no-untyped-call]
     return o_BHTV.transpose(1, 2)
 
@@ -117,8 +114,7 @@ def _fused(
     is_plain = mask is None and q_BTHK.shape[3] <= MAX_FLASH
     repeats = num_shared > 1 and not (is_plain and q_BTHK.device.type != "cpu")
     if repeats:
-        k_BTGK = k_BTGK.repeat_interleave(num_shared, dim=2)
-        v_BTGV = v_BTGV.repeat_interleave(num_shared, dim=2)
+        k_BTGK, v_BTGV = (for_queries(x, num_heads) for x in (k_BTGK, v_BTGV))
 
     o_BHTV = F.scaled_dot_product_attention(
         q_BTHK.transpose(1, 2),
@@ -139,7 +135,6 @@ def attention_after(
     *,
     scale: float | None = None,
     window: int | None = None,
-    num_pads_B: Tensor | None = None,
     bias_HTE: Tensor | None = None,
     sink_H: Tensor | None = None,
 ) -> Tensor:
@@ -148,32 +143,22 @@ def attention_after(
     Args:
         values: [B, E, G, ...] each; the output concatenates their features.
         scale: factor on the scores; None: 1/sqrt(K).
-        num_pads_B: the number of a row's first keys that are padding; None: none.
-        bias_HTE: as for `attention`; it may cover more keys, of which these are the last.
+        bias_HTE: it may cover more keys, of which these are the last.
     """
     num_keys, num_groups = k_BEGK.shape[1:3]
     scale = scale or q_BTHK.shape[-1] ** -0.5
-    meets_1TE = meets(q_BTHK.shape[1], num_keys, window, q_BTHK.device)[None]
-    if num_pads_B is not None:
-        key_E = torch.arange(num_keys, device=q_BTHK.device)
-        meets_1TE = meets_1TE & (key_E >= num_pads_B[:, None, None])
-
+    meets_TE = meets(q_BTHK.shape[1], num_keys, window, q_BTHK.device)
     q_BTGSK = torch.unflatten(q_BTHK, 2, (num_groups, -1))
     score_BGSTE = wide(torch.einsum("btgsk,begk->bgste", q_BTGSK, k_BEGK)) * scale
     if bias_HTE is not None:
         bias_GSTE = torch.unflatten(bias_HTE[..., -num_keys:], -3, (num_groups, -1))
         score_BGSTE = score_BGSTE + bias_GSTE
-    score_BGSTE = score_BGSTE.masked_fill(~meets_1TE[:, None, None], -math.inf)
+    score_BGSTE = score_BGSTE.masked_fill(~meets_TE, -math.inf)
     if sink_H is not None:
         sink_GS11 = torch.unflatten(sink_H, 0, (num_groups, -1))[..., None, None]
         sink = sink_GS11.to(score_BGSTE.dtype).expand(*score_BGSTE.shape[:-1], 1)
         score_BGSTE = torch.cat([score_BGSTE, sink], dim=-1)
     weight_BGSTE = score_BGSTE.softmax(-1)[..., :num_keys].to(q_BTHK.dtype)
-    if num_pads_B is not None:
-        # Padding itself attends to nothing: 0, and not 0/0.
-        meets_any_1T1 = meets_1TE.any(-1, keepdim=True)
-        weight_BGSTE = torch.where(meets_any_1T1[:, None, None], weight_BGSTE, 0.0)
-
     parts = [torch.einsum("bgste,begv->btgsv", weight_BGSTE, v_BEGV) for v_BEGV in values]
     return torch.cat(parts, dim=-1).flatten(2, 3)
 
@@ -279,6 +264,12 @@ class _Short(torch.autograd.Function):
         dqkv = (torch.cat(dq, dim=2), dk_BHTK.to(dtype), dv_BHTV.to(dtype))
         dsink_H = dsink_BH.sum(0) if ctx.needs_input_grad[7] else None
         return *dqkv, dbias_HTT, None, None, None, dsink_H
+
+
+def for_queries(x_BTGK: Tensor, num_heads: int) -> Tensor:
+    """Repeat each key/value head for the query heads that it serves, in order."""
+    num_shared = num_heads // x_BTGK.shape[2]
+    return x_BTGK if num_shared == 1 else x_BTGK.repeat_interleave(num_shared, dim=2)
 
 
 def wide(x: Tensor) -> Tensor:

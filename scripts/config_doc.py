@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError
-from rope_exp.identity import classes_of, convert
+from rope_exp.identity import choices, class_of, convert
 from rope_exp.machine import ROOT
 
 PAGE = ROOT / "docs" / "config.md"
@@ -35,7 +35,7 @@ LIMITS = {
     "le": "to",
     "lt": "and below",
     "multiple_of": "in steps of",
-    "min_length": "of characters from",
+    "min_length": "of length from",
     "max_length": "to",
 }
 FIELD = re.compile(r"((?:^    # .*\n)*)^    (\w+): ", re.MULTILINE)
@@ -45,8 +45,12 @@ def text() -> str:
     """Return the page."""
     parts = [HEAD, *_table("", RunConfig)]
     for field in dataclasses.fields(RunConfig):
-        for name, section in classes_of(field).items():
-            choice = field.metadata.get("one_of")
+        choice = field.metadata.get("one_of")
+        names = [getattr(field.default, choice), *choices(field.name)] if choice else [""]
+        for name in names:
+            section = class_of(field, {choice: name})
+            if not dataclasses.is_dataclass(section):
+                continue
             where = f", where `{field.name}.{choice}={name}`" if choice else ""
             about = inspect.cleandoc(section.__doc__ or "")
             parts += ["", f"## {field.name}{where}", "", about, ""]
@@ -79,14 +83,16 @@ def _values(hint: Any) -> str:
         for each in options[1].metadata:
             limits |= {name: getattr(each, name) for name in LIMITS if hasattr(each, name)}
         said = [f"{LIMITS[key]} {value:,}" for key, value in limits.items() if value != 2**63]
-        return " ".join([_values(options[0]), *said])
+        if said:
+            return " ".join([_values(options[0]), *said])
     if hint is type(None):
         return "null"
     # The words of the error for a wrong value.
-    try:
-        convert(hint, {}, "")
-    except ConfigError as error:
-        return str(error.args[2]).removeprefix("must be ")
+    for wrong in ("\0", None):
+        try:
+            convert(hint, wrong)
+        except ConfigError as error:
+            return str(error.args[2]).removeprefix("must ").removeprefix("be ")
     raise AssertionError(hint)
 
 

@@ -96,7 +96,7 @@ class Layer(Attention):
             rows["v"] = self.turn("v", k_BTR[:, :, None], at)
         if cache is not None:
             rows = cache.append(rows)
-            if not cache.is_prefill(x_BTD.shape[1]):
+            if cache.num_seen > x_BTD.shape[1]:
                 return self._absorbed(q_BTHK, rows, at, cache)
 
         c_BTL, k_BTR = torch.split(rows["k"][:, :, 0], self.kept, dim=-1)
@@ -110,9 +110,8 @@ class Layer(Attention):
         return self.turn("o", self.attend(q_BTHK, k_BTHK, [v_BTHV], at, cache), at)
 
     def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
-        # Rows that may be padded are read in the absorbed form.
-        no_pads_B = torch.zeros(len(x_BTD), dtype=torch.int64)
-        return {"absorbed": self.heads(x_BTD, at, LayerCache(pads_B=no_pads_B))}
+        # Tokens after others are read in the absorbed form.
+        return {"absorbed": self.heads(x_BTD, at, LayerCache(num_seen=1))}
 
     def _absorbed(
         self, q_BTHK: Tensor, rows: Mapping[str, Tensor], at: Positions, cache: LayerCache

@@ -178,13 +178,12 @@ def _positions(architecture: Architecture) -> dict[str, Any]:
     model = architecture.model
     pe = architecture.pe
     num_layers = model.num_hidden_layers
-    learned = dict(zip(pe.trained_pairs, pe.learned_names, strict=True))
     rotations = [
         {
             "sites": pair,
             "base": pe.base_of(pair),
             "features": pe.num_features(model.features_per_head, pair),
-            "learned": learned.get(pair),
+            "learned": pe.learned.get(pair),
         }
         for pair in PAIRS
     ]

@@ -175,7 +175,7 @@ def test_no_such_campaign_files_those_that_there_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[1, 2]", ["campaign/mine=", "a group of keys"]),
+        ("[1, 2]", ["campaign/mine=", "must be an object"]),
         ("1: 2", ["campaign/mine.rows: "]),
         ("rows: [", ["mine.yaml", "cannot be read"]),
         ("about: \udcff", ["mine.yaml", "cannot be read"]),
@@ -192,13 +192,13 @@ def test_a_file_that_is_no_campaign(tmp_path: Path, text: str, words: list[str])
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"about": 3}, ["campaign/mine.about=3: must be text"]),
+        ({"about": 3}, ["campaign/mine.about=3: must be a valid string"]),
         ({"test": "welch"}, ["campaign/mine.test=welch: ", "'paired'"]),
-        ({"fixed": "pe=nope"}, ["campaign/mine.fixed", "a list"]),
-        ({"rows": None}, ["campaign/mine.rows=null: ", "a group of keys"]),
+        ({"fixed": "pe=nope"}, ["campaign/mine.fixed", "a valid array"]),
+        ({"rows": None}, ["campaign/mine.rows=null: ", "must be an object"]),
         ({"rows": {}}, ["campaign/mine.rows={}: ", "at least 1 item"]),
         ({"rows": {"../x": []}}, ["campaign/mine.rows", "must be 1 to 64"]),
-        ({"rows": {"x": {"pe": "nope"}}}, ["campaign/mine.rows.x", "a list"]),
+        ({"rows": {"x": {"pe": "nope"}}}, ["campaign/mine.rows.x", "a valid array"]),
         ({"cells": []}, ["campaign/mine.cells=[]: ", "at least 1 item"]),
         ({"cells": [3]}, ["a group of keys"]),
         (
@@ -215,13 +215,13 @@ def test_a_key_of_another_type(tmp_path: Path, values: dict[str, Any], words: li
 
 # Each line is the sweep of a cell, and words of the sentence.
 SWEEPS = """
-train.num_steps=2 | seed: must be a whole number
-| seed: must be a whole number
-seed=[0] | seed=[0]: must be a whole number
+train.num_steps=2 | seed: must be a valid integer
+| seed: must be a valid integer
+seed=[0] | seed=[0]: must be a valid integer
 seed=-1 | seed=-1: must be
 seed=range(0,0) | seed: the sweep is empty
 seed=interval(0,1) | Cannot convert sweep
-seed | override=seed: is not of the form key=value
+seed | seed: cannot be read as key=value
 seed=0 'optim.lr=0.1 | No closing quotation
 seed=0 optim.lr=nan | qk-optim.lr=NaN-s0: optim.lr=NaN: must be
 seed=0 row=your | row=your: must be one of qk, vo

@@ -32,24 +32,13 @@ def test_another_choice_of_a_name_of_ours_is_refused(tmp_path: Path, choice: str
         compose_jobs([], tmp_path)
 
 
-def test_a_choice_that_hydra_does_not_read_is_refused(tmp_path: Path) -> None:
-    """Hydra ignores .yml files and links that lead nowhere, and would silently take ours."""
-    write(tmp_path / "suffix" / "pe" / "qk_rope.yml", "rotate: [v, o]\n")
-    with refused("--config-dir", "pe/qk_rope.yml", "give it another"):
-        run_config([], tmp_path / "suffix")
-    write(tmp_path / "nowhere" / "pe" / "mine.yaml", "rotate: [v]\n")
-    (tmp_path / "nowhere" / "pe" / "qk_rope.yaml").symlink_to("gone")
-    with refused("--config-dir", "pe/qk_rope.yaml", "give it another"):
-        run_config([], tmp_path / "nowhere")
-
-
 BROKEN = {
     "a list": ("- name: VO-RoPE\n", "pe/mine"),
     "an item twice": ("name: A\nname: B\n", "duplicate key"),
     "a number without end": ("name: A\nbase: " + "9" * 5000, "4300 digits"),
     "not UTF-8": ("\udcff", "utf-8"),
-    "a tag": ("name: !!python/object/apply:os.system [ls]\n", "pe/mine.yaml: is no YAML: "),
-    "a list that does not end": ("name: Bad\nrotate: [k, v\n", "pe/mine.yaml: is no YAML"),
+    "a tag": ("name: !!python/object/apply:os.system [ls]\n", "pe/mine.yaml"),
+    "a list that does not end": ("name: Bad\nrotate: [k, v\n", "pe/mine.yaml"),
     "another mapping": ("name: {a: b}\nrotate: []\n", "pe.name="),
 }
 

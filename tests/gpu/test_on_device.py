@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.kinds import KINDS, allowed
+from support.kinds import KINDS, all_sites
 from support.models import SUBSETS, make_sizes, opinionated, tokens
 from support.runs import assert_same_run, train
 
@@ -75,13 +75,13 @@ def test_every_variant_computes_what_a_cpu_does(
 @pytest.mark.parametrize("attn", KINDS, ids=lambda attn: attn.label)
 def test_every_kind_computes_what_a_cpu_does(attn: Kind) -> None:
     """Some kinds have values that are narrower than their keys."""
-    sites = [site for site in "qkvo" if allowed(attn, [site])]
+    sites = all_sites(attn)
     assert_alike(*both(*sites, attn=attn))
 
 
 @pytest.mark.parametrize("attn", KINDS, ids=lambda attn: attn.label)
 def test_decoding_gives_what_the_whole_text_gives(attn: Kind) -> None:
-    sites = [site for site in "qkvo" if allowed(attn, [site])]
+    sites = all_sites(attn)
     _, decoder = both(*sites, attn=attn)
     ids_BT = tokens(2, 40).to(DEVICE)
     with torch.no_grad():

@@ -125,6 +125,12 @@ def rotation_matrix(position: int, dim: int, base: float = BASE) -> Tensor:
     return matrix
 
 
+def fed(decoder: Decoder, ids_BT: Tensor, parts: list[int], cache: Cache | None = None) -> Tensor:
+    """Return the logits of ids that are fed to a cache in parts."""
+    cache = cache or decoder.new_cache()
+    return torch.cat([decoder(part, cache=cache) for part in ids_BT.split(parts, dim=1)], dim=1)
+
+
 def num_numbers(cache: Cache) -> int:
     """Return the number of elements that a cache keeps, over all rows and layers."""
     kept = [[*layer.rows.values(), *layer.states.values()] for layer in cache]

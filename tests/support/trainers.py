@@ -55,8 +55,7 @@ class Uncaptured(StepGraphs):
 
 def uncaptured(trainer: Trainer, kind: type[StepGraphs] = Uncaptured) -> Trainer:
     """Return the trainer, which now makes its steps from tensors that stay in place."""
-    step = trainer.train_step
-    step.graphs = kind(step.update, step.optimizer, step.decoder, step.first_bad_step)
+    trainer.train_step.graphs = kind(trainer.train_step)
     return trainer
 
 

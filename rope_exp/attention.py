@@ -10,7 +10,7 @@ Shapes: B batch, T position, D model width, H query heads, G key/value heads, K 
 V of a value and of an output, E entries kept in the cache, F frequencies.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from rope_exp.encoding import Position
 from rope_exp.identity import chosen
-from rope_exp.kernels import attention, attention_after, wide
+from rope_exp.kernels import attention, wide
 from rope_exp.rope import rotate
 from rope_exp.sections import PAIRS, Kind, ModelConfig, SoftmaxConfig
 
@@ -100,12 +100,11 @@ class Attention(nn.Module):
     # Kinds with a state are always causal, and hold one after so many tokens in training.
     causal = True
     chunk_size = 0
-    # Factor on scores in the absorbed form; None: 1/sqrt(K).
-    scale: float | None = None
 
     def __init__(self, config: ModelConfig, attn: Kind, sites: Collection[str]) -> None:
         super().__init__()
         self.config = config
+        self.attn: Any = attn
         self.head_dim = config.features_per_head
         self.num_heads = config.num_attention_heads
         self.own = None
@@ -140,21 +139,10 @@ class Attention(nn.Module):
         """Return o_BTHV, rotated back if O rotates, before the output projection."""
         raise NotImplementedError
 
-    def attend(
-        self,
-        q_BTHK: Tensor,
-        k_BEGK: Tensor,
-        values: Sequence[Tensor],
-        at: Positions,
-        cache: LayerCache | None,
-    ) -> Tensor:
-        """Return attention of queries at the last T of E positions to the concatenated values."""
-        common: Any = {"window": self.window, "bias_HTE": at.bias_HTE, "sink_H": self.sink_H}
-        if cache is not None and cache.num_seen > q_BTHK.shape[1]:
-            return attention_after(q_BTHK, k_BEGK, values, scale=self.scale, **common)
-        v_BTHV = values[0] if len(values) == 1 else torch.cat([*values], dim=-1)
-        common |= {"causal": self.causal, "document_BT": at.document_BT}
-        return attention(q_BTHK, k_BEGK, v_BTHV, **common)
+    def attend(self, q_BTHK: Tensor, k_BEGK: Tensor, v_BEGV: Tensor, at: Positions) -> Tensor:
+        """Return softmax attention of queries at the last T of E positions."""
+        more: Any = {"bias_HTE": at.bias_HTE, "document_BT": at.document_BT, "sink_H": self.sink_H}
+        return attention(q_BTHK, k_BEGK, v_BEGV, window=self.window, causal=self.causal, **more)
 
     def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
         """Return o_BTHV by equivalent formulas, by the names of these."""
@@ -261,7 +249,7 @@ class SoftmaxAttention(Attention):
             usual_HTE = 0.0 if at.bias_HTE is None else at.bias_HTE[..., -sizes[2] :]
             at = at._replace(bias_HTE=usual_HTE + more_HTE)
 
-        o_BTHK = self.attend(q_BTHK, rows["k"], [rows["v"]], at, cache)
+        o_BTHK = self.attend(q_BTHK, rows["k"], rows["v"], at)
         return self.turn("o", o_BTHK, at)
 
 

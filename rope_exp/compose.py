@@ -76,8 +76,14 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
     sources = (hydra or tree.hydra).runtime.config_sources
     own = [source for source in sources if source.provider not in ("hydra", "main")]
     own_folders = [Path(source.path) for source in own if source.schema == "file"]
-    for folder in own_folders:
-        check_folder(folder)
+    for folder, ours in itertools.product(own_folders, sorted(CONFIGS.rglob("*.*"))):
+        # Hydra would silently ignore one of two choices of a name. It reads no campaigns.
+        choice = ours.relative_to(CONFIGS)
+        theirs = folder / choice
+        is_other = theirs.is_file() and theirs.read_bytes() != ours.read_bytes()
+        if is_other and choice.parts[0] != CAMPAIGNS:
+            reason = f"its {choice} has the name of a choice of ours: give it another"
+            raise ConfigError("--config-dir", str(folder), reason)
 
     def read(name: str, *default: str | None) -> Any:
         return f"${{oc.env:{name}}}" if SECRET.search(name) else oc.env(name, *default)
@@ -106,22 +112,6 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
 def without_hydra(tree: DictConfig) -> DictConfig:
     """Return a copy of a composed config without Hydra's own node."""
     return OmegaConf.masked_copy(tree, [str(key) for key in tree if key != "hydra"])
-
-
-def check_folder(folder: Path) -> None:
-    """Refuse a user's folder with a different choice under one of our names: Hydra ignores one.
-
-    Campaigns may reuse our names, because Hydra does not read them.
-    """
-    if not folder.is_dir():
-        raise ConfigError("--config-dir", str(folder), "there is no such folder")
-    for ours in sorted(CONFIGS.rglob("*.*")):
-        choice = ours.relative_to(CONFIGS)
-        theirs = folder / choice
-        is_other = theirs.is_file() and theirs.read_bytes() != ours.read_bytes()
-        if is_other and choice.parts[0] != CAMPAIGNS:
-            reason = f"its {choice} has the name of a choice of ours: give it another"
-            raise ConfigError("--config-dir", str(folder), reason)
 
 
 def titles(overrides: Sequence[Sequence[str]], configs: Sequence[RunConfig]) -> list[str]:
@@ -178,7 +168,8 @@ def compose_jobs(
     """
     search = []
     if config_dir is not None:
-        check_folder(config_dir)
+        if not config_dir.is_dir():
+            raise ConfigError("--config-dir", str(config_dir), "there is no such folder")
         search = [f"hydra.searchpath=[{json.dumps(f'file://{config_dir.absolute()}')}]"]
 
     try:
@@ -217,11 +208,10 @@ def split(overrides: Sequence[Override]) -> list[list[str]]:
     words = {}
     for override in overrides:
         key = override.get_key_element()
-        is_swept = override.is_discrete_sweep()
-        values = (
-            override.sweep_string_iterator() if is_swept else [override.get_value_element_as_str()]
-        )
-        words[key] = [f"{key}={value}" for value in values]
+        if override.is_discrete_sweep():
+            words[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        else:
+            words[key] = [f"{key}={override.get_value_element_as_str()}"]
         if not words[key]:
             raise ConfigError(key, ..., "the sweep is empty: no choice matches")
     return [list(job) for job in itertools.product(*words.values())]

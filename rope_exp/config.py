@@ -184,10 +184,9 @@ class TrainConfig:
         return self.tokens_until(self.num_steps)
 
     def rows_at_once(self, share: int, seq_len: int) -> int:
-        """Return the sequences per micro-batch for a process's `share` of sequences of one length.
+        """Return the sequences per micro-batch for a process's `share` of one length.
 
-        The share is split into the fewest micro-batches with no more tokens than micro_batch_size
-        sequences of train.seq_len; the last may be smaller.
+        No micro-batch has more tokens than micro_batch_size sequences of train.seq_len.
         """
         if self.micro_batch_size is None:
             return share
@@ -291,15 +290,10 @@ class RunConfig:
 
     def architecture(self, vocab_size: int) -> Architecture:
         """Return the specification of the decoder for a tokenizer's vocabulary."""
-        return Architecture(
-            self.model,
-            self.pe,
-            vocab_size + self.num_own_ids,
-            self.attn,
-            causal=self.causal,
-            num_positions=self.num_positions,
-            num_outputs=self.data.task.num_outputs if self.data.task else None,
-        )
+        outputs = self.data.task.num_outputs if self.data.task else None
+        size = vocab_size + self.num_own_ids
+        places = self.num_positions
+        return Architecture(self.model, self.pe, size, self.attn, self.causal, places, outputs)
 
     @property
     def own_objective(self) -> ModuleType | None:
@@ -343,8 +337,6 @@ class RunConfig:
         """True if no token attends to a later one."""
         return self.train.objective == "causal"
 
-    # -- names and places ----------------------------------------------------------------------
-
     @property
     def order_seed(self) -> int:
         return self.seed if self.data.seed is None else self.data.seed
@@ -368,16 +360,12 @@ class RunConfig:
         """`<pe>-s<seed>`, for the tracker and progress lines."""
         return f"{self.pe.label}-s{self.seed}"
 
-    # -- identity ------------------------------------------------------------------------------
-
     @property
     def config_sha256(self) -> str:
-        """Hash of all numeric values of this run that depart from their defaults."""
         return json_sha256(numeric_values(self, departing=True))
 
     @property
     def group_sha256(self) -> str:
-        """The same hash without pe and seed: equal in all rows that may be compared."""
         departing = numeric_values(self, departing=True)
         return json_sha256({key: departing[key] for key in departing if key not in FACTORS})
 
@@ -433,7 +421,6 @@ def rules(config: "RunConfig") -> Iterator[Rule]:
     pe, model, attn = config.pe, config.model, config.attn
     data, task, tokenizer, train = config.data, config.data.task, config.tokenizer, config.train
 
-    # Keys that would have no effect, which suggests a mistake.
     for part in fields(config):
         values = getattr(config, part.name)
         for field in fields(values) if is_dataclass(values) else ():
@@ -441,7 +428,7 @@ def rules(config: "RunConfig") -> Iterator[Rule]:
             departs = getattr(values, field.name) != field.default
             kinds = field.metadata.get("kinds", (data.kind,))
             yield departs and data.kind not in kinds, key, f"is for data={' or '.join(kinds)} alone"
-            for needed in field.metadata.get("needs", ()):
+            for needed in field.metadata.get("needs", "").split():
                 is_missing = departs and not attrgetter(needed)(config)
                 yield is_missing, key, NEEDS.get(needed, f"needs {needed}")
 
@@ -459,8 +446,7 @@ def rules(config: "RunConfig") -> Iterator[Rule]:
 
     # The budget.
     known = (*CORE_OBJECTIVES, *choices("objective"))
-    reason = f"must be one of {', '.join(known)}"
-    yield train.objective not in known, "train.objective", reason
+    yield train.objective not in known, "train.objective", f"must be one of {', '.join(known)}"
     for seq_len, _, *rows in train.stages or ():
         tokens = train.tokens_per_step
         reason = f"sequences of {seq_len} do not divide the {tokens} tokens of a step; add a number"
@@ -468,17 +454,17 @@ def rules(config: "RunConfig") -> Iterator[Rule]:
     steps = train.staged[-1].last_step
     yield steps != train.num_steps, "train.num_steps", f"must be the {steps} of train.stages"
     if task:
-        reason = "must be {0.data.task.objective} for data={0.data.kind}"
-        yield train.objective != task.objective, "train.objective", reason
+        is_other = train.objective != task.objective
+        yield is_other, "train.objective", "must be {0.data.task.objective} for data={0.data.kind}"
         yield train.stages, "train.stages", "data={0.data.kind} has rows of one length; leave null"
-        reason = "must be at least {0.data.task.least_seq_len} for data={0.data.kind}"
-        yield train.seq_len < task.least_seq_len, "train.seq_len", reason
+        is_short = train.seq_len < task.least_seq_len
+        yield is_short, "train.seq_len", f"must be at least {task.least_seq_len} for these data"
     else:
         yield not config.predicts_tokens, "train.objective", "is for data=spikes alone"
 
     # Attention.
     heads = model.num_attention_heads
-    reason = "must divide model.num_attention_heads={0.model.num_attention_heads}"
+    reason = f"must divide model.num_attention_heads={heads}"
     yield heads % model.num_key_value_heads, "model.num_key_value_heads", reason
     refused = [site for site in pe.rotate if site not in attn.sites()]
     yield refused, "pe.rotate", f"{' and '.join(refused)} cannot rotate: {attn.why_not}"

@@ -144,8 +144,8 @@ def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
     architecture = config.architecture(vocab_size)
     # A tied head is saved under both its names, and matrices may have fewer moments than two.
     tied = architecture.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
-    of_layers = model.num_hidden_layers * layer_weights(architecture)
-    spared = of_layers * (2 - config.optim.moments_of_matrices)
+    in_layers = model.num_hidden_layers * layer_weights(architecture)
+    spared = in_layers * (2 - config.optim.moments_of_matrices)
     return 12 * num_parameters(architecture) - 4 * spared + 4 * tied + 2**20
 
 
@@ -161,11 +161,11 @@ def memory_bytes(config: RunConfig, vocab_size: int) -> int:
     model = config.model
     architecture = config.architecture(vocab_size)
 
-    num_tokens = 0
-    for stage in train.staged:
-        share = stage.batch_size // int(config.launch.num_processes)
-        rows = train.rows_at_once(share, stage.seq_len)
-        num_tokens = max(num_tokens, rows * stage.seq_len)
+    world_size = int(config.launch.num_processes)
+    num_tokens = max(
+        train.rows_at_once(stage.batch_size // world_size, stage.seq_len) * stage.seq_len
+        for stage in train.staged
+    )
 
     width = 2 if train.precision == "bf16" else 4
     activations = 17 * width * num_tokens * model.num_hidden_layers * model.hidden_size

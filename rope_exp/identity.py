@@ -41,7 +41,8 @@ def numeric(default: Any, **facts: Any) -> Any:
 
     Args:
         facts: about the key:
-            needs: attributes of the run's config without which it may not depart.
+            needs: attributes of the run's config without which it would have no effect, which
+                suggests a mistake. Keys of any rotation need none: sweeps set them for NoPE, too.
             kinds: the kinds of data that have the key; without this, all have it.
             of_tokens: True if it determines the tokens of a corpus.
             own_parameters: present if it gives a variant parameters of its own: the further keys

@@ -107,7 +107,7 @@ def write_record(
     # A record that cannot be read back is not written; otherwise the cell would count as done.
     read_record(path, text.encode())
     make_folders(path.parent)
-    write_atomically(path, text, replace=False)
+    write_atomically(path, text)
 
 
 def stored_records(records: Path, campaign: str) -> dict[Path, bytes]:
@@ -165,7 +165,7 @@ def read_record(path: Path, content: bytes | None = None) -> Run:
         config=config,
         result=result,
         metrics=_rows(path, record["curve"], config),
-        env=record["env"],
+        env=values["env"],
         where=where,
         group=record["campaign"],
         row=record["row"],

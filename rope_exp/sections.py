@@ -61,15 +61,11 @@ Sites = Annotated[
 Pattern = tuple[Literal[0, 1], ...]
 _IDENTIFIER = "[A-Za-z_][A-Za-z0-9_]{0,63}"
 ClassOfFile = Annotated[str, Field(pattern=rf"^{_IDENTIFIER}\.{_IDENTIFIER}$")]
-# Beyond this, a layer's objects outweigh its weights, and memory estimates would miss them.
-Layers = Annotated[int, Field(ge=1, le=4096)]
-# The largest published vocabularies hold a million; the trainer of merges reserves memory for the
-# whole requested size.
+# The trainer of merges reserves memory for the whole requested size.
 VocabSize = Annotated[int, Field(ge=MIN_VOCAB_SIZE, le=2**24)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 SUBSETS = [subset for size in range(5) for subset in itertools.combinations(SITES, size)]
-# The names of inputs and biases.
 _INPUTS = {"none": "", "sinusoidal": "Sinusoidal", "learned": "Learned"}
 _BIASES = {"none": "", "alibi": "ALiBi", "t5": "T5"}
 
@@ -101,16 +97,11 @@ def is_commit(revision: str | None) -> bool:
     return re.fullmatch("[0-9a-f]{40}", revision or "") is not None
 
 
-# A key that would have no effect suggests a mistake. Keys of any rotation (base, fraction,
-# precision, start) need none: a sweep over variants sets them for all, including NoPE.
-
-
 @section
 class PeConfig:
     """Position encoding: rotation, and terms added to embeddings (`input`) or scores (`bias`).
 
-    Rotation has frequencies theta_f = base^(-2f/n) on n = `fraction` of the features of `rotate`,
-    in the layers given by `layers`.
+    Rotation has frequencies theta_f = base^(-2f/n) on n = `fraction` of a head's features.
     """
 
     # Name in tables and folders.
@@ -119,31 +110,30 @@ class PeConfig:
     rotate: Sites = numeric(("q", "k"), assumption="elsewhere")
     base: Base = 10000.0
     # The share of each head's features that rotates.
-    fraction: Fraction = numeric(1.0, needs=("attn.takes_heads",))
+    fraction: Fraction = numeric(1.0, needs="attn.takes_heads")
     # true: theta itself is learned (raw); log: s is learned, with theta = theta0 e^s.
     trainable: bool | Literal["raw", "log"] = numeric(
         False,
-        needs=("pe.rotate",),
+        needs="pe.rotate",
         own_parameters=("pe.rotate", "pe.fraction", "pe.fraction_vo"),
     )
     # The position of a sequence's first token.
     start: Natural = 0
-    # Precision of angles and products. bf16 is for the study of noise: it is exact only up to
-    # position 256.
+    # Precision of angles and products; bf16 is exact only up to position 256.
     precision: Literal["float32", "bf16"] = "float32"
     # The base for v and o; null: as for q and k.
-    base_vo: Base | None = numeric(None, needs=("pe.rotates_vo",))
+    base_vo: Base | None = numeric(None, needs="pe.rotates_vo")
     # The fraction for v and o; null: as for q and k.
-    fraction_vo: Fraction | None = numeric(None, needs=("pe.rotates_vo", "attn.takes_heads"))
+    fraction_vo: Fraction | None = numeric(None, needs="pe.rotates_vo attn.takes_heads")
     # The layers that rotate; null: all; [1, 1, 1, 0]: all but every fourth.
-    layers: Pattern | None = numeric(None, needs=("pe.rotate",))
+    layers: Pattern | None = numeric(None, needs="pe.rotate")
     # The layers that rotate v and o; null: as for q and k.
-    layers_vo: Pattern | None = numeric(None, needs=("pe.rotates_vo",))
+    layers_vo: Pattern | None = numeric(None, needs="pe.rotates_vo")
     # Learning rate of learned frequencies, as a multiple of optim.lr.
-    trainable_lr: Positive = numeric(1.0, needs=("pe.trainable",), assumption="departing")
+    trainable_lr: Positive = numeric(1.0, needs="pe.trainable", assumption="departing")
     # The unit that has its own learned frequencies; head: a key/value head of a layer.
     trainable_scope: Literal["model", "layer", "head"] = numeric(
-        "model", needs=("pe.trainable",), own_parameters=(), assumption="departing"
+        "model", needs="pe.trainable", own_parameters=(), assumption="departing"
     )
     # Added to the embeddings: sines and cosines of the position, or a learned row per position.
     input: Literal["none", "sinusoidal", "learned"] = numeric(
@@ -152,21 +142,20 @@ class PeConfig:
         assumption="departing",
     )
     # Amplitude of sines and cosines; null: as large as the initial embeddings.
-    input_scale: Positive | None = numeric(None, needs=("pe.is_sinusoidal",))
+    input_scale: Positive | None = numeric(None, needs="pe.is_sinusoidal")
     # Added to the scores: the distance times a slope per head, or a learned value per distance.
     bias: Literal["none", "alibi", "t5"] = numeric(
         "none",
-        needs=("attn.keeps_keys", "predicts_tokens"),
+        needs="attn.keeps_keys predicts_tokens",
         own_parameters=(),
         assumption="departing",
     )
-    # A position encoding of your own: wave.Wave is the class Wave in wave.py, in a folder of
-    # --config-dir.
-    code: ClassOfFile | None = numeric(None, needs=("attn.takes_additions",))
+    # A position encoding of your own: wave.Wave is class Wave of wave.py, in a --config-dir.
+    code: ClassOfFile | None = numeric(None, needs="attn.takes_additions")
     # SHA-256 of that file's text; filled in.
-    code_sha256: Sha256 | None = numeric(None, needs=("pe.code",), own_parameters=())
+    code_sha256: Sha256 | None = numeric(None, needs="pe.code", own_parameters=())
     # The file's text; filled in.
-    source: str | None = setting(None, needs=("pe.code",))
+    source: str | None = setting(None, needs="pe.code")
 
     def __post_init__(self) -> None:
         layers = shortest(self.layers)
@@ -250,23 +239,21 @@ class ModelConfig:
     name: Name = setting("nano")
     hidden_size: Size = 128
     intermediate_size: Size = 352
-    num_hidden_layers: Layers = 4
+    num_hidden_layers: Annotated[int, Field(ge=1, le=4096)] = 4
     num_attention_heads: Size = 2
     num_key_value_heads: Size = 2
     rms_norm_eps: Positive = 1e-5
-    tie_word_embeddings: bool = numeric(False, needs=("predicts_tokens",))
+    tie_word_embeddings: bool = numeric(False, needs="predicts_tokens")
     # null: hidden_size / num_attention_heads.
-    head_dim: Size | None = numeric(None, needs=("attn.takes_heads",))
+    head_dim: Size | None = numeric(None, needs="attn.takes_heads")
     # Number of latest keys that a query attends to, its own included; null: all earlier keys.
-    window: Count | None = numeric(None, needs=("attn.keeps_keys", "causal"))
+    window: Count | None = numeric(None, needs="attn.keeps_keys causal")
     # Layers that have the window; null: all; [1, 1, 1, 0]: all but every fourth.
-    window_layers: Pattern | None = numeric(None, needs=("model.window",))
+    window_layers: Pattern | None = numeric(None, needs="model.window")
     # Normalize queries and keys per head, before rotation.
-    qk_norm: bool = numeric(False, needs=("attn.takes_additions",), assumption="departing")
+    qk_norm: bool = numeric(False, needs="attn.takes_additions", assumption="departing")
     # Mix a learned share of the previous token into keys and values.
-    token_shift: bool = numeric(
-        False, needs=("attn.takes_additions", "causal"), assumption="departing"
-    )
+    token_shift: bool = numeric(False, needs="attn.takes_additions causal", assumption="departing")
     # Set the MLP's width so that the decoder has this many parameters; null: keep it.
     match_params: Count | None = setting(None)
 
@@ -322,10 +309,9 @@ class DataConfig:
     reset_positions: bool = numeric(False, kinds=TEXT, assumption="elsewhere")
     # Restrict attention to the query's own document, in evaluation, too.
     document_mask: bool = numeric(
-        False, kinds=TEXT, needs=("attn.keeps_keys",), assumption="elsewhere"
+        False, kinds=TEXT, needs="attn.keeps_keys", assumption="elsewhere"
     )
-    # Positions of a training sequence start at a random number from 0 to this one, drawn by
-    # data.seed, step and sequence; in evaluation they start at 0.
+    # Training sequences start at random positions from 0 to this one; in evaluation, at 0.
     random_start: Natural = numeric(0, kinds=TEXT, assumption="elsewhere")
     # addition: the most significant digit first (plain), or the least (reversed).
     order: Literal["plain", "reversed"] = numeric(
@@ -361,10 +347,6 @@ class DataConfig:
         """The unit of losses."""
         return "nats per token" if self.task is None else self.task.unit
 
-    @property
-    def period_s(self) -> float:
-        return self.period or PERIOD_S
-
 
 @section
 class TokenizerConfig:
@@ -378,7 +360,7 @@ class TokenizerConfig:
     train_bytes: Count | None = 20_000_000
     # pretrained: a folder, or a repository on the hub.
     path: PathText | None = None
-    revision: str | None = numeric(None, needs=("tokenizer.path",))
+    revision: str | None = numeric(None, needs="tokenizer.path")
 
 
 @section
@@ -418,8 +400,7 @@ class Kind:
 
     # True if it keeps keys, which a window can forget; a state cannot forget.
     keeps_keys = True
-    # True if it uses model.num_key_value_heads, model.head_dim and pe.fraction; False if it has
-    # its own sizes.
+    # True if it uses model.num_key_value_heads, model.head_dim and pe.fraction.
     takes_heads = True
     # True if it supports model.qk_norm, model.token_shift and pe.code.
     takes_additions = False

@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -296,7 +296,7 @@ class Trainer:
         Returns "finished", "diverged", or "stopped": the same command resumes from the last step.
         """
         record = Record(self) if self.parallel.is_main else None
-        with record or nullcontext():
+        with record.tracker if record else nullcontext():
             status = self._loop(record)
             if status == "finished" and self.config.train.probes:
                 has_answers = record is None or self._ask_probes()
@@ -380,10 +380,8 @@ class Trainer:
                 self.held_out_rows,
                 micro_batch_size=self.rows_at_once,
                 device=self.parallel.device,
-                rank=self.parallel.rank,
-                world_size=self.parallel.world_size,
+                parallel=self.parallel,
                 should_stop=self.should_stop,
-                sum_over_ranks=self.parallel.sum,
             )
 
     def _ask_probes(self) -> bool:
@@ -406,7 +404,6 @@ class Trainer:
         """Save this step once, on rank 0, after the rows up to it are on the disk."""
         if self.step == self.saved_step:
             return
-
         if record is not None:
             record.writer.sync()
             state = {
@@ -419,7 +416,6 @@ class Trainer:
             moments = optimizer_tensors(self.train_step.optimizer, self.decoder)
             checkpoint.save(folder, self.step, weights(self.decoder), moments, state)
             checkpoint.prune(folder, self.config.train.keep_checkpoints, newest=self.step)
-
         self.parallel.wait()
         self.saved_step = self.step
         self.throughput.pause()
@@ -428,24 +424,21 @@ class Trainer:
 # -- what a run records --------------------------------------------------------------------------
 
 
-class Record(ExitStack):
+class Record:
     """The rows and the result of a run in training, written by rank 0."""
 
     def __init__(self, trainer: Trainer) -> None:
-        super().__init__()
         self.trainer = trainer
-        self.config = config = trainer.config
+        self.config = trainer.config
         folder = trainer.folder
         start = trainer.start
         checkpoint.clear_leftovers(folder / "checkpoints")
         # A step whose evaluation was interrupted gets its row when it is evaluated again.
         self.writer = MetricsWriter(folder, start["step"] - (start["unrecorded"] is not None))
-        self.tracker = self.enter_context(Tracker(config, folder))
+        self.tracker = Tracker(self.config, folder)
+        self.progress = Progress(self.config.name, self.config.train.num_steps)
         # The time at which the run would have begun without interruptions.
         self.began = time.perf_counter() - start["elapsed_s"]
-        self.progress = Progress(config.name, config.train.num_steps)
-        if config.train.compile:
-            log(f"{config.name}: compiling")
 
     def elapsed_s(self) -> float:
         """Return the run's training time so far, including earlier starts."""

@@ -136,7 +136,7 @@ def _begin(trainer: Any, laws: Mapping[str, Any]) -> None:
     lines = [
         f"{config.pe.label} {config.model.name}, {trainer.num_parameters:,} parameters, on "
         f"{config.data.name}, {train.num_steps:,} steps, on {config.launch.device}, in {folder}",
-        f"{train.precision}, {'compiled' if train.compile else 'not compiled'}",
+        f"{train.precision}, {'compiling' if train.compile else 'not compiled'}",
         *env["marks"][len(old.get("marks", ())) :],
     ]
     if data.num_train_tokens is not None:

@@ -61,14 +61,14 @@ def text() -> str:
 def _table(prefix: str, section: Any) -> Iterator[str]:
     """Yield the lines of the table of a dataclass's own keys."""
     hints = typing.get_type_hints(section, include_extras=True)
-    told: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for base in reversed(section.__mro__[:-1]):
-        told |= {name: comment for comment, name in FIELD.findall(inspect.getsource(base))}
+        meanings |= {name: comment for comment, name in FIELD.findall(inspect.getsource(base))}
 
     yield "| key | default | values | meaning |\n|---|---|---|---|"
     for field in dataclasses.fields(section):
         if not dataclasses.is_dataclass(field.default):
-            meaning = re.sub(r"\s*\n?    # ", " ", told.get(field.name, "")).strip()
+            meaning = re.sub(r"\s*\n?    # ", " ", meanings.get(field.name, "")).strip()
             cells = [f"`{json.dumps(field.default)}`", _values(hints[field.name]), meaning]
             yield " | ".join([f"| `{prefix}{field.name}`", *cells]) + " |"
 
@@ -80,11 +80,11 @@ def _values(hint: Any) -> str:
         return ", or ".join(map(_values, options))
     if typing.get_origin(hint) is Annotated and isinstance(options[1], FieldInfo):
         limits: dict[str, float] = {}
-        for each in options[1].metadata:
-            limits |= {name: getattr(each, name) for name in LIMITS if hasattr(each, name)}
-        said = [f"{LIMITS[key]} {value:,}" for key, value in limits.items() if value != 2**63]
-        if said:
-            return " ".join([_values(options[0]), *said])
+        for limit in options[1].metadata:
+            limits |= {name: getattr(limit, name) for name in LIMITS if hasattr(limit, name)}
+        words = [f"{LIMITS[key]} {value:,}" for key, value in limits.items() if value != 2**63]
+        if words:
+            return " ".join([_values(options[0]), *words])
     if hint is type(None):
         return "null"
     # The words of the error for a wrong value.

@@ -205,13 +205,13 @@ def weighed(layer: Attention, see: See) -> Iterator[None]:
     """
     attend = layer.attend
 
-    def watched(q_BTHK: Tensor, k_BTGK: Tensor, values: Any, at: Positions, cache: Any) -> Tensor:
+    def watched(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, at: Positions) -> Tensor:
         with torch.autocast(q_BTHK.device.type, enabled=False):
             q = wide(q_BTHK)
             k = wide(k_BTGK)
             unit_TT = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)
             unit_BTGT = unit_TT[:, None].expand(*k.shape[:3], -1)
-            weights_BHTT = attend(q, k, [unit_BTGT], at, cache).transpose(1, 2)
+            weights_BHTT = attend(q, k, unit_BTGT, at).transpose(1, 2)
             # As they were before their site's rotation.
             q, k = (
                 turned(x, at.tables(site), layer.rotary_dim, inverse=True)
@@ -220,7 +220,7 @@ def weighed(layer: Attention, see: See) -> Iterator[None]:
                 for site, x in (("q", q), ("k", k))
             )
             see(weights_BHTT, q, k)
-        return attend(q_BTHK, k_BTGK, values, at, cache)
+        return attend(q_BTHK, k_BTGK, v_BTGV, at)
 
     with instead(layer, "attend", watched):
         yield

@@ -128,7 +128,7 @@ def test_a_cache_holds_what_the_config_says(attn: Kind, sizes: dict[str, Any]) -
 
 @pytest.mark.parametrize(
     ("changes", "is_one"),
-    [({}, True), ({"fraction": 0.5}, True), *((each, False) for each in APART)],
+    [({}, True), ({"fraction": 0.5}, True), *((changes, False) for changes in APART)],
     ids=str,
 )
 @pytest.mark.parametrize("attn", SHARES, ids=str)
@@ -200,7 +200,7 @@ def test_in_bf16_layer_and_cache_are_near(attn: Kind, sizes: dict[str, Any]) -> 
 @torch.no_grad()
 def test_kinds_with_keys_take_a_bias(attn: Kind, bias: str) -> None:
     """Cached decoding equals the full forward pass, and the bias changes the logits."""
-    biased, plain = (decoder_of(attn, ("q", "k"), {}, bias=each) for each in (bias, "none"))
+    biased, plain = (decoder_of(attn, ("q", "k"), {}, bias=name) for name in (bias, "none"))
     ids_BT = tokens(2, LENGTH)
     whole = biased(ids_BT)
     assert deviation(fed(biased, ids_BT, [5, 1, 6]), whole) < TOLERANCE

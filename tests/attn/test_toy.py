@@ -1,8 +1,4 @@
-"""Tests that a new kind of attention, added as docs/extending.md describes, works everywhere.
-
-It is one module and one choice file. Its laws, weights, counts, cache, hash and plan must then
-work without other changes.
-"""
+"""Tests that a new kind of attention, one module and one choice file, works everywhere."""
 
 import sys
 from collections.abc import Collection, Sequence

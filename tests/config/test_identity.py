@@ -15,8 +15,7 @@ from rope_exp.config import RunConfig, flat
 from rope_exp.decoder import Decoder, weights, weights_sha256
 from rope_exp.files import json_sha256
 from rope_exp.identity import chosen, facts_of, numeric_values
-from rope_exp.schedule.wsd import Config as WsdConfig
-from rope_exp.sections import DataConfig, PeConfig, ScheduleConfig
+from rope_exp.sections import DataConfig, PeConfig
 
 # Every key with its default: identities leave out defaults, so they would not show a change of
 # one. A new key is added to the file with its default; existing lines never change. `settings` are
@@ -132,16 +131,3 @@ def test_departures_are_the_numeric_values_that_depart() -> None:
     assert numeric_values(config, departing=True) == expected
     assert config.config_sha256 == json_sha256(expected)
     assert config.group_sha256 == json_sha256({"optim": {"lr": 0.1}})
-
-
-def test_another_kind_of_schedule_shows_its_name() -> None:
-    """Its defaults are no departures, so only the name distinguishes it from the cosine."""
-    assert numeric_values(RunConfig(schedule=WsdConfig()), departing=True) == {
-        "schedule": {"name": "wsd"}
-    }
-    assert numeric_values(RunConfig(schedule=ScheduleConfig()), departing=True) == {}
-
-
-def test_the_default_of_a_key_and_its_value_written_out_are_one() -> None:
-    written = run_config([WARMUP, "optim.lr=3.0e-3", "pe.base=10000", "schedule=cosine"])
-    assert written.config_sha256 == RunConfig().config_sha256

@@ -10,7 +10,6 @@ from rope_exp.errors import ConfigError
 # Each line is a command line, the beginning of the sentence, and further words of it.
 MISTAKES = r"""
 pe=nosuch | pe=nosuch: there is no such choice; choose one of alibi, fox, fox_vo, k_rope |
-pe=vo_rop | pe=vo_rop: there is no such choice; did you mean vo_rope? |
 +experiment=../../elsewhere | experiment |
 hydra/launcher=nosuch | hydra/launcher=nosuch: there is no such choice | plugin installed
 pe=null | config: |
@@ -19,11 +18,9 @@ experiment=nine | experiment: nothing is chosen there yet |
 train.num_stepz=1 | train.num_stepz: there is no such key; did you mean train.num_steps? |
 modl=1b | modl: there is no such key; did you mean model? |
 lr=0.1 | lr: there is no such key; did you mean optim.lr? |
-++nosuch.key=1 | nosuch: there is no such key |
 +campaign=noise | campaign: there is no such key |
 +pe._target_=os.system | pe._target_: there is no such key |
 schedule.decay_fraction=0.1 | schedule.decay_fraction: there is no such key |
-attn=mla attn.kv_rnk=2 | attn.kv_rnk: there is no such key; did you mean attn.kv_rank? |
 +seed=1 | seed: is a key already; leave out the + |
 
 novalue | novalue: cannot be read as key=value |
@@ -32,20 +29,15 @@ seed=0,1 | seed: several values make a sweep |
 hydra.run.dir=a,b | hydra.run.dir: several values make a sweep |
 seed=??? | seed: |
 seed=${nosuch} | seed: |
-seed= | seed=: |
 
 pe.rotate=[x] | pe.rotate=["x"]: must be 'q', 'k', 'v' or 'o' |
 pe.rotate=[q,q] | pe.rotate=["q", "q"]: must name each site at most once |
 pe.rotate=q | pe.rotate=q: must be a valid array |
-pe.rotate={a:1} | pe.rotate: |
-pe.rotate=[[[[[[[[[[[[q]]]]]]]]]]]] | pe.rotate= |
 pe.base=1 | pe.base=1: must be greater than 1 |
 pe.layers=[0,2] | pe.layers=[0, 2]: must be 0 or 1 |
 init_weights=abc | init_weights=abc: must match pattern |
 seed=-1 | seed=-1: must be greater than or equal to 0 |
-seed=1e400 | seed=Infinity: |
 train.num_steps=abc | train.num_steps=abc: must be a valid integer |
-train.precision=fp8 | train.precision=fp8: must be 'auto', 'bf16' or 'fp32' |
 train.compile=maybe | train.compile=maybe: must be a valid boolean, or must be 'auto' |
 optim.lr=nan | optim.lr=NaN: | finite number
 optim.betas=[0.9,1.0] | optim.betas=[0.9, 1.0]: must be less than 1 |
@@ -54,23 +46,18 @@ schedule.name=linear | schedule.name=linear: must be one of cosine, wsd |
 attn.kind=linaer | attn.kind=linaer: must be one of softmax, decay, latent, linear |
 data.kind=hub2 | data.kind=hub2: must be one of stdlib, files, hub, addition |
 train.objective=mlm2 | train.objective=mlm2: must be one of causal, regression, mlm |
-attn=mla attn.rope_dim=7 | attn.rope_dim=7: must be a multiple of 2 |
-attn=decay pe=vo_rope attn.gamma=1.5 | attn.gamma=1.5: | less than 1
 tokenizer.vocab_size=10 | tokenizer.vocab_size=10: must be greater than or equal to 257 |
 train.stages=[[512]] | train.stages=[[512]]: must list [length, steps] or |
 train.stages=[512,500] | train.stages=[512, 500]: must be a valid array |
 train.stages=[[512,0]] | train.stages=[[512, 0]]: must be greater than or equal to 1 |
 
 pe.fraction=0.01 | pe.fraction=0.01: leaves no pair |
-pe=qkvo_rope pe.fraction_vo=0.01 | pe.fraction_vo=0.01: leaves no pair |
 train.stages=[[256,490],[1024,10]] pe.start=16777000 | pe.start=16777000: | not exact in float32
 data.random_start=16777000 | data.random_start=16777000: | not exact in float32
 pe.layers=[0,0,0,0,1] | pe.layers=[0, 0, 0, 0, 1]: reaches none of the layers |
-pe=qkvo_rope pe.layers_vo=[0,1] model.num_hidden_layers=1 | pe.layers_vo= | reaches none
 pe=sinusoidal model.hidden_size=33 model.head_dim=8 | model.hidden_size=33: must be even |
 pe=nope pe.trainable=true | pe.trainable=true: needs pe.rotate |
 pe.base_vo=100 | pe.base_vo=100.0: needs v or o in pe.rotate |
-pe.trainable_scope=head | pe.trainable_scope=head: needs pe.trainable |
 pe.input_scale=2 | pe.input_scale=2.0: needs pe.input=sinusoidal |
 model.window_layers=[1,0] | model.window_layers=[1, 0]: needs model.window |
 
@@ -79,18 +66,15 @@ model.num_attention_heads=128 | model.num_attention_heads=128: leaves heads | mu
 model.num_key_value_heads=3 | model.num_key_value_heads=3: must divide | attention_heads=2
 model.head_dim=7 | model.head_dim=7: leaves heads | must be even
 model.match_params=1000 | model.match_params=1000: cannot be met within 0.1 % |
-model.match_params=2000000 tokenizer=pretrained tokenizer.path=x | model.match_params=2000000: |
 train.stages=[[512,200]] | train.num_steps=500: must be the 200 of train.stages |
 train.stages=[[1000,500]] | train.stages=[[1000, 500]]: sequences of 1000 do not divide the 4096 tokens |
 schedule=wsd schedule.warmup_fraction=0.9 | schedule.warmup_fraction=0.9: warm-up and decay exceed |
 
 attn=mla pe=vo_rope | pe.rotate=["v", "o"]: v and o cannot rotate | attn=mla_vo (attn.value_rope=true) has
-attn=shared_s3 pe=v_rope | pe.rotate=["v"]: v cannot rotate |
 attn=decay | pe.rotate= | neither queries nor keys
 attn=linear model.window=8 | model.window=8: attn.kind=linear keeps a state |
 attn=decay pe=vo_rope data.document_mask=true | data.document_mask=true: | keeps a state
 attn=mla model.head_dim=32 | model.head_dim=32: attn.kind=latent has sizes of its own |
-attn=mla pe.fraction=0.5 | pe.fraction=0.5: attn.kind=latent has sizes of its own |
 attn=shared_s2 model.num_key_value_heads=1 | model.num_key_value_heads=1: | no such heads
 attn=shared_s2 attn.groups=3 | attn.groups=3: must divide |
 attn=linear model.token_shift=true | model.token_shift=true: attn.kind=linear has none; attn=softmax has |
@@ -109,11 +93,9 @@ data=addition train.seq_len=32 | train.seq_len=32: must be at least 33 |
 data=addition data.path=x | data.path=x: | no other has a path
 data=copy data.order=reversed | data.order=reversed: is for data=addition alone |
 data=copy train.seq_len=256 train.stages=[[256,400],[512,100]] | train.stages= | data=copy has rows of one length; leave null
-data=copy train.objective=mlm | train.objective=mlm: must be causal for data=copy |
 train.objective=regression | train.objective=regression: is for data=spikes alone |
 data=spikes attn=linear | train.objective=regression: | goes one way alone
 data=spikes model.window=8 | model.window=8: needs train.objective=causal; regression looks both ways |
-data=spikes model.tie_word_embeddings=true | model.tie_word_embeddings=true: | not tokens
 data=spikes pe=alibi | pe.bias=alibi: data=spikes predicts numbers, not tokens |
 data=spikes pe=learned | pe.input=learned: | between whole ones
 train.objective=mlm attn=linear | train.objective=mlm: looks both ways, and the state that attn |

@@ -38,11 +38,11 @@ def test_what_is_no_run_is_left_out_by_name(tmp_path: Path, name: str) -> None:
     make_run(tmp_path, pe="vo_rope")
     broken = make_run(tmp_path, pe="nope")
     (broken / name).write_text("x\n")
-    for other in ("vo_rope/notes", "scraps", ".hidden", "vo_rope/.seed0.old-1"):
+    for other in ("vo_rope/notes", ".hidden", "vo_rope/.seed0.old-1"):
         (tmp_path / "g" / other).mkdir()
     runs, left_out = read_runs([tmp_path / "g"])
     assert [run.where for run in runs] == ["g/vo_rope/seed0"]
-    assert sorted(left_out) == ["g/nope/seed0", "g/scraps", "g/vo_rope/notes"]
+    assert sorted(left_out) == ["g/nope/seed0", "g/vo_rope/notes"]
     assert str(broken / name) in left_out["g/nope/seed0"]
 
 

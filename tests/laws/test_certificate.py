@@ -13,7 +13,7 @@ from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.errors import LawError
 from rope_exp.laws.certificate import certificate, expected_class
-from rope_exp.sections import Kind, SoftmaxConfig
+from rope_exp.sections import Kind
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,6 @@ from rope_exp.sections import Kind, SoftmaxConfig
     [
         (LatentConfig(), "absorbed", "attn.latent:Layer._absorbed"),
         (RetentionConfig(), "parallel", "attn._recurrence:parallel"),
-        (SoftmaxConfig(), "cached", "attention:attention_after"),
     ],
 )
 def test_a_formula_that_differs_is_refused(

@@ -40,7 +40,7 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 PARTS = {f"{sites}_rope" for sites in ("q", "k", "v", "o", "qk", "vo", "qkv")}
 
 
-@pytest.mark.parametrize("pe", [each for each in choices("pe") if each not in PARTS])
+@pytest.mark.parametrize("pe", [name for name in choices("pe") if name not in PARTS])
 def test_every_position_is_one_graph(pe: str) -> None:
     assert breaks(f"pe={pe}") == []
 

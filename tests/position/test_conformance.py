@@ -127,6 +127,8 @@ def test_its_parameters_learn_and_move_no_others(name: str) -> None:
     assert weights_sha256(llama_weights(decoder)) == weights_sha256(weights(plain))
 
     decoder(tokens(2, LENGTH), tokens(2, LENGTH, seed=1)).backward()
-    own = {key: each for key, each in decoder.named_parameters() if key not in weights(plain)}
+    own = {
+        key: parameter for key, parameter in decoder.named_parameters() if key not in weights(plain)
+    }
     assert bool(own) == (name not in WITHOUT_PARAMETERS)
-    assert all(each.grad is not None and bool(each.grad.any()) for each in own.values())
+    assert all(x.grad is not None and bool(x.grad.any()) for x in own.values())

@@ -1,7 +1,4 @@
-"""Tests of position encodings from a user's file: the docs' examples, and built-in schemes.
-
-A built-in scheme, written as a user's file, must give the same logits as the built-in code.
-"""
+"""Tests of position encodings from a user's file: the docs' examples, and built-in schemes."""
 
 import math
 from dataclasses import replace
@@ -162,7 +159,7 @@ FAULTY = "class Own(Position):\n    def scores(self, kept, num_queries):\n      
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "reason"),
     [
         (FAULTY, "7"),
         ("class Own:\n    pass", "derived from rope_exp.Position"),
@@ -191,16 +188,16 @@ FAULTY = "class Own(Position):\n    def scores(self, kept, num_queries):\n      
     ],
 )
 def test_a_mistake_of_a_class_is_one_sentence(
-    source: str, said: str, capsys: pytest.CaptureFixture[str]
+    source: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with refused("pe.code=mine.Own", said, by=ConfigError):
+    with refused("pe.code=mine.Own", reason, by=ConfigError):
         certificate(make_sizes(), own(source))
     if source == FAULTY:
         assert "return 1 / 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reason"),
     [
         (None, "there is no mine.py"),
         ("class Own(", "line 1"),
@@ -209,11 +206,11 @@ def test_a_mistake_of_a_class_is_one_sentence(
         ("from .other import x\nclass Own: pass", "may import"),
     ],
 )
-def test_a_mistake_of_a_file_is_one_sentence(text: str | None, said: str, tmp_path: Path) -> None:
+def test_a_mistake_of_a_file_is_one_sentence(text: str | None, reason: str, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "mine.py").write_text(text)
     config = RunConfig(pe=PeConfig("mine", rotate=(), code="mine.Own"))
-    with refused("pe.code=mine.Own", said, by=ConfigError):
+    with refused("pe.code=mine.Own", reason, by=ConfigError):
         with_source(config, [tmp_path])
 
 

@@ -1,7 +1,6 @@
 """Tests of the distance probe on decoders whose attention weights have a closed form."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -49,8 +48,8 @@ def watch(decoder: Decoder, ids: Tensor, number: int) -> dict[str, Tensor]:
     attend = layer.attend
     seen = {}
 
-    def recorded(q: Tensor, k: Tensor, values: Sequence[Tensor], *others: Any) -> Tensor:
-        seen["values"] = torch.cat([*values], dim=-1)
+    def recorded(q: Tensor, k: Tensor, values: Tensor, *others: Any) -> Tensor:
+        seen["values"] = values
         seen["outputs"] = attend(q, k, values, *others)
         return seen["outputs"]
 

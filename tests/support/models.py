@@ -19,7 +19,6 @@ SUBSETS = [subset for size in range(5) for subset in itertools.combinations("qkv
 
 
 def make_sizes(**changes: Any) -> ModelConfig:
-    """Return small sizes; by default two query heads share a key/value head of 8 features."""
     sizes: dict[str, Any] = {
         "name": "test",
         "hidden_size": 32,
@@ -59,9 +58,7 @@ def opinionated(
 ) -> Decoder:
     """Return a decoder with attention far from uniform, so that positions affect its loss.
 
-    Args:
-        scale: factor of the initial weights.
-        changes: fields of the variant, or of the architecture (causal, num_positions).
+    `changes` are fields of the variant, or of the architecture.
     """
     fields = {field.name for field in dataclasses.fields(Architecture)}
     of_architecture = {key: changes.pop(key) for key in fields & changes.keys()}
@@ -132,6 +129,5 @@ def fed(decoder: Decoder, ids_BT: Tensor, parts: list[int], cache: Cache | None 
 
 
 def num_numbers(cache: Cache) -> int:
-    """Return the number of elements that a cache keeps, over all rows and layers."""
     kept = [[*layer.rows.values(), *layer.states.values()] for layer in cache]
     return sum(tensor.numel() for layer in kept for tensor in layer)

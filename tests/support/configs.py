@@ -41,11 +41,9 @@ def composed(*overrides: str) -> RunConfig:
 
 def left_in(cache: Path) -> list[str]:
     """Return the names in a cache of prepared corpora, without lock files."""
-    return (
-        sorted(path.name for path in cache.iterdir() if path.name != "locks")
-        if cache.exists()
-        else []
-    )
+    if not cache.exists():
+        return []
+    return sorted(path.name for path in cache.iterdir() if path.name != "locks")
 
 
 __all__ = ["NINE", "RECORDED", "REPOSITORY", "TINY", "composed", "left_in"]

@@ -132,6 +132,5 @@ def all_runs(runs: Path) -> list[Run]:
 
 
 def table_rows(folder: Path, by: str = "pe") -> dict[str, dict[str, str]]:
-    """Return the rows of a folder's table.csv in order, keyed by a column."""
     with (folder / "table.csv").open(encoding="utf-8", newline="") as file:
         return {row[by]: row for row in csv.DictReader(file)}

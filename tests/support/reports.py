@@ -16,11 +16,9 @@ from rope_exp.runs import Run, find_groups, read_runs
 from support.configs import composed
 
 BUDGET = (
-    "train.num_steps=500",
-    "train.global_batch_size=16",
-    "train.seq_len=256",
+    "train.num_steps=500", "train.global_batch_size=16", "train.seq_len=256",
     "train.eval_every=50",
-)
+)  # fmt: skip
 TOKENS_PER_STEP = 16 * 256
 
 

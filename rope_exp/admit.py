@@ -73,8 +73,6 @@ def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]
     Args:
         configs: of the runs of one command, resolved for this machine.
         titles: of the runs, shown to users; (): variants and seeds.
-    Returns:
-        Their jobs; a run that is done already has its exit code.
     """
     jobs = list(map(Job, configs, titles or [""] * len(configs)))
     if len(jobs) > 1:
@@ -176,8 +174,7 @@ def _check_group(config: RunConfig, leaving_out: Collection[Path]) -> None:
 def acquire(job: Job) -> bool:
     """Acquire the lock of the run's folder, check the folder again, and write the run's config.
 
-    With run.fresh an old folder is moved aside, never deleted. After an exception the lock may
-    still be held.
+    With run.fresh an old folder is moved aside, never deleted.
 
     Returns:
         False if another process holds the lock; true otherwise, even if the run proves to be done.

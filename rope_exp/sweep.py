@@ -104,12 +104,7 @@ class SweepView(Bars):
 
 
 def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, list[Job]]:
-    """Resolve, admit and complete every run.
-
-    Returns:
-        The exit code and the jobs. The code is that of a single run; for several runs, 0 if all
-        are done, 75 if stopped, 1 if any failed.
-    """
+    """Resolve, admit and complete every run; return the exit code, of a sweep 0, 1 or 75."""
     jobs = admit([resolved(config) for config in configs], titles)
     fresh = configs[0].run.fresh
     # Every old result is moved aside now: if the sweep is stopped, none passes for a new one.

@@ -29,13 +29,7 @@ UNDECIDED = ("auto", "all")
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a campaign.
-
-    Attributes:
-        name: of the cell, its record and its run's folder: qk_rope-train.num_steps=1000-s0.
-        factors: the values set by its entry, by key.
-        config: with its own folder; not yet resolved for a machine.
-    """
+    """One run of a campaign; its record and its run's folder have its name."""
 
     name: str
     row: str

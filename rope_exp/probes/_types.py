@@ -5,18 +5,19 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 
-def _lengths(values: Any) -> set[int]:
-    """Return the lengths of all lists of plain values, at any depth."""
-    if isinstance(values, dict):
-        values = list(values.values())
-        return set().union(*map(_lengths, values))
-    if not isinstance(values, list | tuple):
-        return set()
-    return set().union(*map(_lengths, values)) or {len(values)}
-
-
 def check_one_length(values: Any) -> Any:
-    if len(_lengths(values)) > 1:
+    """Refuse plain values whose innermost lists differ in length."""
+    lengths = set()
+    unread = [values]
+    while unread:
+        value = unread.pop()
+        if isinstance(value, dict):
+            unread += value.values()
+        elif isinstance(value, list | tuple):
+            inner = [each for each in value if isinstance(each, list)]
+            unread += inner
+            lengths |= set() if inner else {len(value)}
+    if len(lengths) > 1:
         raise ValueError("must hold lists of one length")
     return values
 

@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any
+from unittest.mock import patch
 
 import pandas as pd
 import torch
@@ -29,7 +30,7 @@ from rope_exp.decoder import Decoder
 from rope_exp.evaluate import Finished, rounded
 from rope_exp.identity import Count
 from rope_exp.probes._types import ONE_LENGTH, Numbers
-from rope_exp.probes._windows import attentions, factors, instead, long_windows, nats, share
+from rope_exp.probes._windows import attentions, factors, long_windows, nats, share
 from rope_exp.report import Report
 from rope_exp.sections import PAIRS
 from rope_exp.table import NOTHING, markdown_table
@@ -109,11 +110,8 @@ def ask(model: Finished) -> dict[str, Any]:
 def ntk_aware(theta_F: Tensor, factor: float) -> Tensor:
     """Return theta_f s^(-2f/(n - 2)), as from the base times s^(n/(n-2)) (bloc97 2023).
 
-    The first pair rotates as in training, and the last as if interpolated.
-
-    Args:
-        theta_F: as trained, in radians a position and in the order of the pairs, two at least.
-        factor: s.
+    The first pair rotates as in training, and the last as if interpolated. theta_F is as trained,
+    in radians a position and in the order of the pairs, two at least.
     """
     return theta_F * factor ** (-_places(theta_F) / (theta_F.shape[-1] - 1))
 
@@ -129,9 +127,8 @@ def yarn(theta_F: Tensor, factor: float, trained_length: int, base: float) -> Te
 
     Args:
         theta_F: as trained, in radians a position and in the order of the pairs.
-        factor: s.
         trained_length: in positions, enough for one turn of the first pair.
-        base: the base of the initial frequencies; it determines how often each pair turns.
+        base: of the initial frequencies; it determines how often each pair turns.
     """
 
     def place(turns: int) -> float:
@@ -154,7 +151,7 @@ def _places(theta_F: Tensor) -> Tensor:
 def extended(
     decoder: Decoder, method: str, sites: str, factor: float, trained_length: int
 ) -> Iterator[None]:
-    """Rotate by a method's frequencies for longer sequences while the context lasts.
+    """Rotate by a method's frequencies for s = `factor` trained lengths while the context lasts.
 
     The decoder's own frequencies are extended, including learned ones: each method depends on a
     feature pair's index, which learning does not change.
@@ -168,8 +165,6 @@ def extended(
     Args:
         method: one of `METHODS`.
         sites: to extend, both of a pair: qk, vo or qkvo; the others keep their frequencies.
-        factor: s, the length as a multiple of the trained length.
-        trained_length: in positions.
     """
     rotary = decoder.model.rotary_emb
     usual = rotary.theta
@@ -190,14 +185,11 @@ def extended(
         return lambda q_BTHK, *others: attend(q_BTHK * scale, *others)
 
     with ExitStack() as stack:
-        stack.enter_context(instead(rotary, "theta", theta))
+        stack.enter_context(patch.object(rotary, "theta", theta))
         if method == "yarn" and "qk" in sites:
             for layer in attentions(decoder):
-                stack.enter_context(instead(layer, "attend", sharper(layer.attend)))
+                stack.enter_context(patch.object(layer, "attend", sharper(layer.attend)))
         yield
-
-
-# -- report ----------------------------------------------------------------------------------------
 
 
 def tables(report: Report) -> list[str]:
@@ -205,14 +197,11 @@ def tables(report: Report) -> list[str]:
     losses = _losses(report)
     if losses.empty:
         return []
+    losses["row"] = [report.rows[label].name for label in losses["row"]]
+    losses["frequencies"] = losses["method"].map({"as_trained": "as trained", **METHODS})
+    losses["sites"] = losses["sites"].map(SITES)
     by = ["row", "frequencies", "sites", "seeds"]
-    told = losses.assign(
-        row=[report.rows[label].name for label in losses["row"]],
-        frequencies=losses["method"].map({"as_trained": "as trained", **METHODS}),
-        sites=losses["sites"].map(SITES),
-        times=losses["factor"].map("{}×".format),
-    )
-    table = told.pivot_table("loss", index=by, columns="times", sort=False).reset_index()
+    table = losses.pivot_table("loss", index=by, columns="times", sort=False).reset_index()
     return [
         "Loss by window length, in training lengths; the listed sites rotate at frequencies "
         "adapted to that length (mean over seeds):",
@@ -233,17 +222,15 @@ def files(report: Report) -> dict[str, str]:
 def _losses(report: Report) -> pd.DataFrame:
     """Return a line for each row, method, sites ("" as trained), run and length.
 
-    Columns are row, seeds (of the row), method, sites, length, factor (the length in training
-    lengths) and loss.
+    `seeds` counts those of the row; `times` is the length in training lengths.
     """
-    parts = []
+    lines = []
     for label, answers in report.answers("extension").items():
-        methods = itertools.product(["as_trained", *METHODS], SITES)
-        for (method, sites), answer in itertools.product(methods, answers):
-            by_sites = answer[method] if method in METHODS else {"": answer[method]}
-            if sites in by_sites:
-                frame = pd.DataFrame({"length": answer["lengths"], "loss": by_sites[sites]})
-                frame["factor"] = frame["length"] // answer["lengths"][0]
-                names: dict[str, Any] = {"row": label, "method": method, "sites": sites}
-                parts.append(frame.assign(**names, seeds=len(answers)))
-    return pd.concat(parts) if parts else pd.DataFrame()
+        for method, sites in itertools.product(["as_trained", *METHODS], SITES):
+            for answer in answers:
+                by_sites = answer[method] if method in METHODS else {"": answer[method]}
+                for length, loss in zip(answer["lengths"], by_sites.get(sites, ()), strict=False):
+                    line = {"row": label, "seeds": len(answers), "method": method, "sites": sites}
+                    times = f"{length // answer['lengths'][0]}×"
+                    lines.append({**line, "length": length, "times": times, "loss": loss})
+    return pd.DataFrame(lines)

@@ -6,7 +6,6 @@ rows: the mean over dimensions, and each dimension; and the mean squared error a
 Shapes: N rows, Q queries, D dimensions.
 """
 
-import statistics
 from typing import Any
 
 import numpy as np
@@ -57,13 +56,17 @@ def ask(model: Finished) -> dict[str, Any]:
 
 def tables(report: Report) -> list[str]:
     """Return R² of each row with any: the mean over seeds, and the extremes."""
-    lines = []
-    for label, answers in report.answers("fit").items():
-        found = [answer["r2"] for answer in answers]
-        names = {"name": report.rows[label].name, "num_seeds": len(found)}
-        mean = statistics.mean(found)
-        lines.append({**names, "R²": mean, "lowest": min(found), "highest": max(found)})
-    columns = [Column("variant", "name"), Column("seeds", "num_seeds", "d")]
-    columns += [Column(key, key, ".4f") for key in ("R²", "lowest", "highest")]
-    about = "Explained variance (R²) on the held-out rows:"
-    return [about, Table(columns, pd.DataFrame(lines)).markdown()] if lines else []
+    answers = report.answers("fit")
+    r2 = pd.Series({label: [each["r2"] for each in answers[label]] for label in answers}).explode()
+    if r2.empty:
+        return []
+    frame = r2.astype(float).groupby(level=0, sort=False).agg(["size", "mean", "min", "max"])
+    frame["name"] = [report.rows[label].name for label in answers]
+    columns = [
+        Column("variant", "name"),
+        Column("seeds", "size", "d"),
+        Column("R²", "mean", ".4f"),
+        Column("lowest", "min", ".4f"),
+        Column("highest", "max", ".4f"),
+    ]
+    return ["Explained variance (R²) on the held-out rows:", Table(columns, frame).markdown()]

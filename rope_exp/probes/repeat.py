@@ -1,8 +1,7 @@
 """The loss of a text, and of the same text read again right after it.
 
-The second is low if the model copies. An induction head (Olsson et al. 2022) finds the token's last
-occurrence and predicts what followed it. A model that has none gains little from the second
-reading.
+The second is low if the model copies, as with induction heads (Olsson et al. 2022), which find the
+token's last occurrence and predict what followed it.
 """
 
 from typing import Annotated, Any
@@ -58,21 +57,20 @@ def ask(model: Finished) -> dict[str, Any]:
 def tables(report: Report) -> list[str]:
     """Return a table of the runs that copy."""
     lines = []
-    for label in report.answers("repeat"):
-        row = report.rows[label]
+    for row in report.rows.values():
         runs = [run for run in row.runs if "repeat" in run.probes]
         # By how much the second reading has a lower loss than the first, in nats.
-        gains = -np.diff([run.probes["repeat"]["loss"] for run in runs]).ravel()
-        copying = gains >= COPIES
-        losses = np.array([run.loss for run in runs], dtype=float)
+        gains = pd.Series([-np.diff(run.probes["repeat"]["loss"])[0] for run in runs], dtype=float)
+        losses = pd.Series([run.loss for run in runs], dtype=float)
         line = {
             "row": row.name,
-            "runs that copy": f"{copying.sum()} of {len(runs)}",
+            "runs that copy": f"{sum(gains >= COPIES)} of {len(runs)}",
             "gain by the second reading": gains.mean(),
-            "loss of those that copy": losses[copying].mean() if copying.any() else None,
-            "of the others": None if copying.all() else losses[~copying].mean(),
+            "loss of those that copy": losses[gains >= COPIES].mean(),
+            "of the others": losses[~(gains >= COPIES)].mean(),
         }
-        lines.append(line)
+        if runs:
+            lines.append(line)
     about = (
         "Runs that copy: reading half a window of held-out text a second time, right after the "
         f"first, lowers the loss by at least {COPIES} nats (means over seeds):"

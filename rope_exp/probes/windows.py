@@ -1,8 +1,4 @@
-"""The loss of every held-out window.
-
-It serves to estimate the windows' share of the noise in a difference (a paired bootstrap over
-windows).
-"""
+"""The loss of every held-out window, for a paired bootstrap over windows."""
 
 from typing import Any
 

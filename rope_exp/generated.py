@@ -11,7 +11,6 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from rope_exp.batches import Batch
 from rope_exp.files import json_sha256
 from rope_exp.identity import chosen
 from rope_exp.prepare import Prepared, prepare
@@ -23,14 +22,12 @@ HELD_OUT_SEED = 0
 
 @dataclass(frozen=True)
 class Generated:
-    """The generated data set of a config.
-
-    Attributes:
-        seq_len: T.
-    """
+    """The generated data set of a config, in rows of T = seq_len tokens."""
 
     data: DataConfig
     seq_len: int
+    # The data has no end.
+    num_train_tokens = None
 
     @property
     def facts(self) -> Facts:
@@ -45,7 +42,7 @@ class Generated:
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id."""
+        """The number of tokens."""
         return len(self.tokens)
 
     @property
@@ -66,18 +63,12 @@ class Generated:
         return facts | {"end_id": self.tokens.index(END)} if END in self.tokens else facts
 
     @property
-    def num_train_tokens(self) -> None:
-        """None: the data is endless."""
-        return None
-
-    @property
     def tokenizer_json(self) -> str:
         """The content of tokenizer.json, with one token per character or per word."""
         vocabulary = {token: number for number, token in enumerate(self.tokens)}
         tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=""))
-        is_words = max(map(len, vocabulary)) > 1
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        if not is_words:
+        if max(map(len, vocabulary)) == 1:
             tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
             tokenizer.decoder = decoders.Fuse()
         text: str = tokenizer.to_str()
@@ -85,25 +76,15 @@ class Generated:
 
     def rows(self, split: str, indices: Iterable[int], seed: int = HELD_OUT_SEED) -> Any:
         """Return the task's rows of a split by their numbers, counted from 0."""
-        assert split in self.facts.splits, split
         task = chosen("tasks", self.data.kind, "data.kind")
         return task.rows(self.data, seed, split, indices, self.seq_len)
-
-    def batch(self, split: str, indices: Iterable[int], seed: int = HELD_OUT_SEED) -> Batch:
-        """Return the batch of rows of a split."""
-        batch: Batch = self.rows(split, indices, seed).batch
-        return batch
 
 
 DataSet = Prepared | Generated
 
 
 def open_data(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int) -> DataSet:
-    """Open the data set of a run, and prepare its corpus if necessary.
-
-    Raises:
-        ConfigError, DataError, DiskError: see `prepare`.
-    """
+    """Open the data set of a run, and prepare its corpus if necessary; errors as in `prepare`."""
     if data.task is not None:
         return Generated(data, seq_len)
     return prepare(data, tokenizer, seq_len=seq_len)

@@ -15,8 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.attention import SDPBackend
-from torch.overrides import TorchFunctionMode
 
 # Longest sequence with explicit attention weights, on a CPU: their memory grows with the square
 # of the length.
@@ -132,21 +130,6 @@ def _fused(
         enable_gqa=num_shared > 1 and not repeats,
     )
     return o_BHTV[..., :out_dim].transpose(1, 2)
-
-
-class ChosenBackends(TorchFunctionMode):
-    """Notes the `names` of the backends that torch chooses for its attention within the context."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            backend = SDPBackend(torch._fused_sdp_choice(*args, **kwargs))
-            self.names.add(backend.name.lower().removesuffix("_attention"))
-        return func(*args, **kwargs)
 
 
 def attention_after(

@@ -10,12 +10,14 @@ are too, up to the last bits of its logarithm and cosine.
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_exp.batches import NO_TARGET, Batch
+from rope_exp.batches import NO_TARGET, Batch, Ints, Reals
+
+Bools = NDArray[np.bool_]
 
 # The splits of a task, each with its own random stream.
 TRAIN = "train"
@@ -35,10 +37,8 @@ class Facts:
     Attributes:
         tokens: the vocabulary in the order of ids; a text has one character per token.
         least_seq_len: the smallest T at which rows hold its longest examples.
-        splits: those that it has.
         version: of the generator; it changes when the rows change.
         unit: of its loss.
-        objective: of training.
         probe: the probe of a finished model.
         key: the key of `data` that only this kind has; empty: none.
         span: the unit of an example's span; empty: there are no examples to be right or wrong.
@@ -77,53 +77,41 @@ class Draws:
         self._bits = np.random.Philox(key=key, counter=counter)
 
     def below(self, bound: int) -> int:
-        """Return a whole number from 0 to bound - 1.
-
-        The remainder of a 64-bit word is biased by a factor of 1 + bound / 2^64 at most, which is
-        5e-10 for ten digits.
-        """
+        """Return a whole number from 0 to bound - 1, with a bias of 1 + bound / 2^64 at most."""
         return int(self._bits.random_raw()) % bound
 
-    def many_below(self, bound: int, count: int) -> NDArray[np.int64]:
-        """Return `count` whole numbers from 0 to bound - 1, as `below` does."""
+    def many_below(self, bound: int, count: int) -> Ints:
+        """Return `count` whole numbers as `below` does."""
         return (self._bits.random_raw(count) % np.uint64(bound)).astype(np.int64)
 
-    def order(self, count: int) -> NDArray[np.int64]:
+    def order(self, count: int) -> Ints:
         """Return a permutation of 0..count-1, the one that sorts `count` words."""
         return np.argsort(self._bits.random_raw(count), kind="stable")
 
-    def uniforms(self, count: int) -> NDArray[np.float64]:
+    def uniforms(self, count: int) -> Reals:
         """Return `count` numbers in [0, 1), multiples of 2^-53."""
         whole = self._bits.random_raw(count) >> np.uint64(11)
         return whole.astype(np.float64) * 2.0**-53
 
-    def exponentials(self, count: int) -> NDArray[np.float64]:
+    def exponentials(self, count: int) -> Reals:
         """Return `count` numbers of density exp(-x), by the inverse of 1 - exp(-x)."""
         return -np.log1p(-self.uniforms(count))
 
-    def normals(self, count: int) -> NDArray[np.float64]:
+    def normals(self, count: int) -> Reals:
         """Return `count` numbers of mean 0 and variance 1 (Box and Muller 1958, the cosines)."""
         radius = np.sqrt(2 * self.exponentials(count))
         return radius * np.cos(2 * np.pi * self.uniforms(count))
 
 
-@dataclass(frozen=True)
-class Example:
-    """A question and its answer.
-
-    Attributes:
-        question: the given text.
-        answer: the text to predict, including END.
-        span: the length or distance of the example, by which exact matches are reported.
-    """
+class Example(NamedTuple):
+    """A question, its answer with END, and its span: a length or distance, which matches go by."""
 
     question: str
     answer: str
     span: int
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One row as text.
 
     Attributes:
@@ -133,20 +121,20 @@ class Row:
     """
 
     text: str
-    answer_T: NDArray[np.int64]
-    span_T: NDArray[np.int64]
+    answer_T: Ints
+    span_T: Ints
 
 
 @dataclass(frozen=True)
 class Rows:
     """Rows as token ids; the other attributes are those of `Row`, stacked."""
 
-    ids_NS: NDArray[np.int64]
-    answer_NT: NDArray[np.int64]
-    span_NT: NDArray[np.int64]
+    ids_NS: Ints
+    answer_NT: Ints
+    span_NT: Ints
 
     @property
-    def mask_NT(self) -> NDArray[np.bool_]:
+    def mask_NT(self) -> Bools:
         """True for the tokens of ids_NS[:, 1:] that are to be predicted."""
         return np.not_equal(self.answer_NT, NO_ANSWER)
 
@@ -160,9 +148,7 @@ class Rows:
         hashed_NS = np.concatenate([self.ids_NS, self.mask_NT], axis=1)
         return Batch(self.ids_NS[:, :-1], target_NT, hashed_NS)
 
-    def exact_matches(
-        self, is_right_NT: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def exact_matches(self, is_right_NT: Bools) -> tuple[Ints, Bools]:
         """Return the span of each example, and whether every token of its answer is right.
 
         Args:
@@ -190,35 +176,22 @@ def pack(draws: Draws, draw: Callable[[Draws], Example], longest: int, width: in
     while left >= longest:
         example = draw(draws)
         examples.append(example)
-        left -= len(example.question) + len(example.answer)
+        left -= len(example.question + example.answer)
 
-    before = draws.below(left + 1)
-    text = PAD * before
-    answer_T = np.full(width - 1, NO_ANSWER, dtype=np.int64)
-    span_T = np.zeros(width - 1, dtype=np.int64)
-
-    for number, example in enumerate(examples):
-        text += example.question
-        # Prediction t is for character t + 1.
-        places = slice(len(text) - 1, len(text) - 1 + len(example.answer))
-        answer_T[places] = number
-        span_T[places] = example.span
-        text += example.answer
-
-    return Row(text.ljust(width, PAD), answer_T, span_T)
+    text = PAD * draws.below(left + 1)
+    answer_S = np.full(width, NO_ANSWER, dtype=np.int64)
+    span_S = np.zeros(width, dtype=np.int64)
+    for number, (question, answer, span) in enumerate(examples):
+        text += question
+        answer_S[len(text) : len(text + answer)] = number
+        span_S[len(text) : len(text + answer)] = span
+        text += answer
+    # Prediction t is for character t + 1.
+    return Row(text.ljust(width, PAD), answer_S[1:], span_S[1:])
 
 
 def stack(rows: Iterable[Row], tokens: Sequence[str]) -> Rows:
     """Stack rows, and convert their text to ids."""
-    place = {token: id_ for id_, token in enumerate(tokens)}
-    rows = list(rows)
-    return Rows(
-        ids_NS=np.array([[place[token] for token in row.text] for row in rows], dtype=np.int64),
-        answer_NT=np.stack([row.answer_T for row in rows]),
-        span_NT=np.stack([row.span_T for row in rows]),
-    )
-
-
-def spell(ids: Sequence[int] | NDArray[np.int64], tokens: Sequence[str]) -> str:
-    """Return the characters of one row's ids."""
-    return "".join(tokens[id_] for id_ in ids)
+    texts, answers, spans = zip(*rows, strict=True)
+    ids = [[tokens.index(token) for token in text] for text in texts]
+    return Rows(np.array(ids, dtype=np.int64), np.stack(answers), np.stack(spans))

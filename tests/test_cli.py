@@ -56,7 +56,7 @@ def test_one_door_has_every_command(tmp_path: Path, words: str, said: str) -> No
         ("campaign", "usage: the following arguments are required: NAME; see"),
         ("campaign nosuch", "campaign=nosuch: there is no such campaign"),
         ("train -m --cfg job", "Only one of --run, --multirun, --cfg"),
-        ("train --config-dir nosuch", "nosuch: there is no such folder"),
+        ("train --config-dir nosuch", "Additional config directory"),
         ("train +campaign=noise", "campaign: is no key of a run; `rope-exp campaign NAME`"),
         ("train -m pe.rotate=[q],[x] train.num_steps=1", "pe.rotate="),
     ],

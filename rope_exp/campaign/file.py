@@ -1,4 +1,4 @@
-"""Parser of a campaign's file, configs/campaign/NAME.yaml; campaign.py composes its cells.
+"""Parser of a campaign's file, configs/campaign/NAME.yaml; cells.py composes its cells.
 
     about: the question
     python: 3.11.7              # the Python version of the stdlib corpus
@@ -33,30 +33,8 @@ from rope_exp.identity import Name, convert
 from rope_exp.runs import Test
 
 
-def _variants(rows: Any) -> Any:
-    """Expand a list of variants into rows with their overrides."""
-    return {str(name): [f"pe={name}"] for name in rows} if isinstance(rows, list) else rows
-
-
-def _sweep(entry: Any) -> Any:
-    """Convert an entry written as one line into a mapping."""
-    if isinstance(entry, str):
-        return {"sweep": entry}
-    if isinstance(entry, dict) and "sweep" in entry:
-        return entry
-    raise ValueError(
-        "must be a sweep, such as 'row=qk_rope seed=0,1 optim.lr=0.001,0.003', or "
-        "{sweep: that, fixed: [overrides that are no factors]}"
-    )
-
-
 class Entry(BaseModel, strict=True, extra="forbid"):
-    """One of the file's `cells`.
-
-    Attributes:
-        sweep: one line of overrides: `row`, and the factors with all their values.
-        fixed: further overrides of its cells.
-    """
+    """One of the file's `cells`: a line of overrides with all their values, and fixed ones."""
 
     sweep: str
     fixed: list[str] = []
@@ -76,17 +54,19 @@ class Entry(BaseModel, strict=True, extra="forbid"):
             words.append(f"row={names}")
 
         # Jobs share their words, and each takes a millisecond to parse.
-        @functools.cache
-        def parsed(word: str) -> Override:
-            return parse([word])[0]
-
+        parsed = functools.cache(lambda word: parse([word])[0])
         return [
             {override.get_key_element(): override for override in map(parsed, job)}
             for job in split(parse(words))
         ]
 
 
-Rows = dict[Name, list[str]]
+def _to_rows(rows: Any) -> Any:
+    return {str(name): [f"pe={name}"] for name in rows} if isinstance(rows, list) else rows
+
+
+def _to_entry(entry: Any) -> Any:
+    return {"sweep": entry} if isinstance(entry, str) else entry
 
 
 class CampaignFile(BaseModel, strict=True, extra="forbid"):
@@ -100,21 +80,16 @@ class CampaignFile(BaseModel, strict=True, extra="forbid"):
     python: str | None = None
     test: Test | None = None
     fixed: list[str] = []
-    rows: Annotated[Rows, BeforeValidator(_variants), Field(min_length=1)]
-    cells: Annotated[list[Annotated[Entry, BeforeValidator(_sweep)]], Field(min_length=1)]
+    rows: Annotated[dict[Name, list[str]], BeforeValidator(_to_rows), Field(min_length=1)]
+    cells: Annotated[list[Annotated[Entry, BeforeValidator(_to_entry)]], Field(min_length=1)]
 
 
 def read_campaign(name: str, config_dir: Path | None) -> CampaignFile:
-    """Read a campaign's file.
-
-    Raises:
-        ConfigError: there is no such campaign, or the file is malformed.
-    """
+    """Read a campaign's file; refuse one that does not exist or is malformed."""
     files = campaign_files(config_dir)
     if name not in files:
-        names = ", ".join(files)
-        raise ConfigError("campaign", name, f"there is no such campaign; there is {names}")
-
+        reason = f"there is no such campaign; there is {', '.join(files)}"
+        raise ConfigError("campaign", name, reason)
     try:
         content = yaml.safe_load(files[name].read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -126,7 +101,6 @@ def read_campaign(name: str, config_dir: Path | None) -> CampaignFile:
 
 def campaign_files(config_dir: Path | None = None) -> dict[str, Path]:
     """Return the file of each campaign by name; a user's own take precedence over ours."""
-    found: dict[str, Path] = {}
-    for folder in (CONFIGS, config_dir or CONFIGS):
-        found |= {path.stem: path for path in (folder / CAMPAIGNS).glob("*.yaml")}
-    return dict(sorted(found.items()))
+    ours = (CONFIGS / CAMPAIGNS).glob("*.yaml")
+    theirs = ((config_dir or CONFIGS) / CAMPAIGNS).glob("*.yaml")
+    return dict(sorted({path.stem: path for path in (*ours, *theirs)}.items()))

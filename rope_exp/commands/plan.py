@@ -2,25 +2,27 @@
 
 import statistics
 
-from rope_exp.commands._parser import Parser, configs_of
+from rope_exp.commands._parser import Parser, parse_jobs
 from rope_exp.config import DEFAULT_OUTPUT
+from rope_exp.folder import read_result
 
 
 def main(words: list[str]) -> int:
     """Print the cost of a config, or a sweep of them, before it runs."""
-    from rope_exp.folder import read_result
+    parser = Parser("plan", "Print what a config, or a sweep of them, costs before it runs.")
+    _, jobs = parse_jobs(parser, words)
+
+    # Imported late: a mistake is told before torch is imported.
     from rope_exp.origin import with_origin
     from rope_exp.plan.tables import cost_lines, sweep_lines
     from rope_exp.settle import resolve
 
-    parser = Parser("plan", "Print what a config, or a sweep of them, costs before it runs.")
-    configs = [resolve(with_origin(config)) for config in configs_of(parser, words, sweeps=True)]
-    config = configs[0]
-    folders = (DEFAULT_OUTPUT / config.group).glob("*/seed*")
-    rates = [result["tokens_per_s"] for result in map(read_result, folders) if result]
-    measured = statistics.median(filter(None, rates)) if any(rates) else None
-    print("\n".join(cost_lines(config, measured)))
+    configs = [resolve(with_origin(config)) for config in jobs.configs]
+    folders = (DEFAULT_OUTPUT / configs[0].group).glob("*/seed*")
+    speeds = [result["tokens_per_s"] for result in map(read_result, folders) if result]
+    measured = statistics.median(filter(None, speeds)) if any(speeds) else None
+    print("\n".join(cost_lines(configs[0], measured)))
     if len(configs) > 1:
-        alike = len({each.group for each in configs}) == 1
+        alike = len({config.group for config in configs}) == 1
         print("\n".join(sweep_lines(configs, measured if alike else None)))
     return 0

@@ -43,10 +43,6 @@ def main(words: list[str]) -> int:
     )
     asked = parser.parse_args(words)
     out = asked.out or DEFAULT_OUTPUT.parent
-    for place in (out, *out.parents):
-        if place.exists() and not place.is_dir():
-            raise ConfigError("--out", str(out), f"{place} is a file; name a folder")
-
     if asked.campaign is not None:
         for flag in ("runs", "group", "reference", "factors"):
             if getattr(asked, flag) is not None:
@@ -57,14 +53,13 @@ def main(words: list[str]) -> int:
         from rope_exp.campaign.tables import write_campaigns
 
         name = None if asked.campaign == "all" else asked.campaign
-        print("\n".join(write_campaigns(asked.records, name, out)))
-        return 0
+        lines = write_campaigns(asked.records, name, out)
+    else:
+        from rope_exp.compile import write
 
-    from rope_exp.compile import write
-
-    runs = asked.runs or DEFAULT_OUTPUT
-    factors = tuple(asked.factors or ["pe"])
-    is_meant = asked.force or asked.out is not None
-    lines = write(runs, asked.group, out, asked.reference, factors, replace=is_meant)
+        factors = tuple(asked.factors or ["pe"])
+        is_meant = asked.force or asked.out is not None
+        runs = asked.runs or DEFAULT_OUTPUT
+        lines = write(runs, asked.group, out, asked.reference, factors, replace=is_meant)
     print("\n".join(lines))
     return 0

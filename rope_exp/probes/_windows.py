@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rope_exp.attention import Attention
-from rope_exp.batches import Ids, validation_ids
+from rope_exp.batches import Ints, validation_ids
 from rope_exp.corpora import VALIDATION
 from rope_exp.decoder import Decoder, at_places, chunks
 from rope_exp.evaluate import Finished, Inputs
@@ -26,7 +26,7 @@ LONGEST = 8  # longest windows, in training lengths
 SHARE = 4
 
 
-def windows(model: Finished, count: int, length: int) -> Ids:
+def windows(model: Finished, count: int, length: int) -> Ints:
     """Return `count` fixed held-out windows, or fewer if the held-out set is smaller."""
     return validation_ids(model.data.tokens[VALIDATION], count, length)
 
@@ -48,7 +48,7 @@ def factors(model: Finished) -> list[int]:
     return [2**power for power in range(longest.bit_length())]
 
 
-def long_windows(model: Finished, count: int, factors: Sequence[int]) -> Ids:
+def long_windows(model: Finished, count: int, factors: Sequence[int]) -> Ints:
     """Return windows of the longest length, with the tokens of `count` training lengths."""
     longest = factors[-1]
     return windows(model, max(1, count // longest), longest * model.config.train.seq_len)
@@ -59,7 +59,7 @@ def loss(model: Finished) -> Tensor:
     return nats(model, windows(model, share(model), model.config.train.seq_len)).mean()
 
 
-def nats(model: Finished, windows_NS: Ids) -> Tensor:
+def nats(model: Finished, windows_NS: Ints) -> Tensor:
     """Return nats_NP: -log p of each target token of windows, in float64."""
     tokens_at_once = model.rows_at_once * model.config.train.seq_len
     rows = read(model.config, model.data, windows_NS)

@@ -34,11 +34,7 @@ FACTS = Facts(
 def rows(
     data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int = 256
 ) -> Rows:
-    """Return rows of strings and their copies; an example's span is the length of its string.
-
-    Args:
-        indices: of the rows, counted from 0.
-    """
+    """Return rows of strings and their copies; an example's span is the length of its string."""
     fewest, most = LENGTHS[split]
 
     def draw(draws: Draws) -> Example:

@@ -25,7 +25,6 @@ MOST_BETWEEN = 11
 # The fewest tokens that always contain the whole first repeat.
 FEWEST = STRETCH + MOST_BETWEEN + len(MARK) + STRETCH
 
-
 FACTS = Facts(
     tokens=LETTERS + MARK,
     least_seq_len=FEWEST,
@@ -37,25 +36,22 @@ FACTS = Facts(
 def rows(
     data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int = 512
 ) -> Rows:
-    """Return rows of one growing string each; an example's span is its distance in letters.
-
-    Args:
-        indices: of the rows, counted from 0.
-    """
+    """Return rows of one growing string each; an example's span is its distance in letters."""
     draws = (Draws(seed, f"repeats {split}", index) for index in indices)
-    return stack([_row(each, seq_len) for each in draws], FACTS.tokens)
+    return stack([_row(each, seq_len + 1) for each in draws], FACTS.tokens)
 
 
-def _row(draws: Draws, seq_len: int) -> Row:
-    width = seq_len + 1
+def _row(draws: Draws, width: int) -> Row:
     answer_S = np.full(width + FEWEST, NO_ANSWER, dtype=np.int64)
     span_S = np.zeros(width + FEWEST, dtype=np.int64)
 
-    letters = _random(draws, STRETCH)
-    text = letters
+    def random_letters(count: int) -> str:
+        return "".join(LETTERS[letter] for letter in draws.many_below(len(LETTERS), count))
+
+    letters = text = random_letters(STRETCH)
     number = 0
     while len(text) < width:
-        between = _random(draws, 1 + draws.below(MOST_BETWEEN))
+        between = random_letters(1 + draws.below(MOST_BETWEEN))
         letters += between
         text += between + MARK
 
@@ -71,7 +67,3 @@ def _row(draws: Draws, seq_len: int) -> Row:
 
     # Prediction t is for token t + 1.
     return Row(text[:width], answer_S[1:width], span_S[1:width])
-
-
-def _random(draws: Draws, count: int) -> str:
-    return "".join(LETTERS[letter] for letter in draws.many_below(len(LETTERS), count))

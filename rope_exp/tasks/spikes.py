@@ -14,10 +14,9 @@ Unit u fires as an inhomogeneous Poisson process, independent of the others give
     r_u(z) = peak_u / (1 + exp(-gain_u * (direction_u . z)))   in Hz.
 
 The directions, gains and peaks are fixed, so rows of all seeds, in training and in the test, have
-the same units. The best possible decoder knows them and v_f, and
-returns the mean of z given the events. It has errors, because a unit fires only ten times a second:
-at the defaults its R^2 is about 0.83. Ridge regression on binned counts, trained on 2,000 rows,
-reaches about 0.75.
+the same units. The best possible decoder knows them and v_f, and returns the mean of z given the
+events; at the defaults its R^2 is about 0.83. Ridge regression on binned counts, trained on 2,000
+rows, reaches about 0.75.
 
 Shapes: N rows, T slots (events, padding, queries), Q queries, U units, D dimensions of the latent,
 F frequencies, E events of one row.
@@ -29,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_exp.batches import Batch
+from rope_exp.batches import Batch, Ints, Reals
 from rope_exp.rows import Draws, Facts
 from rope_exp.sections import DataConfig
 
@@ -64,7 +63,6 @@ FACTS = Facts(
     num_outputs=NUM_DIMS,
 )
 
-
 # The units are the same for every seed, in training and in the test.
 _DRAWS = Draws(0, "spikes units", 0)
 # One direction in each of U sectors, so that the units cover all directions.
@@ -86,17 +84,14 @@ class SpikeRows:
             rotates by 1 radian per position, rotates once per period.
     """
 
-    ids_NT: NDArray[np.int64]
-    times_NT: NDArray[np.float64]
+    ids_NT: Ints
+    times_NT: Reals
     latent_NQD: NDArray[np.float32]
     period_s: float
 
     @property
     def batch(self) -> Batch:
-        """The batch that predicts the latent at the queries from all events.
-
-        Padding is a document of its own, to which no other token attends.
-        """
+        """The batch that predicts the latent at the queries from all events."""
         num_rows, num_slots = self.ids_NT.shape
         place_Q = np.arange(num_slots - NUM_QUERIES, num_slots)
         hashed_time_NT = np.round(self.times_NT * HASHED_PER_S).astype(np.int64)
@@ -106,6 +101,7 @@ class SpikeRows:
             hashed_BS=np.concatenate([self.ids_NT, hashed_time_NT], axis=1),
             place_BP=np.tile(place_Q, (num_rows, 1)),
             position_BT=self.times_NT * (2 * np.pi / self.period_s),
+            # No other token attends to padding.
             document_BT=(self.ids_NT == PADDING).astype(np.int64),
         )
 
@@ -117,17 +113,15 @@ def rows(
 
     A row keeps the first events, as many as fit before its queries. The 16 units have 167 on
     average, with a standard deviation of 13, so at T = 256 almost none are lost.
-
-    Args:
-        data: its `period` gives the positions.
-        indices: of the rows, counted from 0.
     """
     ids, times, latents = [], [], []
+    room = seq_len - NUM_QUERIES
     for index in indices:
         draws = Draws(seed, f"spikes {split}", index)
         amplitude_2DF = draw_amplitudes(draws)
-        unit_E, time_E = _events(draws, amplitude_2DF, seq_len - NUM_QUERIES)
-        num_pads = seq_len - NUM_QUERIES - len(unit_E)
+        unit_E, time_E = _events(draws, amplitude_2DF)
+        unit_E, time_E = unit_E[:room], time_E[:room]
+        num_pads = room - len(unit_E)
         ids.append([*unit_E, *[PADDING] * num_pads, *[QUERY] * NUM_QUERIES])
         times.append([*time_E, *[0.0] * num_pads, *QUERY_S])
         latents.append(latent(amplitude_2DF, QUERY_S))
@@ -139,10 +133,8 @@ def rows(
     )
 
 
-def _events(
-    draws: Draws, amplitude_2DF: NDArray[np.float64], most: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return unit_E and time_E of the first events, `most` at most, ordered by time.
+def _events(draws: Draws, amplitude_2DF: Reals) -> tuple[Ints, Reals]:
+    """Return unit_E and time_E of the events of a row, ordered by time.
 
     By thinning (Lewis and Shedler 1979): candidates of all units arrive at the sum of the peaks. A
     candidate belongs to unit u with probability peak_u over that sum, and is kept with probability
@@ -161,19 +153,19 @@ def _events(
     rate_EU = PEAK_U / (1 + np.exp(-drive_EU))
     rate_E = rate_EU[np.arange(len(time_E)), unit_E]
     stays_E = draws.uniforms(len(time_E)) * PEAK_U[unit_E] < rate_E
-    return unit_E[stays_E][:most], time_E[stays_E][:most]
+    return unit_E[stays_E], time_E[stays_E]
 
 
-def draw_amplitudes(draws: Draws) -> NDArray[np.float64]:
+def draw_amplitudes(draws: Draws) -> Reals:
     """Draw a_df and b_df, of shape [2, D, F]."""
     normals = draws.normals(2 * NUM_DIMS * len(FREQUENCY_F))
-    amplitude_2DF: NDArray[np.float64] = normals.reshape(2, NUM_DIMS, -1) * np.sqrt(VARIANCE_F)
+    amplitude_2DF: Reals = normals.reshape(2, NUM_DIMS, -1) * np.sqrt(VARIANCE_F)
     return amplitude_2DF
 
 
-def latent(amplitude_2DF: NDArray[np.float64], time_E: NDArray[np.float64]) -> NDArray[np.float64]:
+def latent(amplitude_2DF: Reals, time_E: Reals) -> Reals:
     """Return z_ED at times in seconds."""
     angle_EF = 2 * np.pi * time_E[:, None] * FREQUENCY_F
     a_DF, b_DF = amplitude_2DF
-    latent_ED: NDArray[np.float64] = np.cos(angle_EF) @ a_DF.T + np.sin(angle_EF) @ b_DF.T
+    latent_ED: Reals = np.cos(angle_EF) @ a_DF.T + np.sin(angle_EF) @ b_DF.T
     return latent_ED

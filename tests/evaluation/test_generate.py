@@ -5,7 +5,7 @@ import torch
 from support.models import opinionated
 from support.refused import refused
 
-from rope_exp.commands.generate import distribution, generate
+from rope_exp.commands.generate import generate
 from rope_exp.decoder import Decoder
 from rope_exp.tokenizer import byte_tokenizer
 
@@ -45,23 +45,3 @@ def test_a_seed_is_a_text(decoder: Decoder) -> None:
 def test_a_model_that_looks_both_ways_generates_nothing() -> None:
     with refused("train.objective: looks both ways", "no next token to generate"):
         generate(opinionated("q", causal=False), byte_tokenizer(), "a", 0)
-
-
-def test_the_nucleus_is_the_fewest_likeliest() -> None:
-    logits_BV = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
-    for top_p, expected in (
-        (0.4, [1, 0, 0, 0]),
-        (0.6, [0.625, 0.375, 0, 0]),
-        (0.95, [10 / 19, 6 / 19, 3 / 19, 0]),
-        (1.0, [0.5, 0.3, 0.15, 0.05]),
-    ):
-        found = distribution(logits_BV, 1.0, top_p)
-        torch.testing.assert_close(found.float(), torch.tensor([expected], dtype=torch.float32))
-
-
-def test_temperature_sharpens() -> None:
-    logits_BV = torch.tensor([[1.0, 0.0]])
-    found = distribution(logits_BV, 0.5, 1.0)
-    torch.testing.assert_close(found.float(), (logits_BV * 2).softmax(-1))
-    for cold in (0.0, 1e-50, 1e-320):
-        assert distribution(logits_BV, cold, 0.95).tolist() == [[1.0, 0.0]]

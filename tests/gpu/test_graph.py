@@ -169,8 +169,3 @@ def test_the_host_never_waits_in_a_step(build: Build) -> None:
         trainer.train_step(3)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_the_backend_of_attention_is_named(build: Build) -> None:
-    trainer = build("run")
-    assert len(trainer.attention_backends()) == (DEVICE != "cpu")

@@ -38,7 +38,7 @@ def write_row(job: Job, *, step: int, losses: dict[str, float]) -> None:
     ("exit_code", "said"),
     [
         (3, ["vo_rope-s1: diverged, loss 4.0000", "2 of 2 runs ended"]),
-        (75, ["1 of 2 runs ended, 0:00:00 left"]),
+        (75, ["vo_rope-s1: stopped, loss 4.0000", "1 of 2 runs ended, 0:00:00 left"]),
     ],
 )
 def test_a_log_gets_every_change_and_a_summary(

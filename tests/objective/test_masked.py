@@ -10,7 +10,7 @@ from support import probes
 from support.models import VOCAB, opinionated
 from support.probes import HELD_OUT, LENGTH
 
-from rope_exp.batches import Batch, Ids, next_tokens, validation_ids
+from rope_exp.batches import Batch, Ints, next_tokens, validation_ids
 from rope_exp.decoder import Decoder
 from rope_exp.evaluate import held_out_loss
 from rope_exp.objective.mlm import hidden
@@ -21,7 +21,7 @@ def make_decoder(*rotate: str, **changes: Any) -> Decoder:
     return opinionated(*rotate, vocab_size=VOCAB + 1, causal=False, **changes)
 
 
-def read(windows_NS: Ids) -> Batch:
+def read(windows_NS: Ints) -> Batch:
     """Return masked rows, as data/sources.py makes them for a run."""
     plain = next_tokens(windows_NS)
     return hidden(plain, (0, 0), VOCAB)

@@ -72,15 +72,6 @@ def test_a_flag_of_runs_is_refused_beside_a_campaign(words: str) -> None:
         command(["--campaign", "noise", *words.split()])
 
 
-def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path, report: Command) -> None:
-    make_run(tmp_path / "runs")
-    (tmp_path / "file").write_text("a file stands here")
-    for out in (tmp_path / "file", tmp_path / "file" / "below"):
-        done = report("--runs", tmp_path / "runs", "--out", out)
-        assert done.returncode == 2, done.stderr
-        assert done.stderr == f"error: --out={out}: {tmp_path}/file is a file; name a folder\n"
-
-
 def test_a_sweep_of_learning_rates_end_to_end(tmp_path: Path, report: Command) -> None:
     """Each learning rate is its own group, and `--factors` compares across groups."""
     for lr, loss in (("0.001", 3.6), ("0.01", 3.5)):

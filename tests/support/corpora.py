@@ -70,7 +70,7 @@ def write_parquet(
 
 def documents_of(prepared: Prepared, side: str) -> list[str]:
     """Return the decoded documents of one side, `train` or `validation`."""
-    tokenizer = load_tokenizer(prepared.tokenizer_file)
+    tokenizer = load_tokenizer(prepared.folder / "tokenizer.json")
     end_id = prepared.corpus["end_id"]
     ids = prepared.tokens[side][:]
     assert ids[-1] == end_id
@@ -116,3 +116,8 @@ def philox(key: list[int], counter: list[int]) -> list[int]:
         ]
         key = [(key[0] + 0x9E3779B97F4A7C15) % word, (key[1] + 0xBB67AE8584CAA73B) % word]
     return counter
+
+
+def spell(ids: Any, tokens: Any) -> str:
+    """Return the characters of one row's ids."""
+    return "".join(tokens[id_] for id_ in ids)

@@ -15,8 +15,8 @@ from rope_exp.folder import PROBES, read_metrics, write_config
 from rope_exp.parallel import Parallel
 from rope_exp.prepare import prepare
 from rope_exp.settle import resolve
-from rope_exp.step import WARMUP_STEPS, Outcome, StepGraphs, optimizer_tensors
-from rope_exp.trainer import Trainer
+from rope_exp.step import WARMUP_STEPS, StepGraphs, optimizer_tensors
+from rope_exp.trainer import Outcome, Trainer
 
 Make = Callable[..., Trainer]
 
@@ -39,7 +39,7 @@ def build_trainer(config: RunConfig, folder: Path, **changes: Any) -> Trainer:
 def finish(trainer: Trainer) -> Trainer:
     """Train to the end, and return the trainer, with its tokenizer in the run's folder."""
     prepared = prepare(trainer.config.data, trainer.config.tokenizer)
-    shutil.copy(prepared.tokenizer_file, trainer.folder / "tokenizer.json")
+    shutil.copy(prepared.folder / "tokenizer.json", trainer.folder / "tokenizer.json")
     assert trainer.train() == "finished"
     return trainer
 

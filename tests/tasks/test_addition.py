@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from scipy import stats
+from support.corpora import spell
 
-from rope_exp.rows import spell
 from rope_exp.sections import DataConfig
 from rope_exp.tasks.addition import FACTS, is_held_out, rows
 

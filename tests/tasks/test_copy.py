@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 from scipy import stats
+from support.corpora import spell
 
-from rope_exp.rows import spell
 from rope_exp.sections import DataConfig
 from rope_exp.tasks.copy import FACTS, rows
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from scipy import stats
+from support.corpora import spell
 
-from rope_exp.rows import Rows, spell
+from rope_exp.rows import Rows
 from rope_exp.sections import DataConfig
 from rope_exp.tasks import repeats as task
 

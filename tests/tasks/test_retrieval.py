@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
+from support.corpora import spell
 
-from rope_exp.rows import spell
 from rope_exp.sections import DataConfig
 from rope_exp.tasks.retrieval import FACTS, num_octaves, rows
 

@@ -5,10 +5,8 @@ import math
 import pytest
 import torch
 from support.trainers import Make, losses, same, snapshot
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rope_exp import checkpoint
-from rope_exp import kernels as kernel
 from rope_exp.files import read_json
 
 
@@ -113,26 +111,3 @@ def test_a_stop_in_an_evaluation_saves_and_its_row_follows(
     assert last.train() == "finished"
     assert losses(whole) == losses(last)
     assert same(snapshot(whole), snapshot(last))
-
-
-@pytest.mark.parametrize(
-    ("words", "most", "names"),
-    [
-        (["pe=qkvo_rope"], 0, ["flash"]),
-        (["attn=mla", "pe=qk_rope"], 0, ["flash"]),
-        (["pe=qkvo_rope"], 2048, []),
-        (["attn=retention"], 0, []),
-    ],
-)
-def test_the_backend_that_torch_chose_is_named(
-    make: Make, monkeypatch: pytest.MonkeyPatch, words: list[str], most: int, names: list[str]
-) -> None:
-    """At lengths up to `most`, a CPU computes attention without torch's kernel."""
-    monkeypatch.setattr(kernel, "MAX_WRITTEN_OUT", most)
-    trainer = make("run", *words)
-    before = snapshot(trainer)
-    assert trainer.attention_backends() == names
-    assert same(before, snapshot(trainer))
-
-    with sdpa_kernel(SDPBackend.MATH):
-        assert trainer.attention_backends() == (["math"] if names else [])

@@ -1,25 +1,14 @@
 """The loss without one site's rotation, which shows how far the model depends on it."""
 
 from contextlib import ExitStack
-from typing import Annotated, Any, Literal
+from typing import Any
 from unittest.mock import patch
 
-from typing_extensions import TypedDict
-
 from rope_exp.evaluate import Finished, rounded
-from rope_exp.probes._types import ONE_LENGTH, Numbers
 from rope_exp.probes._windows import attentions, loss
 
 ORDER = 3
 PLACES = {"ablation": ("without", "loss")}
-
-
-class _Losses(TypedDict):
-    without: list[Literal["", "q", "k", "v", "o"]]
-    loss: Numbers
-
-
-Answer = Annotated[_Losses, ONE_LENGTH]
 
 
 def ask(model: Finished) -> dict[str, Any]:

@@ -6,20 +6,17 @@ decoding. Each split but the trained one is read in as many rows as there are he
 Shapes: N rows, B of a micro-batch, T positions, V vocabulary, E examples.
 """
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from typing_extensions import TypedDict
 
 from rope_exp.batches import NO_TARGET
 from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, rounded
-from rope_exp.identity import Count, Natural
 from rope_exp.kernels import wide
-from rope_exp.probes._types import ONE_LENGTH, Number
 from rope_exp.report import ROOM, Report, is_always_paired
 from rope_exp.rows import TRAIN
 from rope_exp.stats import Pair, judge, noise_of, outcome
@@ -28,16 +25,6 @@ from rope_exp.table import Column, Table, interval, number, span, spell_p
 # Below the published relations, above other probes.
 ORDER = 3
 _PLACE = ["split", "bin", "span_first", "span_last"]
-
-
-class _OfSplit(TypedDict):
-    span: list[Natural]
-    count: list[Count]
-    right: list[Natural]
-    loss: Number
-
-
-Answer = dict[str, Annotated[_OfSplit, ONE_LENGTH]]
 
 
 def why_not(config: RunConfig) -> str:
@@ -123,9 +110,8 @@ def match_relations(report: Report) -> list[Pair]:
         wrong = 1 - of_split.pivot(index="seed", columns="pe", values="share")
         noise = noise_of(wrong, paired=is_always_paired(report.runs))
         for (a, b), pair in judge(wrong, list(signs), noise).items():
-            has_room = (
-                wrong[[a, b]].max(axis=None) > ROOM and wrong[[a, b]].min(axis=None) < 1 - ROOM
-            )
+            of_both = wrong[[a, b]].to_numpy()
+            has_room = np.nanmax(of_both) > ROOM and np.nanmin(of_both) < 1 - ROOM
             verdict = outcome(pair, signs[a, b]) if has_room else "open; floor or ceiling effect"
             published = {"split": split, "published": signs[a, b], "outcome": verdict}
             relations.append(pair | published)

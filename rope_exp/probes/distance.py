@@ -1,44 +1,28 @@
 """Effects of distance on attention: mean weights, a bound on scores, and each head's kappa.
 
-Distance m lies between query i and key i - m, so it is 0 at the query's own token.
-
-Shapes: B rows, T positions, H query heads, G key/value heads, K features of a head, V of a value,
-F frequencies, M distances.
+Distance m lies between query i and key i - m. Shapes: B rows, T positions, H query heads,
+G key/value heads, K features of a head, F frequencies, M distances.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from typing import Annotated, Any, NotRequired
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from typing_extensions import TypedDict
 
 from rope_exp.attention import Attention, Positions, turned
 from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, significant
-from rope_exp.identity import Natural
 from rope_exp.kernels import wide
-from rope_exp.probes._types import ONE_LENGTH, Numbers
 from rope_exp.probes._windows import attentions, bin_edges, share, windows
 from rope_exp.rope import rotate
 from rope_exp.sources import read
 
 ORDER = 6
 PLACES = {"distance": ("m", "attention"), "uniform": ("m", "uniform")}
-
-
-class _Losses(TypedDict):
-    m: list[Natural]
-    attention: dict[str, Numbers]
-    uniform: Numbers
-    bound: NotRequired[Numbers]
-    kappa: NotRequired[dict[str, list[Numbers]]]
-
-
-Answer = Annotated[_Losses, ONE_LENGTH]
 
 
 def why_not(config: RunConfig) -> str:
@@ -59,8 +43,7 @@ def ask(model: Finished) -> dict[str, Any]:
 
     f(m) and kappa(m) cover layers in which q and k both rotate: f is the mean over these layers,
     and over their heads if those have their own frequencies; kappa is given for each query head.
-    Distances lie below half a window, half an octave apart. The windows are those that shift and
-    ablation read.
+    Distances lie below half a window, half an octave apart.
     """
     decoder = model.decoder
     length = model.config.train.seq_len
@@ -119,13 +102,8 @@ def decay_bound(theta_F: Tensor, distance_M: Tensor) -> Tensor:
 
         |sum_f h_f e^{I m theta_f}| <= F f(m) max_f |h_{f+1} - h_f|.
 
-    This is the largest possible effect of distance; the bound is far from tight.
-
-    Args:
-        theta_F: in radians a position and in the order of the pairs, on which f depends; or
-            [..., F], if layers or heads have their own.
-    Returns:
-        f_M, from 0 to f(0) = (F + 1)/2; or [..., M].
+    The bound is far from tight. theta_F is in radians a position and in the order of the pairs, on
+    which f depends; or [..., F], if layers or heads have their own.
     """
     angle_MF = distance_M.double()[:, None] * theta_F.double()[..., None, :]
     partial_sum_MF = torch.polar(torch.ones_like(angle_MF), angle_MF).cumsum(-1)
@@ -135,11 +113,7 @@ def decay_bound(theta_F: Tensor, distance_M: Tensor) -> Tensor:
 def attention_by_distance(weights_BHTT: Tensor) -> Tensor:
     """Return A_M, the mean weight on the key m before the query, for m = 0, 1, ... below T/2.
 
-    The mean is over rows, heads and the queries i >= T/2, in float64. Each such query has a key at
-    every such distance, so all distances average over the same queries.
-
-    Args:
-        weights_BHTT: weight of query i on key j at [..., i, j].
+    The mean is over rows, heads and the queries i >= T/2, which have a key at every such distance.
     """
     first = (weights_BHTT.shape[-1] + 1) // 2
     means = []
@@ -153,20 +127,15 @@ def attention_by_distance(weights_BHTT: Tensor) -> Tensor:
 def kappa(q_HK: Tensor, k_GK: Tensor, theta_F: Tensor, distance_M: Tensor) -> Tensor:
     """Return kappa(m) = q^T R_{-m} k / sqrt(K), a head's score by distance, whatever the content.
 
-    q and k are a head's means before rotation, over rows and positions; both rotate. A query at i
-    and a key at i - m give (R_i q)^T (R_{i-m} k) = q^T R_{-m} k, so R_{-m} rotates the key clockwise
-    by its distance before the query. A score is linear in q and in k, so kappa(m) is the mean score
-    at distance m over all pairs of a query and a key of the rows, wherever they come from. The
+    q and k are a head's means before rotation, over rows and positions; both rotate, so a query at
+    i and a key at i - m give (R_i q)^T (R_{i-m} k) = q^T R_{-m} k. As scores are linear in q and
+    k, kappa(m) is the mean score at distance m over all pairs of a query and a key of the rows. The
     common content of tokens that really are m apart adds to it.
 
     Args:
         k_GK: each key/value head serves H/G query heads in order.
         theta_F: in radians a position; or [G, F], if key/value heads have their own. The first
-            2F features rotate, in half-split pairs. For a kind that rotates its last features, put
-            these first: an inner product has no order.
-        distance_M: any real numbers, positive where the key comes before the query.
-    Returns:
-        kappa_HM in float64, a term of the logit.
+            2F features rotate, in half-split pairs.
     """
     num_heads, num_features = q_HK.shape
     angle_GMF = distance_M.double()[:, None] * theta_F.double()[..., None, :]
@@ -177,32 +146,27 @@ def kappa(q_HK: Tensor, k_GK: Tensor, theta_F: Tensor, distance_M: Tensor) -> Te
     return torch.einsum("hk,hmk->hm", q_HK.double(), k_HMK) / num_features**0.5
 
 
-@contextmanager
-def weighed(layer: Attention, see: Callable[..., None]) -> Iterator[None]:
-    """Call `see` with a layer's weights_BHTT, and q_BTHK and k_BTGK before rotation.
+def weighed(layer: Attention, see: Callable[..., None]) -> AbstractContextManager[Any]:
+    """While the context lasts, call `see` with a layer's weights_BHTT and unrotated q and k.
 
-    They are in float32 at least. Attention is linear in its values. If value j is the j-th unit
-    vector, its output is the weights themselves. So the layer's own attention computes them, with
-    its mask, window and bias, and no second formula can disagree with it.
+    They are in float32 at least. If value j is the j-th unit vector, attention's output is the
+    weights themselves. So the layer's own attention computes them, with its mask, window and bias,
+    and no second formula can disagree with it.
     """
     attend = layer.attend
 
     def watched(q_BTHK: Tensor, k_BTGK: Tensor, values: Any, at: Positions, cache: Any) -> Tensor:
         with torch.autocast(q_BTHK.device.type, enabled=False):
-            q = wide(q_BTHK)
-            k = wide(k_BTGK)
+            q, k = wide(q_BTHK), wide(k_BTGK)
             unit_TT = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)
             unit_BTGT = unit_TT[:, None].expand(*k.shape[:3], -1)
             weights_BHTT = attend(q, k, [unit_BTGT], at, cache).transpose(1, 2)
             # As they were before their site's rotation.
-            q, k = (
-                turned(x, at.tables(site), layer.rotary_dim, inverse=True)
-                if site in layer.sites
-                else x
-                for site, x in (("q", q), ("k", k))
-            )
+            if "q" in layer.sites:
+                q = turned(q, at.tables("q"), layer.rotary_dim, inverse=True)
+            if "k" in layer.sites:
+                k = turned(k, at.tables("k"), layer.rotary_dim, inverse=True)
             see(weights_BHTT, q, k)
         return attend(q_BTHK, k_BTGK, values, at, cache)
 
-    with patch.object(layer, "attend", watched):
-        yield
+    return patch.object(layer, "attend", watched)

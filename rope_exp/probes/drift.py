@@ -3,35 +3,19 @@
 Shapes: F frequencies; N rows of them: one per model, per layer, or per layer and head.
 """
 
-from typing import Any, Literal, NotRequired
+from typing import Any
 
 import numpy as np
 import torch
-from typing_extensions import TypedDict
 
 from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, rounded, significant
-from rope_exp.identity import Natural
-from rope_exp.probes._types import Number, Numbers
 from rope_exp.report import Report
 
 ORDER = 4
 PAIRS = {"qk": "q and k", "vo": "v and o"}
 # Frequencies have moved little if the median |ln(theta/theta0)| is below this.
 LITTLE = 0.1
-
-
-class _Pair(TypedDict):
-    theta0: Numbers
-    theta: list[Numbers]
-    median: Number
-    crossings: NotRequired[Natural]
-
-
-class Answer(TypedDict):
-    """The frequencies of each pair of sites."""
-
-    sites: dict[Literal["qk", "vo"], _Pair]
 
 
 def why_not(config: RunConfig) -> str:

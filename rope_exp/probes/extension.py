@@ -1,14 +1,12 @@
 """Frequencies for contexts longer than a trained model's: interpolation, NTK-aware, YaRN.
 
 Each method takes a model's trained frequencies and slows feature pairs down: slow pairs by the
-factor s by which the context grows, fast pairs perhaps by less. Nothing is trained. The factor is
-fixed for a whole evaluation: keys and values in a cache are already rotated, and a factor that grew
-with the text would have to rotate them again.
+factor s by which the context grows, fast pairs perhaps by less. Nothing is trained, and the factor
+is fixed for a whole evaluation.
 
 The two sites of a pair must rotate together. q and k combine in scores, and v and o in outputs, by
 R_i^T R_j, which is R_{j-i} if both sides have the same frequencies. So one method applies to q and
-k, and one, perhaps another, to v and o. If v rotates by theta and o by theta', shifting positions
-by c rotates the output by c (theta - theta'), as it does if only one of the two rotates.
+k, and one, perhaps another, to v and o.
 
 Shapes: F frequencies, of n = 2F rotating features; [..., F] if layers or heads have their own.
 """
@@ -17,19 +15,16 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Annotated, Any
+from typing import Any
 from unittest.mock import patch
 
 import pandas as pd
 import torch
 from torch import Tensor
-from typing_extensions import TypedDict
 
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
 from rope_exp.evaluate import Finished, rounded
-from rope_exp.identity import Count
-from rope_exp.probes._types import ONE_LENGTH, Numbers
 from rope_exp.probes._windows import attentions, factors, long_windows, nats, share
 from rope_exp.report import Report
 from rope_exp.sections import PAIRS
@@ -44,18 +39,6 @@ SITES = {"": NOTHING, "qk": "q and k", "vo": "v and o", "qkvo": "q, k, v and o"}
 # pairs with SLOW_TURNS or fewer are interpolated (beta and alpha of Peng et al. 2023).
 FAST_TURNS = 32
 SLOW_TURNS = 1
-
-
-class _Losses(TypedDict):
-    num_windows: Count
-    lengths: list[Count]
-    as_trained: Numbers
-    interpolation: dict[str, Numbers]
-    ntk_aware: dict[str, Numbers]
-    yarn: dict[str, Numbers]
-
-
-Answer = Annotated[_Losses, ONE_LENGTH]
 
 
 def why_not(config: RunConfig) -> str:
@@ -77,8 +60,7 @@ def why_not(config: RunConfig) -> str:
 def ask(model: Finished) -> dict[str, Any]:
     """Return the loss by length, as trained and with frequencies for that length.
 
-    It reads a share of the windows that are read by position. At the trained length nothing is
-    extended, so all methods have the trained decoder's loss.
+    At the trained length nothing is extended, so all methods have the trained decoder's loss.
     """
     trained = model.config.train.seq_len
     times = factors(model)
@@ -110,8 +92,7 @@ def ask(model: Finished) -> dict[str, Any]:
 def ntk_aware(theta_F: Tensor, factor: float) -> Tensor:
     """Return theta_f s^(-2f/(n - 2)), as from the base times s^(n/(n-2)) (bloc97 2023).
 
-    The first pair rotates as in training, and the last as if interpolated. theta_F is as trained,
-    in radians a position and in the order of the pairs, two at least.
+    The first pair rotates as in training, and the last as if interpolated.
     """
     return theta_F * factor ** (-_places(theta_F) / (theta_F.shape[-1] - 1))
 
@@ -123,16 +104,11 @@ def yarn(theta_F: Tensor, factor: float, trained_length: int, base: float) -> Te
     are interpolated, and those between are mixed. The mixture follows the authors' code, as
     transformers does: linear in the pair's index f, between limits that are rounded outwards to
     whole pairs and clipped to 0 and n - 1. (The article prints another mixture, linear in the
-    number of turns, without rounding.)
-
-    Args:
-        theta_F: as trained, in radians a position and in the order of the pairs.
-        trained_length: in positions, enough for one turn of the first pair.
-        base: of the initial frequencies; it determines how often each pair turns.
+    number of turns, without rounding.) The base is that of the initial frequencies.
     """
 
     def place(turns: int) -> float:
-        """Return f, possibly fractional, at which L theta_f = 2 pi turns."""
+        # f, possibly fractional, at which L theta_f = 2 pi turns.
         return theta_F.shape[-1] * math.log(trained_length / (math.tau * turns)) / math.log(base)
 
     first = max(math.floor(place(FAST_TURNS)), 0)
@@ -151,20 +127,16 @@ def _places(theta_F: Tensor) -> Tensor:
 def extended(
     decoder: Decoder, method: str, sites: str, factor: float, trained_length: int
 ) -> Iterator[None]:
-    """Rotate by a method's frequencies for s = `factor` trained lengths while the context lasts.
+    """Rotate sites (qk, vo or qkvo) by a method's frequencies for `factor` trained lengths.
 
     The decoder's own frequencies are extended, including learned ones: each method depends on a
     feature pair's index, which learning does not change.
 
     Interpolation divides every position by s (Chen et al. 2023): within s trained lengths no angle
     is larger than in training. YaRN also multiplies q and k by 0.1 ln(s) + 1, if these are
-    extended, which sharpens the softmax of a longer context. That belongs to the scores' scale, not
-    to the rotation's tables: there it would also scale v and o, and an output by its square, and
-    would miss the features that do not rotate. Kinds without a softmax have no such scale.
-
-    Args:
-        method: one of `METHODS`.
-        sites: to extend, both of a pair: qk, vo or qkvo; the others keep their frequencies.
+    extended, which sharpens the softmax of a longer context. In the rotation's tables, this would
+    also scale v and o, and miss the features that do not rotate. Kinds without a softmax have no
+    such scale.
     """
     rotary = decoder.model.rotary_emb
     usual = rotary.theta

@@ -11,24 +11,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from typing_extensions import TypedDict
 
 from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, rounded
-from rope_exp.probes._types import Number, Numbers
 from rope_exp.report import Report
 from rope_exp.sources import held_out_rows
 from rope_exp.table import Column, Table
 
 ORDER = 3
-
-
-class Answer(TypedDict):
-    """R^2, and mean squared errors."""
-
-    r2: Number
-    r2_of_dims: Numbers
-    error_of_queries: Numbers
 
 
 def why_not(config: RunConfig) -> str:

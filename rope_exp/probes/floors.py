@@ -8,23 +8,15 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from typing_extensions import TypedDict
 
 from rope_exp.config import RunConfig
 from rope_exp.errors import show
 from rope_exp.evaluate import Finished, rounded
-from rope_exp.probes._types import Numbers
 from rope_exp.probes._windows import attentions, loss
 from rope_exp.report import Report
 
 # Below other notes of probes.
 ORDER = 6
-
-
-class Answer(TypedDict):
-    """The share of each layer."""
-
-    share: Numbers
 
 
 def why_not(config: RunConfig) -> str:

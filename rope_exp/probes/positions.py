@@ -5,38 +5,16 @@ overlap. Under train.objective=mlm, a bin without hidden tokens is null.
 """
 
 import itertools
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import AfterValidator
-from typing_extensions import TypedDict
 
 from rope_exp.evaluate import Finished, rounded
-from rope_exp.identity import Count, Natural
-from rope_exp.probes._types import Numbers, check_one_length
 from rope_exp.probes._windows import bin_edges, factors, long_windows, nats
 from rope_exp.sources import read
 
 ORDER = 1
 PLACES = {"positions": ("lengths", "loss_at_length"), "bins": ("edges", "loss")}
-
-
-class _Losses(TypedDict):
-    num_windows: Count
-    edges: list[Natural]
-    loss: Numbers
-    lengths: list[Count]
-    loss_at_length: Numbers
-
-
-def _check(values: Any) -> Any:
-    # A bin has two edges.
-    check_one_length([values["edges"][1:], values["loss"]])
-    check_one_length([values["lengths"], values["loss_at_length"]])
-    return values
-
-
-Answer = Annotated[_Losses, AfterValidator(_check)]
 
 
 def ask(model: Finished) -> dict[str, Any]:

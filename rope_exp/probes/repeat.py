@@ -4,16 +4,13 @@ The second is low if the model copies, as with induction heads (Olsson et al. 20
 token's last occurrence and predict what followed it.
 """
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from typing_extensions import TypedDict
 
 from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, rounded
-from rope_exp.identity import Count
-from rope_exp.probes._types import ONE_LENGTH, Number
 from rope_exp.probes._windows import nats, share, windows
 from rope_exp.report import Report
 from rope_exp.table import markdown_table
@@ -24,14 +21,6 @@ PLACES = {"repeat": ("reading", "loss")}
 # A run copies if a text's second reading has a loss lower by so many nats
 # (docs/paper/protocol-2.md).
 COPIES = 0.3
-
-
-class _Losses(TypedDict):
-    reading: list[Count]
-    loss: tuple[Number, Number]
-
-
-Answer = Annotated[_Losses, ONE_LENGTH]
 
 
 def why_not(config: RunConfig) -> str:

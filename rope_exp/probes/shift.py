@@ -4,28 +4,16 @@ A relative variant's loss does not change; an absolute one's rises if it has lea
 positions.
 """
 
-from typing import Annotated, Any
+from typing import Any
 from unittest.mock import patch
 
-from typing_extensions import TypedDict
-
 from rope_exp.evaluate import Finished, rounded
-from rope_exp.identity import Natural
-from rope_exp.probes._types import ONE_LENGTH, Numbers
 from rope_exp.probes._windows import loss
 
 ORDER = 2
 PLACES = {"shift": ("start", "loss")}
 # In training lengths: from within the first window to far outside.
 SHIFTS = (0, 0.25, 1, 4, 16)
-
-
-class _Losses(TypedDict):
-    start: list[Natural]
-    loss: Numbers
-
-
-Answer = Annotated[_Losses, ONE_LENGTH]
 
 
 def ask(model: Finished) -> dict[str, Any]:

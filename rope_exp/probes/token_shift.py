@@ -4,25 +4,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from typing_extensions import TypedDict
 
 from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, significant
-from rope_exp.probes._types import Numbers
 from rope_exp.probes._windows import attentions
 from rope_exp.report import Report
 
 # Below learned frequencies.
 ORDER = 5
-
-
-class Answer(TypedDict):
-    """Statistics of mu over the features of each layer."""
-
-    mean: Numbers
-    sd: Numbers
-    min: Numbers
-    max: Numbers
 
 
 def why_not(config: RunConfig) -> str:

@@ -2,17 +2,8 @@
 
 from typing import Any
 
-from typing_extensions import TypedDict
-
 from rope_exp.evaluate import Finished, rounded
-from rope_exp.probes._types import Numbers
 from rope_exp.probes._windows import nats, windows
-
-
-class Answer(TypedDict):
-    """The loss of each window."""
-
-    loss: Numbers
 
 
 def ask(model: Finished) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,11 +14,10 @@ from support.models import VOCAB, make_sizes, opinionated, tokens
 from support.probes import LENGTH
 from torch import Tensor
 
-from rope_exp.attn._recurrence import for_queries
 from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.shared import Config as SharedConfig
 from rope_exp.decoder import Decoder
-from rope_exp.probes._windows import attentions, instead
+from rope_exp.probes._windows import attentions
 from rope_exp.probes.distance import decay_bound, weighed
 from rope_exp.rope import frequencies
 from rope_exp.sections import Kind, ModelConfig
@@ -56,7 +56,7 @@ def watch(decoder: Decoder, ids: Tensor, number: int) -> dict[str, Tensor]:
 
     with (
         torch.no_grad(),
-        instead(layer, "attend", recorded),
+        patch.object(layer, "attend", recorded),
         weighed(layer, lambda weights_BHTT, *_: seen.update(weights=weights_BHTT)),
     ):
         seen["logits"] = decoder(ids)
@@ -171,7 +171,8 @@ def test_weights_times_values_are_the_output(scored: str) -> None:
         decoder = opinionated("q", "k", attn=attn, sizes=sizes, **changes).double()
         found = watch(decoder, tokens(2, 13), 1)
 
-        v_BTHV = for_queries(found["values"], 4)
+        v_BTGV = found["values"]
+        v_BTHV = v_BTGV.repeat_interleave(4 // v_BTGV.shape[2], dim=2)
         expected = torch.einsum("bhij,bjhv->bihv", found["weights"], v_BTHV)
         torch.testing.assert_close(found["outputs"], expected)
         sums_BHT = found["weights"].sum(-1)

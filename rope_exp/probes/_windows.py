@@ -1,10 +1,7 @@
 """Windows of the held-out text and a finished model's losses on them, which probes share.
 
-Losses are mean nats per predicted token, in the run's training precision; null if not finite. Under
-train.objective=mlm the windows have the masks of every evaluation.
-
-Shapes: N windows, S = T + 1 tokens, T positions, P predicted places, D model width, C tokens of a
-chunk.
+Losses are mean nats per predicted token, in the run's training precision; null if not finite.
+Shapes: N windows, S = T + 1 tokens, P predicted places, D model width, C tokens of a chunk.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,7 @@
 """The answers of a model of generated data: exact matches by span, and the loss, of each split.
 
 Each token is predicted from the true tokens before it, which gives the same exact matches as greedy
-decoding. Each split but the trained one is read in as many rows as there are held-out rows.
-
-Shapes: N rows, B of a micro-batch, T positions, V vocabulary, E examples.
+decoding. Shapes: B rows, T positions, V vocabulary, E examples.
 """
 
 from typing import Any
@@ -97,10 +95,7 @@ def files(report: Report) -> dict[str, str]:
 
 
 def match_relations(report: Report) -> list[Pair]:
-    """Return the published relations in each `split`, judged by exact matches.
-
-    The test uses the share of wrong answers instead of the loss; the margin is 1 point.
-    """
+    """Return the published relations by `split`, judged by the share of wrong answers."""
     shares = _shares(report)
     if report.source is None or report.published or shares.empty:
         return []
@@ -134,8 +129,7 @@ def _over_seeds(report: Report) -> pd.DataFrame:
 def _shares(report: Report) -> pd.DataFrame:
     """Return the `share` of each row, split, bin and seed that was answered without a wrong token.
 
-    Bin 0 is the whole split; span_first and span_last are of all rows. The split with the shortest
-    examples is first. There is no line if the data are of several kinds.
+    Bin 0 is the whole split. There is no line if the data are of several kinds.
     """
     parts = []
     for label, run in ((row.label, run) for row in report.rows.values() for run in row.runs):

@@ -41,9 +41,8 @@ def why_not(config: RunConfig) -> str:
 def ask(model: Finished) -> dict[str, Any]:
     """Return A(m) of each layer, beside that of uniform weights, f(m) and kappa(m).
 
-    f(m) and kappa(m) cover layers in which q and k both rotate: f is the mean over these layers,
-    and over their heads if those have their own frequencies; kappa is given for each query head.
-    Distances lie below half a window, half an octave apart.
+    f(m), a mean over layers and heads, and kappa(m) of each query head cover layers in which q and
+    k both rotate. Distances lie below half a window, half an octave apart.
     """
     decoder = model.decoder
     length = model.config.train.seq_len
@@ -102,8 +101,7 @@ def decay_bound(theta_F: Tensor, distance_M: Tensor) -> Tensor:
 
         |sum_f h_f e^{I m theta_f}| <= F f(m) max_f |h_{f+1} - h_f|.
 
-    The bound is far from tight. theta_F is in radians a position and in the order of the pairs, on
-    which f depends; or [..., F], if layers or heads have their own.
+    theta_F is in the order of the pairs, on which f depends; or [..., F] of layers or heads.
     """
     angle_MF = distance_M.double()[:, None] * theta_F.double()[..., None, :]
     partial_sum_MF = torch.polar(torch.ones_like(angle_MF), angle_MF).cumsum(-1)
@@ -127,15 +125,10 @@ def attention_by_distance(weights_BHTT: Tensor) -> Tensor:
 def kappa(q_HK: Tensor, k_GK: Tensor, theta_F: Tensor, distance_M: Tensor) -> Tensor:
     """Return kappa(m) = q^T R_{-m} k / sqrt(K), a head's score by distance, whatever the content.
 
-    q and k are a head's means before rotation, over rows and positions; both rotate, so a query at
-    i and a key at i - m give (R_i q)^T (R_{i-m} k) = q^T R_{-m} k. As scores are linear in q and
-    k, kappa(m) is the mean score at distance m over all pairs of a query and a key of the rows. The
-    common content of tokens that really are m apart adds to it.
-
-    Args:
-        k_GK: each key/value head serves H/G query heads in order.
-        theta_F: in radians a position; or [G, F], if key/value heads have their own. The first
-            2F features rotate, in half-split pairs.
+    q and k are a head's means before rotation; both rotate, so a query at i and a key at i - m give
+    (R_i q)^T (R_{i-m} k) = q^T R_{-m} k. As scores are linear in q and k, kappa(m) is the mean
+    score at distance m over all pairs of a query and a key of the rows. theta_F may be [G, F]. The
+    first 2F features rotate, in half-split pairs.
     """
     num_heads, num_features = q_HK.shape
     angle_GMF = distance_M.double()[:, None] * theta_F.double()[..., None, :]
@@ -149,9 +142,8 @@ def kappa(q_HK: Tensor, k_GK: Tensor, theta_F: Tensor, distance_M: Tensor) -> Te
 def weighed(layer: Attention, see: Callable[..., None]) -> AbstractContextManager[Any]:
     """While the context lasts, call `see` with a layer's weights_BHTT and unrotated q and k.
 
-    They are in float32 at least. If value j is the j-th unit vector, attention's output is the
-    weights themselves. So the layer's own attention computes them, with its mask, window and bias,
-    and no second formula can disagree with it.
+    If value j is the j-th unit vector, attention's output is the weights themselves. So the layer's
+    own attention computes them, and no second formula can disagree with it.
     """
     attend = layer.attend
 

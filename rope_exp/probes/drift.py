@@ -26,9 +26,8 @@ def why_not(config: RunConfig) -> str:
 def ask(model: Finished) -> dict[str, Any]:
     """Return the learned and the initial frequencies of each pair of sites that learns them.
 
-    By pair: the initial `theta0`; `theta` as used in rotation, for the layers in which the pair
-    rotates; the median of |ln(theta/theta0)| over all of these; the sum of `crossings` of 0, if
-    these were counted.
+    By pair: the initial `theta0`; `theta` of the layers in which the pair rotates; the median of
+    |ln(theta/theta0)| over these; and the `crossings` of 0, if counted.
     """
     pe = model.decoder.architecture.pe
     rotary = model.decoder.model.rotary_emb

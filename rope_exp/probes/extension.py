@@ -1,8 +1,7 @@
 """Frequencies for contexts longer than a trained model's: interpolation, NTK-aware, YaRN.
 
-Each method takes a model's trained frequencies and slows feature pairs down: slow pairs by the
-factor s by which the context grows, fast pairs perhaps by less. Nothing is trained, and the factor
-is fixed for a whole evaluation.
+Each method slows a trained model's feature pairs down: slow pairs by the factor s by which the
+context grows, fast pairs perhaps by less.
 
 The two sites of a pair must rotate together. q and k combine in scores, and v and o in outputs, by
 R_i^T R_j, which is R_{j-i} if both sides have the same frequencies. So one method applies to q and
@@ -103,8 +102,7 @@ def yarn(theta_F: Tensor, factor: float, trained_length: int, base: float) -> Te
     Pairs that turn 32 times or more within the trained length stay, those that turn once or less
     are interpolated, and those between are mixed. The mixture follows the authors' code, as
     transformers does: linear in the pair's index f, between limits that are rounded outwards to
-    whole pairs and clipped to 0 and n - 1. (The article prints another mixture, linear in the
-    number of turns, without rounding.) The base is that of the initial frequencies.
+    whole pairs and clipped to 0 and n - 1. (The article prints another mixture.)
     """
 
     def place(turns: int) -> float:
@@ -128,9 +126,6 @@ def extended(
     decoder: Decoder, method: str, sites: str, factor: float, trained_length: int
 ) -> Iterator[None]:
     """Rotate sites (qk, vo or qkvo) by a method's frequencies for `factor` trained lengths.
-
-    The decoder's own frequencies are extended, including learned ones: each method depends on a
-    feature pair's index, which learning does not change.
 
     Interpolation divides every position by s (Chen et al. 2023): within s trained lengths no angle
     is larger than in training. YaRN also multiplies q and k by 0.1 ln(s) + 1, if these are
@@ -192,10 +187,7 @@ def files(report: Report) -> dict[str, str]:
 
 
 def _losses(report: Report) -> pd.DataFrame:
-    """Return a line for each row, method, sites ("" as trained), run and length.
-
-    `seeds` counts those of the row; `times` is the length in training lengths.
-    """
+    """Return a line for each row, method, sites ("" as trained), run and length."""
     lines = []
     for label, answers in report.answers("extension").items():
         for method, sites in itertools.product(["as_trained", *METHODS], SITES):

@@ -1,9 +1,7 @@
 """The explained variance of real numbers on the held-out rows.
 
 R^2 = 1 - sum of squared errors / sum of squared deviations from their mean, over all queries of all
-rows: the mean over dimensions, and each dimension; and the mean squared error at each query.
-
-Shapes: N rows, Q queries, D dimensions.
+rows. Shapes: N rows, Q queries, D dimensions.
 """
 
 from typing import Any

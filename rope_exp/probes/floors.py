@@ -26,10 +26,7 @@ def why_not(config: RunConfig) -> str:
 
 
 def ask(model: Finished) -> dict[str, Any]:
-    """Return the share of the denominators that eps floors, by layer.
-
-    The share is over all positions and heads of the windows that shift and ablation read.
-    """
+    """Return the share of the denominators that eps floors, by layer, over positions and heads."""
     layers: list[Any] = [*attentions(model.decoder)]
     is_floored: list[list[Tensor]] = [[] for _ in layers]
     with ExitStack() as stack:

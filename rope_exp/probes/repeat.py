@@ -1,7 +1,6 @@
 """The loss of a text, and of the same text read again right after it.
 
-The second is low if the model copies, as with induction heads (Olsson et al. 2022), which find the
-token's last occurrence and predict what followed it.
+The second is low if the model copies, as with induction heads (Olsson et al. 2022).
 """
 
 from typing import Any

@@ -1,8 +1,4 @@
-"""The held-out loss with all positions raised, including those that begin again at documents.
-
-A relative variant's loss does not change; an absolute one's rises if it has learned to use absolute
-positions.
-"""
+"""The held-out loss with all positions raised, which relative variants do not notice."""
 
 from typing import Any
 from unittest.mock import patch

@@ -41,11 +41,6 @@ def words(chart: Any) -> list[str]:
     return [*drawn, explanation(chart)]
 
 
-def width(chart: Any) -> float:
-    """Return the width of a chart's file, in pixels."""
-    return float(ElementTree.fromstring(svg_of(chart.to_dict())).attrib["width"])
-
-
 def explanation(chart: Any) -> str:
     """Return the explanation below a chart."""
     return " ".join(chart.to_dict()["title"]["text"])

@@ -117,9 +117,7 @@ def _differences(report: Report, x: alt.X) -> Iterator[alt.LayerChart]:
     )
 
 
-def _losses(
-    report: Report, x: alt.X, key: str, title: str, window: int
-) -> Iterator[alt.LayerChart]:
+def _losses(report: Report, x: alt.X, key: str, title: str, window: int) -> Iterator[alt.Chart]:
     """Draw the mean over finished seeds; a cross marks the end of a diverged run."""
     rows = report.rows.values()
     points = _points((row, by_tokens(_shown(row), key, window)) for row in rows)

@@ -32,9 +32,6 @@ def losses(report: Report, row: str) -> np.ndarray:
     return np.array([run.loss for run in report.rows[row].runs], dtype=float)
 
 
-# -- differences -----------------------------------------------------------------------------------
-
-
 def test_the_forest_draws_intervals_of_scipys_paired_t(nine: Report) -> None:
     chart = forest(nine)
     bars = {bar["label"]: bar for bar in records(chart, "delta_ci_low")}
@@ -107,9 +104,6 @@ def test_without_the_reference_there_are_only_losses() -> None:
     assert "No differences: qk_rope has no runs here." in explanation(curves(report))
 
 
-# -- answers to probes -----------------------------------------------------------------------------
-
-
 def test_probes_are_differences_within_a_seed(nine: Report) -> None:
     """By position, a row is compared with the reference's runs of the same seeds."""
     runs, base = (nine.rows[row].runs for row in ("vo_rope", "qk_rope"))
@@ -137,9 +131,6 @@ def test_attention_by_distance_is_a_mean_over_layers() -> None:
     bound = bounds.to_numpy()[: len(answer["m"])]
     np.testing.assert_allclose(bound / bound[0], np.divide(answer["bound"], answer["bound"][0]))
     assert bound.mean() == pytest.approx(np.mean(answer["uniform"]))
-
-
-# -- files -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("campaign", ["english", "distance"])

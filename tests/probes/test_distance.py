@@ -54,9 +54,6 @@ def watch(decoder: Decoder, ids: Tensor, number: int) -> dict[str, Tensor]:
     return seen
 
 
-# -- weights ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("changes", "num_keys"),
     [({}, range(9, 17)), ({"causal": False}, [16]), ({"sizes": make_sizes(window=3)}, [3])],
@@ -78,9 +75,6 @@ def test_queries_of_zero_weigh_all_keys_alike(
     reach = 3 if "sizes" in changes else LENGTH
     expected = [np.reciprocal(num_keys, dtype=float).mean() * (m < reach) for m in M]
     assert found["uniform"] == pytest.approx(expected, rel=1e-4)
-
-
-# -- kappa and the bound ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -133,8 +127,6 @@ def test_kappa_and_bound_are_of_layers_that_rotate_both() -> None:
 def test_without_both_there_is_neither_bound_nor_kappa(sites: str) -> None:
     assert set(ask(opinionated(*sites))) == {"m", "attention", "uniform"}
 
-
-# -- what is seen ---------------------------------------------------------------------------------
 
 KEEPING_KEYS = [attn for attn in KINDS if attn.keeps_keys]
 SCORED: dict[str, dict[str, Any]] = {

@@ -26,9 +26,6 @@ def turned(x_HK: Tensor, position_T: Tensor, theta_F: Tensor) -> Tensor:
     return rotate(x_1THK, angle_TF.cos(), angle_TF.sin())[0]
 
 
-# -- the bound -------------------------------------------------------------------------------------
-
-
 def test_the_bound_meets_the_published_values() -> None:
     theta_F = frequencies(128, 10000.0, torch.float64)
     found = decay_bound(theta_F, torch.tensor([*PUBLISHED]))
@@ -45,9 +42,6 @@ def test_the_bound_is_a_mean_of_partial_sums(seed: int, count: int, distance: fl
         assert found_M == pytest.approx([sum(map(abs, sums)) / count], abs=1e-7)
 
 
-# -- weights by distance ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("length", [2, 3, 8, 9])
 def test_weights_are_averaged_over_late_queries(length: int) -> None:
     """The reference averages query by query over i >= T/2, for each m < T/2."""
@@ -58,9 +52,6 @@ def test_weights_are_averaged_over_late_queries(length: int) -> None:
         found = [weights_BHTT[:, :, i, i - distance] for i in late]
         expected.append(float(torch.stack(found).mean()))
     assert attention_by_distance(weights_BHTT).tolist() == pytest.approx(expected, rel=1e-12)
-
-
-# -- kappa -----------------------------------------------------------------------------------------
 
 
 @given(SEEDS, st.integers(0, 300))

@@ -34,9 +34,6 @@ def loss(decoder: Decoder, factor: int, **positions: Any) -> float:
     return float(-logits.gather(2, ids[:, 1:, None]).mean())
 
 
-# -- each method -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("sites", ["qk", "vo", "qkvo", "k"])
 def test_interpolation_divides_positions(sites: str) -> None:
     """In all pairs of sites that rotate, position m rotates as m/s did."""
@@ -66,9 +63,6 @@ def test_yarn_also_sharpens_scores(pairs: str, bias: str) -> None:
                 for name in ("q_proj.weight", "k_proj.weight"):
                     layer.get_parameter(name).mul_(0.1 * math.log(factor) + 1)
         assert at_length == pytest.approx(loss(decoder, factor), abs=1e-5)
-
-
-# -- all methods -----------------------------------------------------------------------------------
 
 
 def test_as_trained_is_the_decoder_itself() -> None:

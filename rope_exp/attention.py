@@ -3,15 +3,14 @@
 q, k and v are rotated by R at their own position; o is rotated back by R^T at the query's position,
 for each query head and before the output projection. Values rotate once, before heads are repeated.
 
-The cache holds keys and values, or their latent, or a state, already rotated at their own
-positions. Under autocast keys and values keep the narrow dtype in which they are read. States are
+The cache holds keys and values, or their latent, in the dtype in which they are read, or a state in
 float32 at least: in a narrow sum over many tokens, the contribution of one more would vanish.
 
 Shapes: B batch, T position, D model width, H query heads, G key/value heads, K features of a key,
 V of a value and of an output, E entries kept in the cache, F frequencies.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,24 +20,20 @@ from torch import Tensor, nn
 
 from rope_exp.encoding import Position
 from rope_exp.identity import chosen
-from rope_exp.kernels import attention, attention_after, wide
+from rope_exp.kernels import attention, wide
 from rope_exp.rope import rotate
 from rope_exp.sections import PAIRS, Kind, ModelConfig, SoftmaxConfig
 
 # cos_TF and sin_TF; or [B, T, F], if rows of a batch have different positions; or [B, G, T, F],
 # B possibly 1, if heads have their own frequencies.
 Tables = tuple[Tensor, Tensor]
-# The cache's name for the newest token's input.
-NEWEST = "newest"
-# Initial value of mu, the share of the token before in keys and values.
-TOKEN_SHIFT = 0.5
 
 
 class Positions(NamedTuple):
     """Position inputs of one layer.
 
     Attributes:
-        vo: the tables of v and o; None: those of q and k.
+        vo: None: v and o rotate by the tables of q and k.
         bias_HTE: added to the scores of queries at the last T of E places.
         document_BT: the document of each token; a query attends to its own only. None: to all.
         position_T: the positions themselves, or [B, T], for a class of one's own.
@@ -56,24 +51,18 @@ class Positions(NamedTuple):
 
 @dataclass
 class LayerCache:
-    """One layer's part of the cache, without gradients.
+    """One layer's part of the cache: rows for each token, [B, E, ...], and states that do not grow.
 
-    Attributes:
-        window: the number of keys that a query attends to, including its own; None: all.
-        pads_B: the number of padding tokens at the start of each row; None: none.
-        num_seen: tokens so far, including padding.
-        rows: the rows kept for each token, [B, E, ...] each, by name.
-        states: tensors that do not grow with the tokens, by name.
+    They have no gradients, and are already rotated at their own positions.
     """
 
     window: int | None = None
-    pads_B: Tensor | None = None
     num_seen: int = 0
     rows: dict[str, Tensor] = field(default_factory=dict)
     states: dict[str, Tensor] = field(default_factory=dict)
 
     def append(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Append new rows, [B, T, ...] each, by the same names each time; return all rows kept."""
+        """Append new rows, by the same names each time; return all rows kept."""
         for name, x in rows.items():
             x = x.detach()
             earlier = self.rows.get(name, x[:, :0])
@@ -84,29 +73,13 @@ class LayerCache:
         self.num_seen += x.shape[1]
         return self.rows
 
-    def is_prefill(self, num_new: int) -> bool:
-        """Return whether the newest tokens are the first ones, none of them padding."""
-        return self.pads_B is None and self.num_seen == num_new
-
-    def places(self, num_new: int, device: torch.device) -> Tensor:
-        """Return the places of the next tokens, [T], or [B, T] if rows are padded.
-
-        A row's first token has place 0, and its padding negative ones.
-        """
-        place_T = torch.arange(self.num_seen, self.num_seen + num_new, device=device)
-        return place_T if self.pads_B is None else place_T - self.pads_B[:, None]
-
 
 # The cache of all layers, from which `model(ids_BT, cache=cache)` continues.
 Cache = list[LayerCache]
 
 
 class HeadLinear(nn.Linear):
-    """A linear layer with one matrix per head, stacked in its rows or its columns.
-
-    Attributes:
-        split: the dimension of heads, 0 or 1, and their number.
-    """
+    """A linear layer with one matrix per head, stacked in its rows (dim 0) or its columns (1)."""
 
     def __init__(self, num_in: int, num_out: int, dim: int, num_heads: int) -> None:
         super().__init__(num_in, num_out, bias=False)
@@ -117,26 +90,21 @@ class Attention(nn.Module):
     """Self-attention; `sites` are those of q, k, v, o that rotate.
 
     Each kind defines its projections and computes its heads' outputs.
-
-    Attributes:
-        causal: whether queries attend to no later key; kinds with a state are always causal.
-        window: the number of latest keys that a query attends to; None: all.
-        sink_H: a learned score of each head without a key; None: softmax has none.
-        own: a position encoding of a user's own that acts in this layer.
-        chunk_size: tokens between two states held in training, for kinds with a state.
-        scale: factor on scores in the absorbed form; None: 1/sqrt(K).
     """
 
     o_proj: nn.Linear
+    # A position encoding of a user's own that acts in this layer.
     own: Position | None
+    # A learned score of each head without a key.
     sink_H: nn.Parameter | None
+    # Kinds with a state are always causal, and hold one after so many tokens in training.
     causal = True
     chunk_size = 0
-    scale: float | None = None
 
     def __init__(self, config: ModelConfig, attn: Kind, sites: Collection[str]) -> None:
         super().__init__()
         self.config = config
+        self.attn: Any = attn
         self.head_dim = config.features_per_head
         self.num_heads = config.num_attention_heads
         self.own = None
@@ -171,28 +139,10 @@ class Attention(nn.Module):
         """Return o_BTHV, rotated back if O rotates, before the output projection."""
         raise NotImplementedError
 
-    def attend(
-        self,
-        q_BTHK: Tensor,
-        k_BEGK: Tensor,
-        values: Sequence[Tensor],
-        at: Positions,
-        cache: LayerCache | None,
-    ) -> Tensor:
-        """Return softmax attention of queries at the last T of E positions.
-
-        Args:
-            values: [B, E, G, ...] each; the output concatenates their features.
-        """
-        common: Any = {"window": self.window, "bias_HTE": at.bias_HTE, "sink_H": self.sink_H}
-        if cache is not None and not cache.is_prefill(q_BTHK.shape[1]):
-            if cache.pads_B is not None:
-                # Without the padding that a window has dropped.
-                common["num_pads_B"] = cache.pads_B - (cache.num_seen - k_BEGK.shape[1])
-            return attention_after(q_BTHK, k_BEGK, values, scale=self.scale, **common)
-        v_BTHV = values[0] if len(values) == 1 else torch.cat([*values], dim=-1)
-        common |= {"causal": self.causal, "document_BT": at.document_BT}
-        return attention(q_BTHK, k_BEGK, v_BTHV, **common)
+    def attend(self, q_BTHK: Tensor, k_BEGK: Tensor, v_BEGV: Tensor, at: Positions) -> Tensor:
+        """Return softmax attention of queries at the last T of E positions."""
+        more: Any = {"bias_HTE": at.bias_HTE, "document_BT": at.document_BT, "sink_H": self.sink_H}
+        return attention(q_BTHK, k_BEGK, v_BEGV, window=self.window, causal=self.causal, **more)
 
     def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
         """Return o_BTHV by equivalent formulas, by the names of these."""
@@ -205,10 +155,8 @@ class Attention(nn.Module):
         return "k" not in self.sites and "v" not in self.sites
 
     def turn(self, site: str, x_BTHK: Tensor, at: Positions) -> Tensor:
-        """Return x rotated by its position, or back for o, if the site rotates.
-
-        A class of one's own acts before the rotation, and on outputs after it.
-        """
+        """Return x rotated by its position, or back for o, if the site rotates."""
+        # A class of one's own acts before the rotation, and on outputs after it.
         own = self.own if at.position_T is not None else None
         if own is not None and site != "o":
             x_BTHK = own.turn(site, x_BTHK, at.position_T).to(x_BTHK.dtype)
@@ -268,7 +216,7 @@ class SoftmaxAttention(Attention):
         if attn.sink:
             self.sink_H = nn.Parameter(torch.zeros(self.num_heads))
         if config.token_shift:
-            self.token_shift = nn.Parameter(torch.full((config.hidden_size,), TOKEN_SHIFT))
+            self.token_shift = nn.Parameter(torch.full((config.hidden_size,), 0.5))
 
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
         if self.config.token_shift:
@@ -301,19 +249,15 @@ class SoftmaxAttention(Attention):
             usual_HTE = 0.0 if at.bias_HTE is None else at.bias_HTE[..., -sizes[2] :]
             at = at._replace(bias_HTE=usual_HTE + more_HTE)
 
-        o_BTHK = self.attend(q_BTHK, rows["k"], [rows["v"]], at, cache)
+        o_BTHK = self.attend(q_BTHK, rows["k"], rows["v"], at)
         return self.turn("o", o_BTHK, at)
 
 
 def previous(x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:
-    """Return x_{t-1}; the first token of a row, of a document or after padding gives its own x_t.
-
-    Args:
-        cache: stores the newest x for the next call. Call this before appending to it.
-    """
+    """Return x_{t-1}; the first token of a row or of a document gives its own x_t."""
     before_B1D = x_BTD[:, :1]
     if cache is not None:
-        before_B1D = cache.states.get(NEWEST, before_B1D)
+        before_B1D = cache.states.get("newest", before_B1D)
     previous_BTD = torch.cat([before_B1D, x_BTD[:, :-1]], dim=1)
 
     if at.document_BT is not None:
@@ -322,11 +266,8 @@ def previous(x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> T
         previous_BTD = torch.where(goes_on_BT1, previous_BTD, x_BTD)
 
     if cache is not None:
-        if cache.pads_B is not None:
-            follows_BT1 = cache.places(x_BTD.shape[1], x_BTD.device)[..., None] > 0
-            previous_BTD = torch.where(follows_BT1, previous_BTD, x_BTD)
         # A copy: a view would keep a whole prompt.
-        cache.states[NEWEST] = x_BTD[:, -1:].detach().clone()
+        cache.states["newest"] = x_BTD[:, -1:].detach().clone()
     return previous_BTD
 
 

@@ -4,10 +4,8 @@ Training windows are T + 1 tokens long and start every T tokens, so that each to
 once an epoch (a remainder of fewer than T tokens is left out). Sample n of a run, counted from 0
 over all steps and rows, is window n mod N of epoch n div N. An epoch's order sorts the windows by
 the raw words of a Philox counter generator keyed by (seed, epoch): numpy keeps raw bit streams
-stable over its versions, unlike `Generator.permutation`.
-
-Each stage of a run cuts windows of its own length T. Sample numbers continue from stage to stage,
-so stages of the same length read different samples.
+stable over its versions, unlike `Generator.permutation`. Each stage of a run cuts windows of its
+own length T, and sample numbers continue from stage to stage.
 
 Shapes: B global batch, T positions, S = T + 1 hashed columns, N windows.
 """
@@ -65,10 +63,8 @@ def next_tokens(windows_BS: Ints) -> Batch:
 
 
 def training_ids(tokens: Tokens, seed: int, samples: Sequence[int], seq_len: int) -> Ints:
-    """Return the windows of some samples of a run, [B, T + 1].
+    """Return the windows of some samples of a run, by their numbers, [B, T + 1].
 
-    Args:
-        samples: their numbers, counted from 0 over all steps and rows.
     Raises:
         ValueError: there is no whole window.
     """
@@ -86,11 +82,7 @@ def epoch_order(seed: int, epoch: int, count: int) -> Ints:
 
 
 def num_windows(tokens: Tokens, seq_len: int) -> int:
-    """Return N, the number of whole windows of T + 1 tokens at stride T.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Return N, the number of whole windows of T + 1 tokens at stride T; at least one."""
     count = (len(tokens) - 1) // seq_len
     if count < 1:
         raise ValueError(f"{len(tokens)} tokens hold no window of {seq_len + 1}")
@@ -100,11 +92,8 @@ def num_windows(tokens: Tokens, seq_len: int) -> int:
 def validation_ids(tokens: Tokens, num_sequences: int, seq_len: int) -> Ints:
     """Return fixed windows of the held-out set, evenly spread from its start, [N, T + 1].
 
-    They are the same for every run, and no token is predicted twice. If the set holds fewer than
-    `num_sequences` windows, N is their number.
-
-    Raises:
-        ValueError: there is no whole window.
+    No token is predicted twice. If the set holds fewer than `num_sequences` windows, N is their
+    number.
     """
     available = num_windows(tokens, seq_len)
     count = min(num_sequences, available)
@@ -118,11 +107,8 @@ def _windows(tokens: Tokens, window_N: Ints, seq_len: int) -> Ints:
 def chain_sha256(previous: str, ids: NDArray[np.integer]) -> str:
     """Extend the hash of the order of batches by one batch; resuming needs only the last digest.
 
-    Equation: h_s = sha256(h_{s-1} || x_s), where h_0 is empty and x_s are the ids of step s's
-    global batch, row by row, as 32-bit little-endian words.
-
-    Args:
-        previous: the hexadecimal digest after the step before; "" before the first.
+    h_s = sha256(h_{s-1} || x_s), where h_0 is empty and x_s are the ids of step s's global batch,
+    row by row, as 32-bit little-endian words.
     """
     return hashlib.sha256(bytes.fromhex(previous) + ids.astype("<u4").tobytes()).hexdigest()
 

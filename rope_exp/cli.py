@@ -103,7 +103,7 @@ def train(words: list[str]) -> int:
     except (*mistakes, ValueError, RecursionError) as error:
         if shows_all:
             raise
-        raise explain(error, words) from error
+        raise explain(error) from error
     except RuntimeError as error:
         if '"srun"' not in str(error):
             raise

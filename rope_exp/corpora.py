@@ -1,6 +1,7 @@
 """Streams of documents, and their assignment to training or validation."""
 
 import functools
+import glob
 import hashlib
 import io
 import itertools
@@ -27,7 +28,7 @@ SIDES = (TRAIN, VALIDATION)
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 # Files that `save_to_disk` of datasets writes beside its .arrow files.
 OF_ARROW = ("dataset_dict.json", "dataset_info.json", "state.json")
-PACKED = ("gz", "zst")
+PACKED = (".gz", ".zst")
 # Documents can be long, so only a few are read at once.
 ROWS = 64
 # A mark of the byte order at the start of a file is not text.
@@ -36,11 +37,9 @@ ENCODING = "utf-8-sig"
 
 @dataclass(frozen=True)
 class Corpus:
-    """Streams of documents.
+    """Streams of documents: `read` yields those of one of the values of `splits`.
 
-    Attributes:
-        splits: "train", and "validation" if the corpus has its own; `read` takes one of the values.
-        facts: further entries of the record; complete once all documents have been read.
+    `facts` are further entries of the record, complete once all documents have been read.
     """
 
     data: DataConfig
@@ -51,8 +50,7 @@ class Corpus:
     def documents(self, split: str) -> Iterator[tuple[str, str]]:
         """Yield (side, text) of each non-empty document of a split.
 
-        Without a validation split, a hash of the text decides the side, so equal documents are
-        never on both.
+        Without a validation split, a hash of the text decides, so equal texts share a side.
         """
         for text in filter(None, self.read(self.splits[split])):
             side = split
@@ -71,7 +69,7 @@ def fingerprint(data: DataConfig) -> str:
         return json_sha256([data.path, data.subset, data.revision])
 
     states: list[Any] = list_files(data)
-    if any(_format(Path(name)) in ("csv", "json", "jsonl") for name, *_ in states):
+    if any(_format(name) in ("csv", "json", "jsonl") for name, *_ in states):
         # Version 0.2.0 changed some texts of these formats: what it prepared is not used.
         states.append("as text")
     return json_sha256(states)
@@ -110,48 +108,39 @@ def open_library(data: DataConfig) -> Corpus:
 
 
 def open_dataset(data: DataConfig) -> Corpus:
-    """Open the corpus of data=files or data=hub.
-
-    Raises:
-        ConfigError: data.path, data.subset, data.revision or data.text_column cannot be read.
-        DataError: the hub did not answer.
-    """
+    """Open the corpus of data=files or data=hub."""
     if data.validation_split == TRAIN:
         reason = "is trained on; name another split, or null"
         raise ConfigError("data.validation_split", TRAIN, reason)
     datasets = _import_datasets()
     from huggingface_hub import metadata_load
 
+    from_hub = data.kind == "hub"
     facts = {"path": data.path}
-    with explaining("data.path", data.path, from_hub=data.kind == "hub"):
-        place: str | Path = str(data.path)
-        if data.kind == "hub":
-            facts |= {"subset": data.subset, "revision": data.revision}
-            has_card = True
-        else:
-            place = _root(data)
-            card = place / "README.md"
-            has_card = card.is_file() and "configs" in (metadata_load(card) or {})
-
+    if from_hub:
+        facts |= {"subset": data.subset, "revision": data.revision}
+    with explaining("data.path", data.path, from_hub=from_hub):
+        place = str(data.path) if from_hub else str(_root(data))
+        card = Path(place, "README.md")
         options = None
         reader = None
-        if has_card:
+        if from_hub or (card.is_file() and "configs" in (metadata_load(card) or {})):
             # If the hub refuses, datasets would read its cache: it gets an empty one.
             with TemporaryDirectory(prefix="rope_exp-") as empty:
                 builder = datasets.load_dataset_builder(
-                    str(place), data.subset, revision=data.revision, cache_dir=empty
+                    place, data.subset, revision=data.revision, cache_dir=empty
                 )
             options = builder.config
             splits = options.data_files
             reader = type(builder).__module__.rpartition(".")[2].replace("text", "txt")
             if reader not in TEXTS:
-                raise _path_error(data, f"is for the reader {reader}; there are {', '.join(TEXTS)}")
+                raise ConfigError("data.path", data.path, f"needs the reader {reader}, not ours")
         else:
             splits = _local_splits(data, Path(place))
 
         if TRAIN not in splits:
             names = ", ".join(sorted(map(str, splits)))
-            raise _path_error(data, f"has no split named train; it has {names}")
+            raise ConfigError("data.path", data.path, f"has no split named train; it has {names}")
         # Other splits, such as test, are never read.
         sides = {TRAIN: splits[TRAIN]}
         if data.validation_split in splits:
@@ -161,24 +150,19 @@ def open_dataset(data: DataConfig) -> Corpus:
 
 
 def list_files(data: DataConfig) -> list[tuple[str, int, int]]:
-    """Return the name, size and time (in nanoseconds) of each file of data=files."""
+    """Return the name, size and time (in nanoseconds) of each file that is not hidden."""
     root = _root(data)
-    states = []
-    for path in _files(root):
-        state = path.stat()
-        name = path.name if path == root else str(path.relative_to(root))
-        states.append((name, state.st_size, state.st_mtime_ns))
-    return states
+    # Path.rglob follows no links.
+    names = sorted(map(Path, glob.glob("**", root_dir=root, recursive=True)))  # noqa: PTH207
+    files = {str(name): root / name for name in names if (root / name).is_file()}
+    if root.is_file():
+        files = {root.name: root}
+    return [(name, path.stat().st_size, path.stat().st_mtime_ns) for name, path in files.items()]
 
 
 @contextmanager
 def explaining(key: str, value: object, *, from_hub: bool = False) -> Iterator[None]:
-    """Turn any error of a library that reads the path `value` of `key` into one sentence.
-
-    Raises:
-        ConfigError: the files cannot be read, or the hub has no such data for this user.
-        DataError: the hub did not answer.
-    """
+    """Explain any error of a library by the path `value` of `key`, or by a hub without answer."""
     try:
         yield
     except (ConfigError, MemoryError):
@@ -203,9 +187,8 @@ def _import_datasets() -> Any:
 
     if "zstd" not in compr:
         # Arrow supports zstd; datasets would require one more package.
-        register_compression(
-            "zstd", lambda file, **_: pyarrow.CompressedInputStream(file, "zstd"), "zst"
-        )
+        reader = functools.partial(pyarrow.CompressedInputStream, compression="zstd")
+        register_compression("zstd", lambda file, **_: reader(file), "zst")
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     # Hints from another server and a download count are not part of the data, and could fail.
@@ -214,30 +197,18 @@ def _import_datasets() -> Any:
     return datasets
 
 
-def _path_error(data: DataConfig, reason: str, path: str | None = None) -> ConfigError:
-    return ConfigError("data.path", path or data.path, reason)
-
-
 def _root(data: DataConfig) -> Path:
     path = Path(str(data.path)).expanduser().absolute()
     if not path.exists():
-        raise _path_error(data, "there is no such file or folder")
+        raise ConfigError("data.path", data.path, "there is no such file or folder")
     # datasets resolves links to a folder when it names the folder's files.
     return path.resolve() if path.is_dir() else path
 
 
-def _files(root: Path) -> Iterator[Path]:
-    """Yield the files at or below a path, except hidden ones, which datasets skips."""
-    for path in [root] if root.is_file() else sorted(root.rglob("*")):
-        parts = path.relative_to(root).parts
-        if path.is_file() and not any(part.startswith((".", "__")) for part in parts):
-            yield path
-
-
-def _format(path: Path) -> str:
+def _format(path: str) -> str:
     """Return the last suffix of a file's name, before .gz or .zst."""
-    suffixes = [suffix for suffix in path.name.lower().split(".")[1:] if suffix not in PACKED]
-    return suffixes[-1] if suffixes else ""
+    suffixes = Path(path.lower()).suffixes
+    return next((suffix[1:] for suffix in reversed(suffixes) if suffix not in PACKED), "")
 
 
 def _local_splits(data: DataConfig, root: Path) -> dict[str, list[str]]:
@@ -245,25 +216,25 @@ def _local_splits(data: DataConfig, root: Path) -> dict[str, list[str]]:
     if data.subset is not None:
         reason = "is for a folder with a dataset card, or the hub; data.path has none"
         raise ConfigError("data.subset", data.subset, reason)
-    files = {str(path): path.name for path in _files(root) if _format(path) in TEXTS}
-    if any(name.endswith(".arrow") for name in files.values()):
-        files = {path: name for path, name in files.items() if name not in OF_ARROW}
-    if not files:
-        suffixes = ", ".join(f".{name}" for name in TEXTS)
-        raise _path_error(data, f"holds no file that ends in {suffixes} (or .gz or .zst after it)")
+    names = [Path(name) for name, *_ in list_files(data) if _format(name) in TEXTS]
+    if any(name.suffix == ".arrow" for name in names):
+        names = [name for name in names if name.name not in OF_ARROW]
+    if not names:
+        reason = f"holds no file that ends in .{', .'.join(TEXTS)} (or .gz or .zst after it)"
+        raise ConfigError("data.path", data.path, reason)
     if root.is_file():
-        return {TRAIN: list(files)}
+        return {TRAIN: [str(root)]}
 
     from datasets.data_files import DataFilesDict, get_data_patterns
 
+    files = {str(root / name) for name in names}
     listed = DataFilesDict.from_patterns(get_data_patterns(str(root)), base_path=str(root))
     splits = {str(split): [path for path in listed[split] if path in files] for split in listed}
-    # If some names contain a split, datasets leaves out all others; and links to folders.
-    left_out = files.keys() - set().union(*splits.values())
-    left_out |= {str(path) for path in root.rglob("*") if path.is_symlink() and path.is_dir()}
+    # If some names contain a split, datasets leaves out all others, and what is behind links.
+    left_out = files.difference(*splits.values())
     if left_out:
         reason = f"would be left out beside the files of {', '.join(splits)}"
-        raise _path_error(data, f"{reason}; move it, or name it for a split", min(left_out))
+        raise ConfigError("data.path", min(left_out), f"{reason}; move it, or name it for a split")
     return {split: paths for split, paths in splits.items() if paths}
 
 
@@ -273,11 +244,7 @@ def _local_splits(data: DataConfig, root: Path) -> dict[str, list[str]]:
 def _read(
     paths: Iterable[str], data: DataConfig, reader: str | None, options: Any
 ) -> Iterator[str]:
-    """Yield the texts of files here or on the hub.
-
-    Args:
-        reader: of all files, as a dataset's card says, with its options; None: names tell.
-    """
+    """Yield the texts of files here or on the hub, by the reader of a card or of their names."""
     from datasets import StreamingDownloadManager
     from datasets.utils.file_utils import xopen
 
@@ -285,7 +252,7 @@ def _read(
     from_hub = data.kind == "hub"
     for path in paths:
         with explaining("data.path", data.path if from_hub else path, from_hub=from_hub):
-            texts = TEXTS[reader or _format(Path(path))]
+            texts = TEXTS[reader or _format(path)]
             # The file itself, unpacked, or each member of an archive.
             for url in manager.iter_files(manager.extract(path)):
                 with xopen(url, "rb") as file:
@@ -316,7 +283,7 @@ def _arrow_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[Any]:
 
 
 def _json_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[Any]:
-    """Yield the texts of JSON objects: one a line, or all of a file in one value."""
+    """Yield the texts of JSON: an object a line, or one value, an object or an array."""
     with io.TextIOWrapper(file, ENCODING) as lines:
         filled = filter(str.strip, lines)
         first = next(filled, "[]")
@@ -332,7 +299,6 @@ def _json_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[Any]:
 
         columns: dict[Any, None] = {}
         for row in rows:
-            # An array may also hold the texts themselves.
             values: dict[Any, Any] = row if isinstance(row, dict) else {data.text_column: row}
             columns |= dict.fromkeys(values)
             yield values.get(data.text_column)

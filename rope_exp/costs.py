@@ -1,7 +1,4 @@
-"""Counts of parameters and cache elements, from the decoder built on torch's meta device.
-
-A tied head is counted once.
-"""
+"""Counts of parameters and cache elements, from the decoder built on torch's meta device."""
 
 import functools
 import re
@@ -19,7 +16,7 @@ NEAR = 1e-3
 
 
 def num_parameters(architecture: Architecture) -> int:
-    """Return the number of parameters."""
+    """Return the number of parameters; a tied head counts once."""
     return sum(parameter.numel() for parameter in on_meta(architecture).parameters())
 
 
@@ -38,7 +35,7 @@ def kept(attn: Kind, model: ModelConfig, pe: PeConfig) -> tuple[int, int] | tupl
     """
     if pe.code is not None:
         return None, None
-    # Added positions change nothing here, and checking their range needs a tensor with data.
+    # Added positions change nothing here.
     rotating = replace(pe, input="none", input_scale=None)
     decoder = on_meta(Architecture(model, rotating, vocab_size=1, attn=attn))
     cache = decoder.new_cache()
@@ -121,17 +118,14 @@ def attention_flops_per_token(config: RunConfig, seq_len: int) -> int:
 
 
 def flops_per_token(config: RunConfig, vocab_size: int, seq_len: int | None = None) -> int:
-    """Return MFU's numerator: operations in weights and attention, nothing recomputed.
-
-    Each weight takes 6 operations per training token; each weight of the head, 6 per predicted
-    token.
-    """
+    """Return MFU's numerator: operations in weights and attention, nothing recomputed."""
     model = config.model
     seq_len = seq_len or config.train.seq_len
     architecture = config.architecture(vocab_size)
 
+    # Each weight takes 6 operations per token, and those of the head 6 per predicted token.
     in_layers = 6 * model.num_hidden_layers * layer_weights(architecture)
-    head = architecture.head_size * model.hidden_size
+    head = (architecture.num_outputs or architecture.vocab_size) * model.hidden_size
     in_head = 6 * head * config.num_predicted(seq_len) // seq_len
     return in_layers + in_head + attention_flops_per_token(config, seq_len)
 
@@ -145,16 +139,13 @@ def run_flops(config: RunConfig, vocab_size: int) -> int:
 
 
 def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
-    """Return the size of weights and moments in float32, plus a margin for small files.
-
-    Every parameter has two moments; the layers' matrices may have fewer. A tied head is saved under
-    both its names.
-    """
+    """Return the size of weights and moments in float32, plus a margin for small files."""
     model = config.model
     architecture = config.architecture(vocab_size)
+    # A tied head is saved under both its names, and matrices may have fewer moments than two.
     tied = architecture.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
-    of_layers = model.num_hidden_layers * layer_weights(architecture)
-    spared = of_layers * (2 - config.optim.moments_of_matrices)
+    in_layers = model.num_hidden_layers * layer_weights(architecture)
+    spared = in_layers * (2 - config.optim.moments_of_matrices)
     return 12 * num_parameters(architecture) - 4 * spared + 4 * tied + 2**20
 
 
@@ -170,11 +161,11 @@ def memory_bytes(config: RunConfig, vocab_size: int) -> int:
     model = config.model
     architecture = config.architecture(vocab_size)
 
-    num_tokens = 0
-    for stage in train.staged:
-        share = stage.batch_size // int(config.launch.num_processes)
-        rows = train.rows_at_once(share, stage.seq_len)
-        num_tokens = max(num_tokens, rows * stage.seq_len)
+    world_size = int(config.launch.num_processes)
+    num_tokens = max(
+        train.rows_at_once(stage.batch_size // world_size, stage.seq_len) * stage.seq_len
+        for stage in train.staged
+    )
 
     width = 2 if train.precision == "bf16" else 4
     activations = 17 * width * num_tokens * model.num_hidden_layers * model.hidden_size

@@ -47,12 +47,7 @@ def summed_cross_entropy(
 ) -> Tensor:
     """Return the sum over n of -log softmax(head x_n)[target_n], in nats, in float32 at least.
 
-    Products are taken in autocast's dtype, if it is on.
-
-    Args:
-        x_ND: the last layer's normed output.
-        target_N: NO_TARGET where nothing is predicted.
-        gradients: `chunk_gradients`, possibly compiled.
+    `gradients` is `chunk_gradients`, possibly compiled.
     """
     if torch.is_grad_enabled():
         return _Summed.apply(x_ND, head_VD, target_N, gradients)  # type: ignore[no-untyped-call]
@@ -171,11 +166,9 @@ class Rotary(nn.Module):
 
     q and k share their tables, and so do v and o: a relative rotation needs no more. All four share
     them if nothing can move the two pairs apart.
-
-    Attributes:
-        learned: the names of learned frequencies by their pair of sites.
     """
 
+    # The names of learned frequencies by their pair of sites.
     learned: Mapping[str, str] = {}
 
     def __init__(
@@ -216,18 +209,11 @@ POSITIONS = (FREQUENCIES, "model.added_positions.", "model.score_bias.")
 # In the name of each parameter of a user's class.
 OWN = ".own."
 ONTO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
-LLAMA_NORMS = (
-    "model.norm.weight",
-    ".input_layernorm.weight",
-    ".post_attention_layernorm.weight",
-)
+LLAMA_NORMS = ("model.norm.weight", "input_layernorm.weight", "post_attention_layernorm.weight")
 
 
 def encodings(architecture: Architecture, layer: int | None) -> dict[str, Position]:
-    """Return the position encodings that act at the input (None) or in a layer, by module names.
-
-    Those of the project have one instance, at the input.
-    """
+    """Return the position encodings at the input (layer None) or in a layer, by module names."""
     model = architecture.model
     pe = architecture.pe
     choices = {"own": "none" if pe.code is None else "own"}
@@ -251,13 +237,7 @@ def encodings(architecture: Architecture, layer: int | None) -> dict[str, Positi
 
 
 class Trunk(nn.Module):
-    """Embedding, blocks and last norm; separate because transformers' names begin with `model.`.
-
-    Attributes:
-        start: the position of the first token.
-        encodings: the position encodings at the input.
-        num_positions: one more than the last position that these have; None: no limit.
-    """
+    """Embedding, blocks and last norm; separate because transformers' names begin with `model.`."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -281,6 +261,7 @@ class Trunk(nn.Module):
         self.rotary_emb = rotary(attn.rotary_dim(config), pe, num_layers, attn.key_heads(config))
         for name, encoding in encodings(architecture, layer=None).items():
             self.add_module(name, encoding)
+        # Those at the input, and one more than the last position that they all have.
         self.encodings = [child for child in self.children() if isinstance(child, Position)]
         limits = [encoding.limit for encoding in self.encodings if encoding.limit is not None]
         self.num_positions = min(limits, default=None)
@@ -296,18 +277,15 @@ class Trunk(nn.Module):
         if cache is not None and document_BT is not None:
             raise ValueError("a cache has no documents: pass whole rows at once, without a cache")
 
-        num_keys = num_new = ids_BT.shape[1]
-        position_T = torch.arange(num_new, device=ids_BT.device)
+        num_new = ids_BT.shape[1]
+        num_before = 0 if cache is None else cache[0].num_seen
         layer_caches: Sequence[LayerCache | None] = cache or [None] * len(self.layers)
-        if cache is not None:
-            # Padding has the position of the first token.
-            position_T = cache[0].places(num_new, ids_BT.device).clamp(min=0)
-            num_keys += cache[0].num_seen
+        position_T = torch.arange(num_before, num_before + num_new, device=ids_BT.device)
         position_T = self.start + (position_T if positions_BT is None else positions_BT)
         if self.num_positions is not None:
-            first, last = self.start, self.start + num_new - 1
+            first, last = self.start + num_before, self.start + num_before + num_new - 1
             # Reading a tensor waits for a GPU, so only positions that are given are read.
-            if cache is not None or positions_BT is not None:
+            if positions_BT is not None:
                 first, last = int(position_T.min()), int(position_T.max())
             if first < 0 or last >= self.num_positions:
                 known = self.num_positions - 1
@@ -316,7 +294,7 @@ class Trunk(nn.Module):
 
         x_BTD = self.embed_tokens(ids_BT)
         bias_HTE = None
-        place_1E = torch.arange(num_keys, device=ids_BT.device)[None]
+        place_1E = torch.arange(num_before + num_new, device=ids_BT.device)[None]
         for encoding in self.encodings:
             x_BTD = encoding.embed(x_BTD, position_T).to(x_BTD.dtype)
             if isinstance(encoding, ScoreBias):
@@ -344,7 +322,8 @@ class Decoder(nn.Module):
         config = architecture.model
         self.architecture = architecture
         self.model = Trunk(architecture)
-        self.lm_head = nn.Linear(config.hidden_size, architecture.head_size, bias=False)
+        num_outputs = architecture.num_outputs or architecture.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, num_outputs, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.chunk_gradients = chunk_gradients
@@ -391,18 +370,14 @@ class Decoder(nn.Module):
         self.model.last_norm = last_norm  # type: ignore[method-assign]
         self.chunk_gradients = torch.compile(chunk_gradients, dynamic=False)
 
-    def new_cache(self, pads_B: Tensor | None = None) -> Cache:
-        """Return an empty cache; raise ConfigError if attention is bidirectional.
-
-        Args:
-            pads_B: the number of padding ids at the start of each row; None: none.
-        """
+    def new_cache(self) -> Cache:
+        """Return an empty cache; raise ConfigError if attention is bidirectional."""
         if not self.architecture.causal:
             allowed = "looks both ways: there is nothing to cache, and no next token to generate"
             raise ConfigError("train.objective", ..., allowed)
         model = self.architecture.model
         layers = range(model.num_hidden_layers)
-        return [LayerCache(model.window_of(layer), pads_B) for layer in layers]
+        return [LayerCache(model.window_of(layer)) for layer in layers]
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:

@@ -13,13 +13,7 @@ from torch import Tensor, nn
 
 
 class Sizes(NamedTuple):
-    """The sizes of a decoder, and the place of one instance in it.
-
-    Attributes:
-        num_positions: one more than the last position of training.
-        causal: whether no token attends to a later one.
-        layer: from 0; None: the instance at the input.
-    """
+    """The sizes of a decoder, and the layer of one instance; None: the instance at the input."""
 
     hidden_size: int
     num_attention_heads: int
@@ -70,18 +64,13 @@ class Position(nn.Module):
         return x_BTHK
 
     def of_tokens(self, x_BTD: Tensor, position_T: Tensor) -> dict[str, Tensor]:
-        """Return what `scores` needs of each token, [B, T, ...] by name; it is cached.
-
-        x is the normed input of the layer's attention.
-        """
+        """Return what `scores` needs of each token, [B, T, ...] by name; it is cached."""
         return {}
 
     def scores(self, kept: Mapping[str, Tensor], num_queries: int) -> Tensor | None:
         """Return what is added to the scores, [H, T, E] or [B, H, T, E]; None: nothing.
 
-        Args:
-            kept: of E tokens, the last `num_queries` of which are the queries: what `of_tokens`
-                returned, and `position_BE`.
+        `kept` is what `of_tokens` returned for all E tokens, and `position_BE`.
         """
         return None
 

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -196,30 +197,25 @@ def log(line: str) -> None:
         sys.stderr.flush()
 
 
+@dataclass(frozen=True)
 class Estimate:
     """An estimate of the time that a task still takes, by its mean speed since the beginning."""
 
-    def __init__(self, now: float, done: int) -> None:
-        """Begin at a time of the monotonic clock, when `done` was done already."""
-        self._began = now
-        self._first = done
+    began: float  # by the monotonic clock
+    first: int  # done already at that time
 
     def left(self, now: float, done: int, total: int) -> str:
         """Return the time left in words."""
-        if done <= self._first:
+        if done <= self.first:
             return "no estimate yet"
-        a_unit = (now - self._began) / (done - self._first)
+        a_unit = (now - self.began) / (done - self.first)
         return f"{timedelta(seconds=round(a_unit * max(total - done, 0)))} left"
 
 
 def describe_row(row: Mapping[str, Any]) -> str:
     """Return the numbers of a row of metrics that are shown, each after a comma."""
-    words = ""
-    for column, form in COLUMNS.items():
-        value = row.get(column)
-        if isinstance(value, int | float):
-            words += form.format(value)
-    return words
+    shown = [column for column in COLUMNS if isinstance(row.get(column), int | float)]
+    return "".join(COLUMNS[column].format(row[column]) for column in shown)
 
 
 class Bars(progress.Progress):

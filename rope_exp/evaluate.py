@@ -37,14 +37,10 @@ class Inputs(NamedTuple):
         return model(self.ids_BT, positions_BT=self.position_BT, document_BT=self.document_BT)
 
     @property
-    def further(self) -> dict[str, Tensor]:
+    def further(self) -> dict[str, Tensor | None]:
         """The decoder's keyword arguments besides ids and targets."""
-        keywords = {
-            "predicted_BP": self.place_BP,
-            "positions_BT": self.position_BT,
-            "document_BT": self.document_BT,
-        }
-        return {name: tensor for name, tensor in keywords.items() if tensor is not None}
+        places = {"predicted_BP": self.place_BP, "positions_BT": self.position_BT}
+        return {**places, "document_BT": self.document_BT}
 
     def nats(self, model: nn.Module) -> Tensor:
         """Return the summed nats over the targets, or the summed squared errors."""
@@ -54,7 +50,6 @@ class Inputs(NamedTuple):
 
 def on_device(batch: Batch, device: torch.device) -> Inputs:
     """Copy a batch to a device without waiting for the copy."""
-
     tensors: dict[str, Any] = {}
     for name in Inputs._fields:
         array = getattr(batch, name)
@@ -84,16 +79,15 @@ def held_out_loss(
     *,
     micro_batch_size: int,
     device: torch.device,
-    rank: int = 0,
-    world_size: int = 1,
+    parallel: Any = None,
     should_stop: Callable[[], bool] = lambda: False,
-    sum_over_ranks: Callable[[Tensor], Tensor] = lambda total: total,
 ) -> float | None:
     """Return the mean nats per predicted token, or the mean squared error of real numbers.
 
-    It is the same on every rank, of which each takes its share of the rows, `micro_batch_size` at a
-    time. None if `should_stop`, called before every micro-batch, returned true.
+    It is the same on every rank of a `Parallel`. None if `should_stop`, called before every
+    micro-batch, returned true.
     """
+    rank, world_size = (parallel.rank, parallel.world_size) if parallel else (0, 1)
     mine = on_device(held_out.rows(slice(rank, None, world_size)), device)
     nats = torch.zeros((), dtype=torch.float64, device=device)
 
@@ -111,7 +105,8 @@ def held_out_loss(
             if inputs is not None:
                 nats += inputs.nats(model).double()
 
-    return float(sum_over_ranks(nats)) / held_out.num_targets
+    total = parallel.sum(nats) if parallel else nats
+    return float(total) / held_out.num_targets
 
 
 class _Stopped(Exception):  # noqa: N818

@@ -46,16 +46,11 @@ def explaining_full_disk(folder: Path, needed_bytes: int, what: str) -> Iterator
         raise
 
 
-def write_atomically(path: Path, content: str | bytes, *, replace: bool = True) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace `path` atomically by a file of this content, and sync it to the disk.
 
     Other writers of the same file wait for their turn. After a kill, the next write overwrites the
-    leftover (`.<name>.new`).
-
-    Args:
-        replace: false keeps an existing file as it is.
-    Raises:
-        DiskError, OSError: the disk is full or broken; the old file remains, or the new one.
+    leftover (`.<name>.new`). If the disk is full or broken, the old file remains, or the new one.
     """
     temporary = path.with_name(f".{path.name}.new")
     if isinstance(content, str):
@@ -68,10 +63,7 @@ def write_atomically(path: Path, content: str | bytes, *, replace: bool = True) 
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-            if replace or not path.exists():
-                temporary.replace(path)
-            else:
-                temporary.unlink()
+            temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
 import yaml
-from pydantic import ConfigDict, Field, FiniteFloat, with_config
+from pydantic import Field, FiniteFloat
 from typing_extensions import TypedDict
 
 from rope_exp.config import RunConfig
@@ -88,30 +88,22 @@ class Result(_Losses):
     wall_s: Annotated[float, Field(ge=0, le=1e8)]  # so that a campaign's sum is a valid time
 
 
-# Further keys of these are kept as they are.
-_open = with_config(ConfigDict(extra="allow"))
-
-
-@_open
 class _Sizes(TypedDict):
     train: Count
     validation: NotRequired[Count]
 
 
-@_open
 class _Corpus(TypedDict):
     # Generated data have no end.
     tokens: NotRequired[_Sizes]
     text_bytes: NotRequired[_Sizes]
 
 
-@_open
 class _Git(TypedDict):
     commit: str | None
     dirty: bool
 
 
-@_open
 class OriginFacts(TypedDict):
     """The facts about a run's origin in env.json, under `init_from`."""
 
@@ -122,7 +114,6 @@ class OriginFacts(TypedDict):
     weights_sha256: Sha256
 
 
-@_open
 class Env(TypedDict):
     """The keys of env.json that are read back: changes upon resuming, start times, and hardware."""
 
@@ -142,14 +133,12 @@ class Env(TypedDict):
     init_from: NotRequired[OriginFacts]
 
 
-class File(TypedDict):
-    """A manifest's entry for one file of a checkpoint. Older manifests also have the size."""
-
+class _File(TypedDict):
     sha256: Sha256
 
 
 Manifest = TypedDict(
-    "Manifest", {"model.safetensors": File, "optimizer.safetensors": File, "state.json": File}
+    "Manifest", {"model.safetensors": _File, "optimizer.safetensors": _File, "state.json": _File}
 )
 
 
@@ -188,7 +177,11 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 def read_env(folder: Path) -> dict[str, Any]:
     """Read env.json, an `Env` with further keys; {} before the run's first start."""
     path = folder / ENV
-    return checked(path, read_json(path), Env) if path.exists() else {}
+    if not path.exists():
+        return {}
+    env = read_json(path)
+    checked(path, env, Env)
+    return env
 
 
 def read_probes(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,9 +222,10 @@ def checked(path: object, values: Mapping[str, Any], hint: Any, key: str = "") -
         RecordError: it is invalid; the message names file, key, value and the allowed values.
     """
     try:
-        return {**values, **convert(hint, values, key)}
+        converted: dict[str, Any] = convert(hint, values, key)
     except ConfigError as error:
         raise RecordError(f"{path} was damaged or edited: {error}") from error
+    return {**values, **converted}
 
 
 def check_result(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,8 +238,8 @@ def describe_done(folder: Path) -> str:
     """Return the message that is shown instead of running a run that is done."""
     result = describe(read_json(folder / RESULT))
     return (
-        f"{folder} is done: {result}; run.fresh=true runs it anew, and a run of another run.dir "
-        f"trains its weights further with run.init_from={folder}"
+        f"{folder} is done: {result}; run.fresh=true runs it anew, and another run with "
+        "run.init_from of this folder trains its weights further"
     )
 
 
@@ -257,9 +251,7 @@ def describe(result: Mapping[str, Any]) -> str:
     return f"finished, val/loss {result['val/loss']:.4f}{rate}, {result['wall_s']:.0f} s"
 
 
-class Row(TypedDict):
-    """The keys that every row must have."""
-
+class _Row(TypedDict):
     step: Count
 
 
@@ -282,7 +274,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     step = 0
     for number, line in enumerate(lines, start=1):
         where = f"{path} line {number}"
-        row = checked(where, parse_json(where, line), Row)
+        row = checked(where, parse_json(where, line), _Row)
         if row["step"] <= step:
             raise RecordError(f"{where}: step {row['step']} does not follow the row before")
         step = row["step"]
@@ -295,14 +287,12 @@ def newest_values(folder: Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
     path = folder / METRICS
     # Opening a pipe would wait for a writer.
-    if not path.is_file():
-        return values
-    with suppress(OSError, RecordError), path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(size - NEWEST_BYTES, 0))
-        # The first line may lack its beginning, and the last its end.
-        for line in file.read().split(b"\n")[size > NEWEST_BYTES : -1]:
-            values |= checked(METRICS, parse_json(METRICS, line), Row)
+    if path.is_file():
+        with suppress(OSError, RecordError):
+            content = path.read_bytes()
+            # The first line may lack its beginning, and the last its end.
+            for line in content[-NEWEST_BYTES:].split(b"\n")[len(content) > NEWEST_BYTES : -1]:
+                values |= checked(METRICS, parse_json(METRICS, line), _Row)
     return values
 
 

@@ -1,8 +1,7 @@
 """Generated data sets; the counterpart of `Prepared` for the tasks of tasks/.
 
-Nothing is written and nothing is tokenised. Training rows come in the generator's order under the
-data seed: step s reads rows (s - 1) B to s B - 1 of split "train", so no row is repeated. Held-out
-rows have one fixed seed, so they are the same for every run.
+Step s reads rows (s - 1) B to s B - 1 of split "train" under the data seed, so no row is repeated.
+Held-out rows have one fixed seed, so they are the same for every run.
 """
 
 from collections.abc import Iterable
@@ -26,8 +25,7 @@ class Generated:
 
     data: DataConfig
     seq_len: int
-    # The data has no end.
-    num_train_tokens = None
+    num_train_tokens = None  # the data has no end
 
     @property
     def facts(self) -> Facts:
@@ -36,36 +34,31 @@ class Generated:
         return self.data.task
 
     @property
-    def tokens(self) -> list[str]:
-        """The vocabulary, in the order of ids."""
-        return list(self.facts.tokens)
-
-    @property
     def vocab_size(self) -> int:
         """The number of tokens."""
-        return len(self.tokens)
+        return len(self.facts.tokens)
 
     @property
     def data_sha256(self) -> str:
         """The SHA-256 of everything that determines the rows, except their seed and length."""
-        return json_sha256([self.data.kind, self.data.order, self.facts.version, self.tokens])
+        facts = self.facts
+        return json_sha256([self.data.kind, self.data.order, facts.version, list(facts.tokens)])
 
     @property
     def corpus(self) -> dict[str, Any]:
         """The facts about this data set in the record."""
-        facts = {
-            "name": self.data.name,
-            "kind": self.data.kind,
-            "version": self.facts.version,
-            "vocabulary": self.tokens,
-        }
-        # The token that ends an answer ends a completion, and precedes the next example.
-        return facts | {"end_id": self.tokens.index(END)} if END in self.tokens else facts
+        tokens = list(self.facts.tokens)
+        corpus: dict[str, Any] = {"name": self.data.name, "kind": self.data.kind}
+        corpus |= {"version": self.facts.version, "vocabulary": tokens}
+        if END in tokens:
+            # It also ends a completion.
+            corpus["end_id"] = tokens.index(END)
+        return corpus
 
     @property
     def tokenizer_json(self) -> str:
         """The content of tokenizer.json, with one token per character or per word."""
-        vocabulary = {token: number for number, token in enumerate(self.tokens)}
+        vocabulary = {token: number for number, token in enumerate(self.facts.tokens)}
         tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=""))
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         if max(map(len, vocabulary)) == 1:

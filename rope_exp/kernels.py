@@ -1,14 +1,12 @@
-"""Two kernels of softmax attention: of whole sequences, and of new queries after a cache.
+"""Softmax attention by torch's fused kernel, or on a CPU by weights that are written out.
 
-Whole sequences take torch's fused kernel, or on a CPU weights that are written out, with their
-gradient. A sink is one more score in each softmax, whose value is 0.
+A sink is one more score in each softmax, whose value is 0.
 
 Shapes: B batch, T queries, E keys, H query heads, G key/value heads, K features of a key, V of a
 value; C queries of a block.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,8 +32,8 @@ def meets(num_queries: int, num_keys: int, window: int | None, device: torch.dev
 
 def attention(
     q_BTHK: Tensor,
-    k_BTGK: Tensor,
-    v_BTGV: Tensor,
+    k_BEGK: Tensor,
+    v_BEGV: Tensor,
     *,
     window: int | None = None,
     causal: bool = True,
@@ -45,47 +43,47 @@ def attention(
 ) -> Tensor:
     """Return o_i = sum over j <= i of softmax_j(q_i . k_j / sqrt(K)) v_j, in the inputs' dtype.
 
-    The softmax is taken in float32 at least. Each of the G heads of keys and values serves H/G
-    query heads, in order.
+    The queries are at the last T of E positions. The softmax is taken in float32 at least. Each of
+    the G heads of keys and values serves H/G query heads, in order.
 
     Args:
         window: the number of keys that a query attends to, its own being the last; None: all.
         causal: the sum is over j <= i; otherwise over all j, without a window.
-        bias_HTE: added to the scores; it may have a gradient, and a batch: [B, H, T, T].
+        bias_HTE: added to the scores; it may have a gradient, a batch, [B, H, T, E], and more keys,
+            of which these are the last.
         document_BT: a query attends only to keys of the same number; None: to all.
     """
     assert causal or window is None
-    length = q_BTHK.shape[1]
-    window = None if window is None or window >= length else window
+    num_queries, num_keys = q_BTHK.shape[1], k_BEGK.shape[1]
+    window = None if window is None or window >= num_keys else window
+    bias_HTE = None if bias_HTE is None else bias_HTE[..., -num_keys:]
 
-    # Which keys each query attends to, [T, T] or [B, 1, T, T]; None: all.
+    # Which keys each query attends to, [T, E] or [B, 1, T, T]; None: all.
     is_met = None
-    is_written_out = q_BTHK.device.type == "cpu" and length <= MAX_WRITTEN_OUT
+    fits = num_queries == num_keys <= MAX_WRITTEN_OUT
+    is_written_out = q_BTHK.device.type == "cpu" and fits
     is_masked = any(x is not None for x in (window, bias_HTE, document_BT, sink_H))
-    if causal and (is_masked or is_written_out):
-        is_met = meets(length, length, window, q_BTHK.device)
+    if causal and (is_masked or is_written_out or num_queries < num_keys):
+        is_met = meets(num_queries, num_keys, window, q_BTHK.device)
     if document_BT is not None:
         is_same = (document_BT[:, :, None] == document_BT[:, None, :])[:, None]
         is_met = is_same if is_met is None else is_met & is_same
 
     if not is_written_out:
-        return _fused(q_BTHK, k_BTGK, v_BTGV, is_met, bias_HTE, sink_H, causal)
+        return _fused(q_BTHK, k_BEGK, v_BEGV, is_met, bias_HTE, sink_H, causal)
 
-    num_shared = q_BTHK.shape[2] // k_BTGK.shape[2]
-    if num_shared > 1:
-        k_BTGK = k_BTGK.repeat_interleave(num_shared, dim=2)
-        v_BTGV = v_BTGV.repeat_interleave(num_shared, dim=2)
-    heads_first = [x.transpose(1, 2).contiguous() for x in (q_BTHK, k_BTGK, v_BTGV)]
+    per_query = (for_queries(x, q_BTHK.shape[2]) for x in (q_BTHK, k_BEGK, v_BEGV))
+    heads_first = [x.transpose(1, 2).contiguous() for x in per_query]
     o_BHTV: Tensor = _Short.apply(*heads_first, bias_HTE, is_met, window, causal, sink_H)  # type: ignore[no-untyped-call]
     return o_BHTV.transpose(1, 2)
 
 
 def _fused(
     q_BTHK: Tensor,
-    k_BTGK: Tensor,
-    v_BTGV: Tensor,
+    k_BEGK: Tensor,
+    v_BEGV: Tensor,
     mask: Tensor | None,
-    bias_HTT: Tensor | None,
+    bias_HTE: Tensor | None,
     sink_H: Tensor | None,
     causal: bool,
 ) -> Tensor:
@@ -95,87 +93,39 @@ def _fused(
     zeros. With grouped heads they support neither a mask nor a width past `MAX_FLASH`; on a CPU,
     grouped heads take up to twice as long as repeated heads.
     """
-    length, num_heads, key_dim = q_BTHK.shape[1:]
-    out_dim = v_BTGV.shape[3]
-    if bias_HTT is not None or sink_H is not None:
-        added = q_BTHK.new_zeros(()) if bias_HTT is None else bias_HTT.to(q_BTHK.dtype)
+    num_queries, num_heads, key_dim = q_BTHK.shape[1:]
+    num_keys, num_groups, out_dim = v_BEGV.shape[1:]
+    if bias_HTE is not None or sink_H is not None:
+        added = q_BTHK.new_zeros(()) if bias_HTE is None else bias_HTE.to(q_BTHK.dtype)
         mask = added if mask is None else torch.where(mask, added, -math.inf)
     if sink_H is not None and mask is not None:
         # The sink is a last column of the mask, with a key and a value of 0.
-        mask = mask.expand(*mask.shape[:-3], num_heads, length, length)
+        mask = mask.expand(*mask.shape[:-3], num_heads, num_queries, num_keys)
         column = sink_H.to(mask.dtype)[:, None, None].expand(*mask.shape[:-1], 1)
         mask = torch.cat([mask, column], dim=-1)
-        k_BTGK, v_BTGV = (F.pad(x, (0, 0, 0, 0, 0, 1)) for x in (k_BTGK, v_BTGV))
+        k_BEGK, v_BEGV = (F.pad(x, (0, 0, 0, 0, 0, 1)) for x in (k_BEGK, v_BEGV))
 
     if key_dim != out_dim:
         widest = max(key_dim, out_dim)
         q_BTHK = F.pad(q_BTHK, (0, widest - key_dim))
-        k_BTGK = F.pad(k_BTGK, (0, widest - key_dim))
-        v_BTGV = F.pad(v_BTGV, (0, widest - out_dim))
+        k_BEGK = F.pad(k_BEGK, (0, widest - key_dim))
+        v_BEGV = F.pad(v_BEGV, (0, widest - out_dim))
 
-    num_shared = num_heads // k_BTGK.shape[2]
     is_plain = mask is None and q_BTHK.shape[3] <= MAX_FLASH
-    repeats = num_shared > 1 and not (is_plain and q_BTHK.device.type != "cpu")
+    repeats = num_groups < num_heads and not (is_plain and q_BTHK.device.type != "cpu")
     if repeats:
-        k_BTGK = k_BTGK.repeat_interleave(num_shared, dim=2)
-        v_BTGV = v_BTGV.repeat_interleave(num_shared, dim=2)
+        k_BEGK, v_BEGV = (for_queries(x, num_heads) for x in (k_BEGK, v_BEGV))
 
     o_BHTV = F.scaled_dot_product_attention(
         q_BTHK.transpose(1, 2),
-        k_BTGK.transpose(1, 2),
-        v_BTGV.transpose(1, 2),
+        k_BEGK.transpose(1, 2),
+        v_BEGV.transpose(1, 2),
         attn_mask=mask,
         is_causal=causal and mask is None,
         scale=key_dim**-0.5,
-        enable_gqa=num_shared > 1 and not repeats,
+        enable_gqa=num_groups < num_heads and not repeats,
     )
     return o_BHTV[..., :out_dim].transpose(1, 2)
-
-
-def attention_after(
-    q_BTHK: Tensor,
-    k_BEGK: Tensor,
-    values: Sequence[Tensor],
-    *,
-    scale: float | None = None,
-    window: int | None = None,
-    num_pads_B: Tensor | None = None,
-    bias_HTE: Tensor | None = None,
-    sink_H: Tensor | None = None,
-) -> Tensor:
-    """Return o_BTHV of queries at the last T of E positions, as decoding needs it.
-
-    Args:
-        values: [B, E, G, ...] each; the output concatenates their features.
-        scale: factor on the scores; None: 1/sqrt(K).
-        num_pads_B: the number of a row's first keys that are padding; None: none.
-        bias_HTE: as for `attention`; it may cover more keys, of which these are the last.
-    """
-    num_keys, num_groups = k_BEGK.shape[1:3]
-    scale = scale or q_BTHK.shape[-1] ** -0.5
-    meets_1TE = meets(q_BTHK.shape[1], num_keys, window, q_BTHK.device)[None]
-    if num_pads_B is not None:
-        key_E = torch.arange(num_keys, device=q_BTHK.device)
-        meets_1TE = meets_1TE & (key_E >= num_pads_B[:, None, None])
-
-    q_BTGSK = torch.unflatten(q_BTHK, 2, (num_groups, -1))
-    score_BGSTE = wide(torch.einsum("btgsk,begk->bgste", q_BTGSK, k_BEGK)) * scale
-    if bias_HTE is not None:
-        bias_GSTE = torch.unflatten(bias_HTE[..., -num_keys:], -3, (num_groups, -1))
-        score_BGSTE = score_BGSTE + bias_GSTE
-    score_BGSTE = score_BGSTE.masked_fill(~meets_1TE[:, None, None], -math.inf)
-    if sink_H is not None:
-        sink_GS11 = torch.unflatten(sink_H, 0, (num_groups, -1))[..., None, None]
-        sink = sink_GS11.to(score_BGSTE.dtype).expand(*score_BGSTE.shape[:-1], 1)
-        score_BGSTE = torch.cat([score_BGSTE, sink], dim=-1)
-    weight_BGSTE = score_BGSTE.softmax(-1)[..., :num_keys].to(q_BTHK.dtype)
-    if num_pads_B is not None:
-        # Padding itself attends to nothing: 0, and not 0/0.
-        meets_any_1T1 = meets_1TE.any(-1, keepdim=True)
-        weight_BGSTE = torch.where(meets_any_1T1[:, None, None], weight_BGSTE, 0.0)
-
-    parts = [torch.einsum("bgste,begv->btgsv", weight_BGSTE, v_BEGV) for v_BEGV in values]
-    return torch.cat(parts, dim=-1).flatten(2, 3)
 
 
 class _Short(torch.autograd.Function):
@@ -279,6 +229,12 @@ class _Short(torch.autograd.Function):
         dqkv = (torch.cat(dq, dim=2), dk_BHTK.to(dtype), dv_BHTV.to(dtype))
         dsink_H = dsink_BH.sum(0) if ctx.needs_input_grad[7] else None
         return *dqkv, dbias_HTT, None, None, None, dsink_H
+
+
+def for_queries(x_BTGK: Tensor, num_heads: int) -> Tensor:
+    """Repeat each key/value head for the query heads that it serves, in order."""
+    num_shared = num_heads // x_BTGK.shape[2]
+    return x_BTGK if num_shared == 1 else x_BTGK.repeat_interleave(num_shared, dim=2)
 
 
 def wide(x: Tensor) -> Tensor:

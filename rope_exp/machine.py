@@ -25,7 +25,6 @@ def gpus() -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not uuid_by_index:
         return list(uuid_by_index.values())
-
     named = []
     for gpu in map(str.strip, visible.split(",")):
         if gpu not in uuid_by_index and not gpu.startswith(("GPU-", "MIG-")):

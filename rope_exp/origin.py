@@ -57,7 +57,7 @@ def with_origin(config: RunConfig) -> RunConfig:
 
     # These determine the meaning of weights, and do not show in their shapes.
     heads = ["num_attention_heads", "num_key_value_heads", "tie_word_embeddings"]
-    both_learn = set(config.pe.trained_pairs) & set(origin.config.pe.trained_pairs)
+    both_learn = config.pe.learned.keys() & origin.config.pe.learned.keys()
     for key in [f"model.{key}" for key in heads] + ["pe.trainable"] * bool(both_learn):
         own, other = map(attrgetter(key), (config, origin.config))
         if own != other:
@@ -121,8 +121,7 @@ def begin(
 
 def _learned(config: RunConfig) -> dict[str, str]:
     """Return the names of learned frequencies by their pair of sites."""
-    names = [FREQUENCIES + name for name in config.pe.learned_names]
-    return dict(zip(config.pe.trained_pairs, names, strict=True))
+    return {pair: FREQUENCIES + name for pair, name in config.pe.learned.items()}
 
 
 def _unfit(config: RunConfig, reason: str) -> ConfigError:

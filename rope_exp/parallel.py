@@ -117,7 +117,6 @@ class Parallel:
             self._heartbeat.end()
         if not distributed.is_initialized():
             return
-
         # Free the wrapped model first: a process group that is freed last can wait for its own
         # thread forever.
         self._accelerator.free_memory()

@@ -1,9 +1,6 @@
 """A prepared corpus: its folder on disk, and functions that write, open and verify it.
 
-    tokenizer.json   train.bin, validation.bin: token ids   meta.json: their digest, and facts
-
-`data_sha256` covers the tokenizer and every token. It is computed from the files when a folder is
-opened, once per process unless a file has changed since; then the tokens are mapped into memory.
+tokenizer.json   train.bin, validation.bin: token ids   meta.json: their digest, and facts
 """
 
 import functools
@@ -12,7 +9,7 @@ import itertools
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -37,7 +34,6 @@ from rope_exp.files import (
     explaining_full_disk,
     files_sha256,
     free_bytes,
-    is_full,
     json_sha256,
     lock,
     make_folders,
@@ -54,7 +50,6 @@ from rope_exp.tokenizer import TOKENIZER_SUFFIXES, build_tokenizer, vocab_size
 FORMAT = 3  # of the folder
 META = "meta.json"
 TOKENIZER = "tokenizer.json"
-LOCKS = "locks"
 
 # data_sha256 is a digest of digests, one for each block of this size of a .bin file.
 BLOCK_BYTES = 64 << 10
@@ -63,13 +58,7 @@ BATCH = 64  # documents encoded at once; encoding takes about 100 bytes a token
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prepared corpus.
-
-    Attributes:
-        vocab_size: one more than the largest id.
-        data_sha256: of the tokenizer and of every token.
-        corpus: its record (source, fingerprint; documents, bytes and tokens).
-    """
+    """A prepared corpus, and its record (source, fingerprint; documents, bytes and tokens)."""
 
     folder: Path
     vocab_size: int
@@ -98,9 +87,7 @@ class Prepared:
 
 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -> Prepared:
-    """Open the prepared corpus of a config, and make it first if necessary.
-
-    One of several processes makes it, and the others wait.
+    """Open the prepared corpus of a config; one of several processes makes it first if necessary.
 
     Args:
         seq_len: refuse a corpus without a whole window of seq_len + 1 tokens on each side.
@@ -112,37 +99,42 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -
     data, tokenizer = pin(data, tokenizer)
     folder = _folder(data, tokenizer)
     if not folder.exists():
-        path = folder.parent / LOCKS / folder.name
+        path = folder.parent / "locks" / folder.name
         try:
             make_folders(path.parent)
             held = try_lock(path)
             if held is None:
                 log(f"data: another process prepares {folder}; waiting for it")
                 held = lock(path)
-        except OSError as error:
-            if is_full(error):
-                raise
+        except (PermissionError, NotADirectoryError, FileExistsError) as error:
             reason = f"cannot be written: {error.strerror}"
             raise ConfigError("data.cache_dir", str(folder.parent), reason) from None
         with os.fdopen(held):
             if not folder.exists():
                 _make(data, tokenizer, folder)
 
-    prepared = open_prepared(folder, data)
-    for side, count in prepared.corpus["tokens"].items():
+    try:
+        meta = read_json(folder / META)
+        if meta.pop("meta_sha256", None) != json_sha256(meta):
+            raise RecordError(f"{META} has changed")
+        if data_sha256(folder, meta["vocab_size"]) != meta["data_sha256"]:
+            raise RecordError("its files are not those that were prepared")
+    except (RecordError, OSError) as error:
+        raise DataError(f"{folder} is damaged: {error}; remove it and prepare again") from None
+
+    for side, count in meta["corpus"]["tokens"].items():
         if count <= seq_len:
             reason = f"a window needs {seq_len + 1} tokens and the corpus has {count} for {side}"
             raise ConfigError("train.seq_len", seq_len, reason)
-    return prepared
+    corpus = {"name": data.name, "kind": data.kind, **meta["corpus"]}
+    if "path" in corpus:
+        # The same content may have been prepared from another path.
+        corpus["path"] = data.path
+    return Prepared(folder, meta["vocab_size"], meta["data_sha256"], corpus)
 
 
 def pin(data: DataConfig, tokenizer: TokenizerConfig) -> tuple[DataConfig, TokenizerConfig]:
-    """Return both configs with the commits that their revisions name on the hub now.
-
-    Raises:
-        ConfigError: there is no such dataset, tokenizer or revision.
-        DataError: the hub did not answer.
-    """
+    """Return both configs with the commits that their revisions name on the hub now."""
     if data.kind == "hub" and not is_commit(data.revision):
         with explaining("data.path", data.path, from_hub=True):
             data = replace(data, revision=newest_commit(data.path, data.revision, "dataset"))
@@ -156,10 +148,7 @@ def pin(data: DataConfig, tokenizer: TokenizerConfig) -> tuple[DataConfig, Token
 
 @functools.cache
 def newest_commit(path: str, revision: str | None, repo_type: str) -> str:
-    """Return the commit that a branch or tag (None: the main branch) names on the hub.
-
-    A process asks the hub once, so all runs of a sweep read the same commit.
-    """
+    """Return the commit of a revision; the hub is asked once, so that all runs get the same."""
     from huggingface_hub import HfApi
 
     return str(HfApi().repo_info(path, revision=revision, repo_type=repo_type).sha)
@@ -190,7 +179,7 @@ def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
 
 
 def _make(data: DataConfig, config: TokenizerConfig, folder: Path) -> None:
-    """Prepare into a hidden sibling of `folder`, then rename it. The caller holds the lock."""
+    """Prepare into a hidden sibling of `folder`, then rename it."""
     cache = folder.parent
     temporary = cache / f".{folder.name}"
     # An interrupted preparation may have left it.
@@ -212,7 +201,7 @@ def _make(data: DataConfig, config: TokenizerConfig, folder: Path) -> None:
 
 
 def _write(folder: Path, corpus: Corpus, config: TokenizerConfig) -> None:
-    """Write the files of a prepared corpus, which must have a document on each side."""
+    """Write the files of a corpus, which must have a document on each side."""
     data = corpus.data
     if config.kind == "bpe":
         log("data: training the tokenizer")
@@ -258,91 +247,50 @@ def _write(folder: Path, corpus: Corpus, config: TokenizerConfig) -> None:
 def write_tokens(
     corpus: Corpus, tokenizer: Tokenizer, end_id: int, files: Mapping[str, BinaryIO]
 ) -> dict[str, dict[str, int]]:
-    """Encode every document into the file of its side, at most data.max_tokens per side.
+    """Encode every document into the file of its side, and return counts by side.
 
-    A split is read until its own side is full.
-
-    Returns:
-        documents, text_bytes and tokens, each by side.
+    A split is read until its own side is full, with data.max_tokens tokens.
     """
     counts = {what: dict.fromkeys(SIDES, 0) for what in ("documents", "text_bytes", "tokens")}
     tokens = counts["tokens"]
     limit = corpus.data.max_tokens or sys.maxsize
     dtype = token_dtype(vocab_size(tokenizer))
-
     progress = Progress("data", corpus.data.max_tokens)
+
     for split in corpus.splits:
-        for side, text, ids in _encoded(corpus.documents(split), tokenizer):
-            ids.append(end_id)
-            kept = ids[: limit - tokens[side]]
-            if kept:
-                files[side].write(np.array(kept, dtype).tobytes())
-                counts["documents"][side] += 1
-                # Of a document that is cut, as many bytes as its share of tokens.
-                counts["text_bytes"][side] += len(text.encode()) * len(kept) // len(ids)
-                tokens[side] += len(kept)
+        documents = corpus.documents(split)
+        while tokens[split] < limit and (batch := list(itertools.islice(documents, BATCH))):
+            texts = [text for _, text in batch]
+            encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            for (side, text), encoding in zip(batch, encodings, strict=True):
+                ids = [*encoding.ids, end_id]
+                kept = ids[: limit - tokens[side]]
+                if kept:
+                    files[side].write(np.array(kept, dtype).tobytes())
+                    counts["documents"][side] += 1
+                    # Of a document that is cut, as many bytes as its share of tokens.
+                    counts["text_bytes"][side] += len(text.encode()) * len(kept) // len(ids)
+                    tokens[side] += len(kept)
+                if tokens[split] == limit:
+                    break
 
             num_documents = sum(counts["documents"].values())
             words = f"{num_documents:,} documents, {sum(tokens.values()):,} tokens"
             progress.show(tokens[TRAIN], words)
-            if tokens[split] == limit:
-                break
     return counts
 
 
-def _encoded(
-    documents: Iterator[tuple[str, str]], tokenizer: Tokenizer
-) -> Iterator[tuple[str, str, list[int]]]:
-    """Yield the side, the text and the ids of each document, encoded on all cores."""
-    while batch := list(itertools.islice(documents, BATCH)):
-        texts = [text for _, text in batch]
-        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        for (side, text), encoding in zip(batch, encodings, strict=True):
-            yield side, text, encoding.ids
-
-
-def open_prepared(folder: Path, data: DataConfig) -> Prepared:
-    """Open a prepared folder and compare its files with their digest.
-
-    Raises:
-        DataError: a file is damaged; the message names the folder and the remedy.
-    """
-    try:
-        meta = read_json(folder / META)
-        if meta.pop("meta_sha256", None) != json_sha256(meta):
-            raise RecordError(f"{META} has changed")
-        if data_sha256(folder, meta["vocab_size"]) != meta["data_sha256"]:
-            raise RecordError("its files are not those that were prepared")
-    except (RecordError, OSError) as error:
-        reason = f"{folder} is damaged: {error}; remove it and prepare again"
-        raise DataError(reason) from None
-
-    corpus = {"name": data.name, "kind": data.kind, **meta["corpus"]}
-    if "path" in corpus:
-        # The same content may have been prepared from another path.
-        corpus["path"] = data.path
-    return Prepared(folder, meta["vocab_size"], meta["data_sha256"], corpus)
-
-
 def data_sha256(folder: Path, vocab_size: int) -> str:
-    """Hash tokenizer.json, the type of ids, and the token files block by block."""
+    """Hash the tokenizer, the type of ids, and every token, block by block."""
     tokenizer = hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest()
-    sides = []
+    digests = [tokenizer, token_dtype(vocab_size).name]
     for side in SIDES:
-        path = folder / f"{side}.bin"
-        state = path.stat()
-        sides.append(_digest(path, state.st_size, state.st_mtime_ns))
-    return json_sha256([tokenizer, token_dtype(vocab_size).name, *sides])
-
-
-@functools.cache
-def _digest(path: Path, _size: int, _time: int) -> str:
-    """Return the digests of a file's blocks, computed once per process unless it has changed."""
-    with path.open("rb") as file:
-        blocks = iter(functools.partial(file.read, BLOCK_BYTES), b"")
-        return "".join(hashlib.sha256(block).hexdigest() for block in blocks)
+        with (folder / f"{side}.bin").open("rb") as file:
+            blocks = iter(functools.partial(file.read, BLOCK_BYTES), b"")
+            digests.append("".join(hashlib.sha256(block).hexdigest() for block in blocks))
+    return json_sha256(digests)
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:
-    """Return the narrowest type that holds every id of a vocabulary, as stored in a file."""
+    """Return the type of stored ids: the narrowest that holds the vocabulary."""
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")

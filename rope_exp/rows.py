@@ -1,10 +1,9 @@
 """The toolkit of generated tasks: random numbers, the facts about a task, and packed rows.
 
 Random numbers are a pure function of (seed, stream, index). They are computed from the raw words of
-a Philox counter generator (Salmon et al. 2011), which numpy keeps stable over its versions, unlike
-the distributions of `Generator`. The key is (seed, stream) and the counter's second word is the
-index, so each index has 2^66 words of its own. Whole numbers are the same on every machine; normals
-are too, up to the last bits of its logarithm and cosine.
+a Philox counter generator (Salmon et al. 2011), which numpy keeps stable over its versions. The key
+is (seed, stream) and the counter's second word is the index, so each index has 2^66 words of its
+own. Real numbers are the same on every machine up to the last bits of its logarithm and cosine.
 """
 
 import hashlib
@@ -26,20 +25,18 @@ LONGER = "longer"  # examples longer than any of training, in rows of the same l
 
 END = ";"
 PAD = "_"
-
 NO_ANSWER = -1
+# A row's text, and for each prediction the number of its example, or NO_ANSWER, and its span.
+Row = tuple[str, Ints, Ints]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a kind of generated data; each file of tasks/ has them as FACTS.
+    """Facts about a task; each file of tasks/ has them as FACTS.
 
     Attributes:
         tokens: the vocabulary in the order of ids; a text has one character per token.
         least_seq_len: the smallest T at which rows hold its longest examples.
-        version: of the generator; it changes when the rows change.
-        unit: of its loss.
-        probe: the probe of a finished model.
         key: the key of `data` that only this kind has; empty: none.
         span: the unit of an example's span; empty: there are no examples to be right or wrong.
         bins: the first span of each bin in a table of matches.
@@ -62,13 +59,7 @@ class Facts:
 
 
 class Draws:
-    """The random numbers of one index, in the order of the calls.
-
-    Args:
-        seed: of the data set, 0 to 2^64 - 1.
-        stream: a name, such as "copying train"; different names give independent numbers.
-        index: of the row, 0 to 2^64 - 1.
-    """
+    """The random numbers of one row of a stream such as "copying train", in the order of calls."""
 
     def __init__(self, seed: int, stream: str, index: int) -> None:
         digest = hashlib.sha256(stream.encode()).digest()
@@ -85,7 +76,7 @@ class Draws:
         return (self._bits.random_raw(count) % np.uint64(bound)).astype(np.int64)
 
     def order(self, count: int) -> Ints:
-        """Return a permutation of 0..count-1, the one that sorts `count` words."""
+        """Return the permutation of 0..count-1 that sorts `count` words."""
         return np.argsort(self._bits.random_raw(count), kind="stable")
 
     def uniforms(self, count: int) -> Reals:
@@ -111,23 +102,9 @@ class Example(NamedTuple):
     span: int
 
 
-class Row(NamedTuple):
-    """One row as text.
-
-    Attributes:
-        text: S characters.
-        answer_T: for each prediction, the number of its example in the row, from 0; or NO_ANSWER.
-        span_T: the span of that example; 0 where there is no answer.
-    """
-
-    text: str
-    answer_T: Ints
-    span_T: Ints
-
-
 @dataclass(frozen=True)
 class Rows:
-    """Rows as token ids; the other attributes are those of `Row`, stacked."""
+    """Rows as token ids."""
 
     ids_NS: Ints
     answer_NT: Ints
@@ -140,26 +117,16 @@ class Rows:
 
     @property
     def batch(self) -> Batch:
-        """The batch that predicts each token of an answer from the tokens before it.
-
-        Its hash covers the tokens and the mask of predicted ones.
-        """
+        """The batch that predicts each token of an answer from the tokens before it."""
         target_NT = np.where(self.mask_NT, self.ids_NS[:, 1:], NO_TARGET)
         hashed_NS = np.concatenate([self.ids_NS, self.mask_NT], axis=1)
         return Batch(self.ids_NS[:, :-1], target_NT, hashed_NS)
 
     def exact_matches(self, is_right_NT: Bools) -> tuple[Ints, Bools]:
-        """Return the span of each example, and whether every token of its answer is right.
-
-        Args:
-            is_right_NT: whether the prediction is the token of ids_NS[:, 1:].
-        Returns:
-            Two arrays of shape [E], in the order of the rows, and of the examples in each.
-        """
+        """Return the span of each example, row by row, and whether all of its answer is right."""
         row_A, place_A = np.nonzero(self.mask_NT)
         example_A = row_A * self.mask_NT.shape[1] + self.answer_NT[row_A, place_A]
         _, first_E, which_A = np.unique(example_A, return_index=True, return_inverse=True)
-
         num_wrong_E = np.bincount(which_A[~is_right_NT[row_A, place_A]], minlength=len(first_E))
         return self.span_NT[row_A, place_A][first_E], num_wrong_E == 0
 
@@ -167,9 +134,9 @@ class Rows:
 def pack(draws: Draws, draw: Callable[[Draws], Example], longest: int, width: int) -> Row:
     """Fill a row of `width` characters with consecutive examples.
 
-    Another example is added as long as the longest possible one would fit. If examples were added
-    whenever they fit, long ones would be rarer than they were drawn. The remaining width is padded
-    before and after, in a random proportion, so that the first example also begins anywhere.
+    Another example is added as long as the longest possible one would fit; otherwise long ones
+    would be rarer than they were drawn. The remaining width is padded before and after, in a random
+    proportion, so that the first example also begins anywhere.
     """
     examples = []
     left = width
@@ -187,11 +154,11 @@ def pack(draws: Draws, draw: Callable[[Draws], Example], longest: int, width: in
         span_S[len(text) : len(text + answer)] = span
         text += answer
     # Prediction t is for character t + 1.
-    return Row(text.ljust(width, PAD), answer_S[1:], span_S[1:])
+    return text.ljust(width, PAD), answer_S[1:], span_S[1:]
 
 
 def stack(rows: Iterable[Row], tokens: Sequence[str]) -> Rows:
-    """Stack rows, and convert their text to ids."""
+    """Stack rows, with their texts as ids."""
     texts, answers, spans = zip(*rows, strict=True)
     ids = [[tokens.index(token) for token in text] for text in texts]
     return Rows(np.array(ids, dtype=np.int64), np.stack(answers), np.stack(spans))

@@ -4,7 +4,6 @@ import fnmatch
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,14 +29,7 @@ Status = Literal["finished", "diverged", "unfinished"]
 # The test of differences that a campaign's file states; its records repeat it.
 Test = Literal["paired"]
 
-# Values of result.json that repeat config.yaml, and the last row of metrics.jsonl.
-_FROM_CONFIG = {
-    "pe": "pe.label",
-    "rotate": "pe.rotate",
-    "seed": "seed",
-    "group_sha256": "group_sha256",
-    "config_sha256": "config_sha256",
-}
+# Values of result.json that repeat the last row of metrics.jsonl.
 _LAST_ROW = {"train/loss": "train/loss_last"}
 _LAST_ROW_OF_FINISHED = _LAST_ROW | {"step": "steps", "tokens": "tokens", "val/loss": "val/loss"}
 # Types of a row's losses, in addition to those of rope_exp/folder.py.
@@ -98,14 +90,22 @@ class Run:
 
     def check(self) -> None:
         """Refuse a result that contradicts the config, the initial weights or the curve."""
+        config = self.config
+        expected = {
+            "pe": config.pe.label,
+            "rotate": config.pe.rotate,
+            "seed": config.seed,
+            "group_sha256": config.group_sha256,
+            "config_sha256": config.config_sha256,
+            "init_weights": config.init_weights,
+        }
         init_weights = self.env.get("init_from", {}).get("weights_sha256")
-        facts = [(ENV, "init_weights", init_weights, "init_weights")]
-        facts += [(RESULT, key, self.result[key], name) for key, name in _FROM_CONFIG.items()]
-        for file, key, stated, name in facts:
-            value = attrgetter(name)(self.config)
-            if stated != value:
+        stated = self.result | {"init_weights": init_weights}
+        for key, value in expected.items():
+            if stated[key] != value:
+                file = self._file(ENV if key == "init_weights" else RESULT)
                 raise ReportError(
-                    f"{self._file(file)} says {key}={stated!r}, but by its config it is {value!r}: "
+                    f"{file} says {key}={stated[key]!r}, but by its config it is {value!r}: "
                     "one of them was edited, or belongs to another run"
                 )
 
@@ -150,9 +150,7 @@ def bits_per_byte(loss: float, config: RunConfig, env: Mapping[str, Any]) -> flo
 def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> list[Path]:
     """Return the groups below `runs` whose names match a pattern; one only, unless `several`."""
     groups = [
-        group.name
-        for group in folders_in(runs)
-        if any(is_run(folder) for pe in folders_in(group) for folder in folders_in(pe))
+        path.name for path in sorted(runs.glob("[!.]*")) if any(map(is_run, folders_in(path)))
     ]
     if not groups:
         raise ReportError(
@@ -180,11 +178,10 @@ def read_runs(groups: Iterable[Path]) -> tuple[list[Run], dict[str, str]]:
     runs = []
     left_out = {}
     unreadable = []
-    folders = [(group, pe) for group in groups for pe in folders_in(group)]
-    for group, pe in folders:
-        for folder in folders_in(pe) or [pe]:
+    for group in groups:
+        for folder in folders_in(group):
             name = str(folder.relative_to(group.parent))
-            if folder == pe or not is_run(folder):
+            if not is_run(folder):
                 left_out[name] = "it holds no run <pe>/seed<k>"
                 continue
             try:
@@ -207,10 +204,9 @@ def read_runs(groups: Iterable[Path]) -> tuple[list[Run], dict[str, str]]:
     return runs, left_out
 
 
-def folders_in(parent: Path) -> list[Path]:
-    """Return folders by name, except hidden ones: run.fresh moves a run to `.seed0.old-1`."""
-    inside = sorted(parent.iterdir()) if parent.is_dir() else []
-    return [path for path in inside if path.is_dir() and not path.name.startswith(".")]
+def folders_in(group: Path) -> list[Path]:
+    """Return <pe>/<seed> folders by name, but no hidden ones: an old run is `.seed0.old-1`."""
+    return sorted(path for path in group.glob("[!.]*/[!.]*") if path.is_dir())
 
 
 def is_run(folder: Path) -> bool:

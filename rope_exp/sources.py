@@ -22,11 +22,7 @@ HELD_OUT = (0, 0)
 
 
 def training_batch(config: RunConfig, data: DataSet, step: int) -> Batch:
-    """Return the global batch of an optimizer step, counted from 1; no generated row is repeated.
-
-    Raises:
-        ValueError: there is no whole window of the stage's length.
-    """
+    """Return the global batch of an optimizer step, counted from 1, without repeated rows."""
     seed = config.order_seed
     stage = config.train.stage_at(step)
     samples = stage.samples(step)

@@ -16,10 +16,10 @@ from torch.optim import AdamW, Optimizer
 from rope_exp import costs
 from rope_exp.config import RunConfig
 from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder
-from rope_exp.errors import first_line, log
+from rope_exp.errors import first_line
 from rope_exp.evaluate import Inputs
 from rope_exp.identity import chosen
-from rope_exp.sections import AdamWConfig, CosineConfig, OptimConfig
+from rope_exp.sections import OptimConfig
 
 
 def learning_rate(step: int, config: RunConfig) -> float:
@@ -34,7 +34,7 @@ def learning_rate(step: int, config: RunConfig) -> float:
     if step <= warmup:
         return config.optim.lr * step / warmup
 
-    if isinstance(schedule, CosineConfig):
+    if schedule.name == "cosine":
         done = (step - warmup) / (num_steps - warmup)
         height = 0.5 * (1 + math.cos(math.pi * done))
     else:
@@ -69,7 +69,7 @@ def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
     groups = [decaying, staying] + [frequencies] * bool(frequencies["params"])
 
     optimizer: Optimizer
-    if isinstance(config, AdamWConfig):
+    if config.name == "adamw":
         optimizer = AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
     else:
         leaf = chosen("optim", config.name, "optim.name")
@@ -133,12 +133,7 @@ class Throughput:
     """Times steps from the end of one to the end of the next, except the step after a pause.
 
     Steps of all sequence lengths count equally: medians are over seconds per token and seconds per
-    operation.
-
-    Attributes:
-        flops_per_token: the numerator of MFU (rope_exp.costs), by sequence length.
-        peak_flops_per_s: of all ranks' devices together; None: MFU is None. It becomes None, with
-            one warning, once a share above 1 proves it or the count of operations wrong.
+    operation. `flops_per_token` is by sequence length, and the peak of all ranks' devices together.
     """
 
     flops_per_token: Mapping[int, int]
@@ -162,26 +157,16 @@ class Throughput:
     def speed(self, num_steps: int | None = None) -> dict[str, float | None]:
         """Return the median tokens_per_s and mfu of the last timed steps; None if there are none.
 
-        Args:
-            num_steps: how many; None: all after warm-up, or all of a shorter run.
+        Without `num_steps`, these are all after warm-up, or all of a shorter run.
         """
         timed = self._timed[UNTIMED_STEPS:] or self._timed
         if num_steps is not None:
             timed = self._timed[-num_steps:]
         if not timed:
             return {"tokens_per_s": None, "mfu": None}
-
         per_token, per_flop = map(statistics.median, zip(*timed, strict=True))
-        mfu = None
-        if self.peak_flops_per_s is not None:
-            mfu = 1 / per_flop / self.peak_flops_per_s
-            if mfu > 1:
-                log(
-                    f"warning: MFU {mfu:.0%}: the peak of this device (train.peak_tflops) or the "
-                    "count of operations is wrong; MFU is null from here on"
-                )
-                mfu = self.peak_flops_per_s = None
-        return {"tokens_per_s": 1 / per_token, "mfu": mfu}
+        peak = self.peak_flops_per_s
+        return {"tokens_per_s": 1 / per_token, "mfu": 1 / per_flop / peak if peak else None}
 
 
 def peak_flops_per_s(device: torch.device, count: int, given_tflops: float | None) -> float | None:
@@ -207,36 +192,28 @@ class CaptureError(Exception):
 
 
 class StepGraphs:
-    """Repeats a training step, `TrainingStep.update`, from one graph for each shape of its inputs.
+    """Repeats the update of a TrainingStep from one graph for each shape of its inputs.
 
-    The optimizer's learning rates become tensors. `first_bad_step` of the run is on the device;
-    with it above 0, an update changes nothing.
+    The optimizer's learning rates become tensors.
     """
 
-    def __init__(
-        self,
-        update: Callable[[Inputs, Tensor, Tensor], Tensor | None],
-        optimizer: Optimizer,
-        model: nn.Module,
-        first_bad_step: Tensor,
-    ) -> None:
-        self.update = update
-        self.optimizer = optimizer
-        self.model = model
-        self.first_bad_step = first_bad_step
+    def __init__(self, step: Any) -> None:
+        self.update: Callable[[Inputs, Tensor, Tensor], Tensor | None] = step.update
+        self.optimizer: Optimizer = step.optimizer
+        self.first_bad_step: Tensor = step.first_bad_step
+        self.model: nn.Module = step.decoder
 
         # The tensors that stay in place, besides weights, moments and inputs. The gradients are
         # kept here, so that nobody who drops a parameter's gradient frees what a graph writes.
-        device = first_bad_step.device
+        device = self.first_bad_step.device
         self._gradients: list[Tensor] = []
-        self._rates = [torch.zeros((), device=device) for _ in optimizer.param_groups]
+        self._rates = [torch.zeros((), device=device) for _ in self.optimizer.param_groups]
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._num_targets = torch.zeros((), device=device)
         self._outcome = torch.zeros(3, dtype=torch.float64, device=device)
 
         self._graphs: dict[tuple[torch.Size | None, ...], tuple[Inputs, Callable[[], None]]] = {}
-        # The graphs share their memory: none runs beside another, and none reads what another left
-        # there.
+        # The graphs share their memory: none runs beside another, or reads what another left.
         self._pool: Any = None
         self._side: torch.cuda.Stream | None = None
 

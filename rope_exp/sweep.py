@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rope_exp import ranks
 from rope_exp.admit import acquire, acquire_or_refuse, admit, resolved
-from rope_exp.compose import check_folders, titles, to_run_config, without_hydra
+from rope_exp.compose import titles, to_run_config, without_hydra
 from rope_exp.config import DEFAULT_OUTPUT, RunConfig
 from rope_exp.errors import (
     EXIT_DIVERGED,
@@ -313,7 +313,6 @@ def _run_task(values: DictConfig) -> tuple[int, RunConfig]:
         The exit code, and the config by which it ran, whose group may differ from the composed
         one's: the default group has the hash of the values that `auto` keys take here.
     """
-    check_folders(OmegaConf.create({"hydra": HydraConfig.get()}))
     config = to_run_config(values, HydraConfig.get())
     # Until the dispatcher or the worker takes over, a signal interrupts data preparation.
     on_signal(interrupt)
@@ -341,7 +340,6 @@ def launch(trees: Sequence[DictConfig], overrides: Sequence[Sequence[str]]) -> l
     if not trees:
         raise ConfigError("--multirun", ..., "the sweep is empty: no choice matches its pattern")
 
-    check_folders(trees[0])
     configs = []
     for tree in trees:
         # A config may read Hydra's own values (`${hydra:job.num}`).

@@ -21,11 +21,7 @@ TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
 
 
 def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> tuple[Tokenizer, int]:
-    """Make the tokenizer of a config, and return it with the id that ends a document.
-
-    Args:
-        texts: the training documents, from which bpe learns.
-    """
+    """Make the tokenizer of a config, bpe from these texts; return also the id that ends a text."""
     if config.kind == "pretrained":
         return _pretrained_tokenizer(config)
     tokenizer = train_bpe(config, texts) if config.kind == "bpe" else byte_tokenizer()
@@ -33,11 +29,7 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> tuple[Toke
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
-    """Read a tokenizer.json, set to encode any text as plain text, which the file does not say.
-
-    Raises:
-        DataError: it is no tokenizer.
-    """
+    """Read a tokenizer.json, set to encode any text as plain text, which the file does not say."""
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:
@@ -47,11 +39,8 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Make the tokenizer whose ids are the bytes of UTF-8; 256 ends a text.
-
-    Byte-level BPE writes a printable byte as its own character, and the others as characters past
-    all bytes, in order.
-    """
+    """Make the tokenizer whose ids are the bytes of UTF-8; 256 ends a text."""
+    # Byte-level BPE writes a printable byte as its own character, the others as those past 255.
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     stand_ins = map(chr, itertools.count(256))
     symbols = [chr(byte) if chr(byte) in alphabet else next(stand_ins) for byte in range(256)]
@@ -62,22 +51,11 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """Learn a byte-level BPE from the first tokenizer.train_bytes bytes of `texts`.
-
-    The document that reaches this number is read to its end.
-
-    Raises:
-        ConfigError: the text has too few different pairs for tokenizer.vocab_size tokens.
-    """
+    """Learn a byte-level BPE from the texts that begin in the first tokenizer.train_bytes bytes."""
     size = config.vocab_size or 0
-    num_bytes = config.train_bytes or 0
-    # Every merge needs a pair of neighbours, and the trainer reserves memory for all.
-    if size > num_bytes + 257:
-        reason = f"cannot be reached with tokenizer.train_bytes={num_bytes}"
-        raise ConfigError("tokenizer.vocab_size", size, reason)
 
     def limited() -> Iterator[str]:
-        left = num_bytes
+        left = config.train_bytes or 0
         for text in texts:
             yield text
             left -= len(text.encode())

@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,7 +79,7 @@ class TrainingStep:
         self.graphs: StepGraphs | None = None
         can_capture = os.environ.get("ROPE_EXP_GRAPHS") != "0" and self.parallel.world_size == 1
         if self.parallel.device.type == "cuda" and can_capture:
-            self.graphs = StepGraphs(self.update, self.optimizer, self.decoder, self.first_bad_step)
+            self.graphs = StepGraphs(self)
 
     def __call__(self, step: int) -> Callable[[], Outcome] | None:
         """Update the model once from the global batch of `step`.
@@ -100,8 +100,8 @@ class TrainingStep:
             try:
                 outcome = self.graphs(inputs, step, num_targets, rates)
             except CaptureError as error:
-                why = f"steps are launched kernel by kernel, not as a graph: {error}"
-                log(f"{self.config.name}: {why}")
+                reason = f"steps are launched kernel by kernel, not as a graph: {error}"
+                log(f"{self.config.name}: {reason}")
                 self.graphs = None
                 self.optimizer.zero_grad(set_to_none=True)
         if self.graphs is None:
@@ -150,8 +150,7 @@ class TrainingStep:
         hence the factor `world_size`. In a graph, no number is the host's.
 
         Returns:
-            [loss, grad_norm, first_bad_step] in float64, on the device; or None if asked to stop
-            before a micro-batch.
+            [loss, grad_norm, first_bad_step] in float64, on the device; None if asked to stop.
         """
         scale = self.parallel.world_size / num_targets
         loss = torch.zeros((), device=self.parallel.device)
@@ -210,9 +209,8 @@ class Trainer:
     `step` is the last step made; its outcome may not have been read.
 
     Raises:
-        CheckpointError, RecordError: the folder's checkpoint or the folder of run.init_from is
-            damaged or does not belong to this run; nothing on disk was changed.
-        ConfigError: the weights or the tokenizer of run.init_from do not fit.
+        CheckpointError, RecordError, ConfigError: the folder's checkpoint or run.init_from is
+            damaged or unfit for this run; nothing on disk was changed.
     """
 
     def __init__(
@@ -269,10 +267,6 @@ class Trainer:
         """Load the newest checkpoint, and return its state, or that of a run's beginning.
 
         If only the checkpoints know the initial weights, `identity` gets their hashes.
-
-        Raises:
-            CheckpointError, RecordError: no checkpoint verifies, or it does not belong to this
-                run; the weights were not changed.
         """
         saved = checkpoint.load_newest(self.folder / "checkpoints")
         if saved is None:
@@ -299,12 +293,10 @@ class Trainer:
     def train(self) -> str:
         """Train to the end or to a stop, and ask the probes of a run that finished.
 
-        Returns:
-            "finished", "diverged", or "stopped": the last step is saved, and the same command
-            resumes from it.
+        Returns "finished", "diverged", or "stopped": the same command resumes from the last step.
         """
         record = Record(self) if self.parallel.is_main else None
-        with record or nullcontext():
+        with record.tracker if record else nullcontext():
             status = self._loop(record)
             if status == "finished" and self.config.train.probes:
                 has_answers = record is None or self._ask_probes()
@@ -356,8 +348,7 @@ class Trainer:
         """Make steps until the end or a stop, and yield the outcome of each.
 
         If anything but a row is due at a step, no later step has started when its outcome is
-        yielded: evaluations and checkpoints are of its weights, and where a stage ends, the time of
-        the next step is not measured.
+        yielded: evaluations and checkpoints are of its weights.
         """
         if self.start["unrecorded"] is not None:
             loss, grad_norm = self.start["unrecorded"]
@@ -389,10 +380,8 @@ class Trainer:
                 self.held_out_rows,
                 micro_batch_size=self.rows_at_once,
                 device=self.parallel.device,
-                rank=self.parallel.rank,
-                world_size=self.parallel.world_size,
+                parallel=self.parallel,
                 should_stop=self.should_stop,
-                sum_over_ranks=self.parallel.sum,
             )
 
     def _ask_probes(self) -> bool:
@@ -415,7 +404,6 @@ class Trainer:
         """Save this step once, on rank 0, after the rows up to it are on the disk."""
         if self.step == self.saved_step:
             return
-
         if record is not None:
             record.writer.sync()
             state = {
@@ -428,7 +416,6 @@ class Trainer:
             moments = optimizer_tensors(self.train_step.optimizer, self.decoder)
             checkpoint.save(folder, self.step, weights(self.decoder), moments, state)
             checkpoint.prune(folder, self.config.train.keep_checkpoints, newest=self.step)
-
         self.parallel.wait()
         self.saved_step = self.step
         self.throughput.pause()
@@ -437,28 +424,21 @@ class Trainer:
 # -- what a run records --------------------------------------------------------------------------
 
 
-class Record(ExitStack):
-    """The rows and the result of a run in training, written by rank 0.
-
-    Raises:
-        RecordError: metrics.jsonl is damaged; it is not changed.
-    """
+class Record:
+    """The rows and the result of a run in training, written by rank 0."""
 
     def __init__(self, trainer: Trainer) -> None:
-        super().__init__()
         self.trainer = trainer
-        self.config = config = trainer.config
+        self.config = trainer.config
         folder = trainer.folder
         start = trainer.start
         checkpoint.clear_leftovers(folder / "checkpoints")
         # A step whose evaluation was interrupted gets its row when it is evaluated again.
         self.writer = MetricsWriter(folder, start["step"] - (start["unrecorded"] is not None))
-        self.tracker = self.enter_context(Tracker(config, folder))
+        self.tracker = Tracker(self.config, folder)
+        self.progress = Progress(self.config.name, self.config.train.num_steps)
         # The time at which the run would have begun without interruptions.
         self.began = time.perf_counter() - start["elapsed_s"]
-        self.progress = Progress(config.name, config.train.num_steps)
-        if config.train.compile:
-            log(f"{config.name}: compiling")
 
     def elapsed_s(self) -> float:
         """Return the run's training time so far, including earlier starts."""
@@ -522,9 +502,7 @@ def environment(
 ) -> dict[str, Any]:
     """Return env.json: the machine and software that train this run, and further `facts`.
 
-    `old` is env.json of the run's previous start, {} at the first. Changes since then are noted in
-    `marks`, and the code of earlier starts in `earlier_git`; the origin of the initial weights is
-    kept.
+    Changes since `old`, the run's previous start, are noted in `marks` and `earlier_git`.
     """
     here = {"world_size": parallel.world_size, **machine_facts(parallel.device.type)}
     changed = [

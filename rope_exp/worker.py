@@ -63,7 +63,7 @@ def main() -> int:
 def end_process(code: int) -> int:
     """Return `code`; if one of several ranks fails, exit its process at once.
 
-    Python's normal shutdown would be aborted by torch threads that wait for ranks that are gone.
+    Python's shutdown would be aborted by torch's threads, which wait for ranks that are gone.
     """
     if code in (EXIT_FAILED, EXIT_USAGE) and _world_size() > 1:
         with ignoring_output_errors():
@@ -136,7 +136,7 @@ def _begin(trainer: Any, laws: Mapping[str, Any]) -> None:
     lines = [
         f"{config.pe.label} {config.model.name}, {trainer.num_parameters:,} parameters, on "
         f"{config.data.name}, {train.num_steps:,} steps, on {config.launch.device}, in {folder}",
-        f"{train.precision}, {'compiled' if train.compile else 'not compiled'}",
+        f"{train.precision}, {'compiling' if train.compile else 'not compiled'}",
         *env["marks"][len(old.get("marks", ())) :],
     ]
     if data.num_train_tokens is not None:
@@ -149,11 +149,7 @@ def _begin(trainer: Any, laws: Mapping[str, Any]) -> None:
 
 @functools.cache
 def certificate(model: ModelConfig, pe: PeConfig, attn: Kind, *, causal: bool) -> Mapping[str, Any]:
-    """Measure the laws of a variant, once for all seeds of a sweep.
-
-    Raises:
-        LawError: a law does not hold; the run must not start.
-    """
+    """Measure the laws of a variant, once for all seeds of a sweep; LawError if one is broken."""
     laws: dict[str, Any] = {}
     for name in choices("laws"):
         laws |= chosen("laws", name, "laws").certificate(model, pe, attn, causal=causal)

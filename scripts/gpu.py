@@ -4,8 +4,8 @@
     python scripts/gpu.py --seconds 240 nine_10m           # this campaign alone
 
 Parts run in this order, each in a process of its own: the quick tests of tests/gpu (75 s); the
-settings of scripts/gpu_tune.py (240 s); steps of QK and QKVO against NoPE's at 125m (60 s); then
-campaigns, several runs at a time under MPS, in the time that is left. Failed tests end the command.
+settings of scripts/gpu_tune.py (240 s); then campaigns, several runs at a time under MPS, in the
+time that is left. Failed tests end the command.
 Logs and results go to --out, records to results/records. Repeated, settings and campaigns resume.
 
 A machine without a network gets what it lacks from a folder, packed here and unpacked there:
@@ -28,9 +28,9 @@ import gpu_pack
 from rope_exp.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, explained, log
 from rope_exp.machine import ROOT, child_environment, output_of
 
-PARTS = ("tests", "tune", "race", "nine_10m")
+PARTS = ("tests", "tune", "nine_10m")
 # The most seconds of a part; a campaign takes all that are left.
-SECONDS = {"tests": 75.0, "tune": 240.0, "race": 60.0}
+SECONDS = {"tests": 75.0, "tune": 240.0}
 TOGETHER = 20  # runs of a campaign at a time
 GRACE_S = 10  # from a request to end until a part is killed
 # Seconds before its end at which a campaign is asked to stop, so that its runs save checkpoints.
@@ -53,13 +53,12 @@ def card() -> str:
 
 def words_of(part: str, seconds: float, campaign: Sequence[str], out: Path) -> list[str]:
     """Return the command line of a part, after the interpreter; `campaign` is every campaign's."""
-    tune = [str(ROOT / "scripts/gpu_tune.py"), "--device", device(), "--out", str(out)]
+    tune = ["--device", device(), "--out", str(out), "--seconds", "220"]
     # The tests left out train for a minute, and are stopped and resumed.
     quick = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not broken_off"]
     fixed = {
         "tests": [*quick, str(ROOT / "tests/gpu")],
-        "tune": [*tune, "--seconds", "220"],
-        "race": [*tune, "race", "--seconds", "20"],
+        "tune": [str(ROOT / "scripts/gpu_tune.py"), *tune],
     }
     hours = f"{(seconds - SAVING_S) / 3600:.5f}"
     return fixed.get(part) or ["-m", "rope_exp", "campaign", *campaign, part, "--hours", hours]

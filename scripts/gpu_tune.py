@@ -1,7 +1,6 @@
-"""Measure training steps on one GPU, to choose how to train there.
+"""Measure training steps on one GPU, to choose how to train there: FOLDER/tune.json.
 
-    python scripts/gpu_tune.py --out FOLDER          # into FOLDER/tune.json
-    python scripts/gpu_tune.py race --out FOLDER     # QK and QKVO against NoPE: FOLDER/race.json
+    python scripts/gpu_tune.py --out FOLDER
 
 A setting is the rows of a micro-batch, the attention backend, and the launch of a step: eager,
 compiled, or as one CUDA graph. A setting that fails or has too little memory is recorded, and the
@@ -14,9 +13,8 @@ import itertools
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import quantiles
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,11 +38,14 @@ from rope_exp.trainer import TrainingStep
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 # Rows of a step; with a preset's own batch, one step would take seconds.
 BATCH = {"125m": 64, "1b": 16, "10m": 32, "nano": 16}
-# Rows of a micro-batch, attention and launch; the most informative first.
-SETTINGS = {
+# Rows of a micro-batch, attention, launch, and the rotated sites unless they are q and k; the most
+# informative first.
+SETTINGS: dict[str, list[tuple[Any, ...]]] = {
     "125m": [
         (32, "cudnn", "compiled"),
         (32, "cudnn", "graph"),
+        (32, "cudnn", "compiled", ""),
+        (32, "cudnn", "compiled", "qkvo"),
         (32, "flash", "compiled"),
         (8, "cudnn", "eager"),
         (8, "cudnn", "compiled"),
@@ -60,7 +61,6 @@ SETTINGS = {
     ],
     "nano": [(16, "cudnn", "graph"), (16, "cudnn", "compiled"), (16, "flash", "graph")],
 }
-ROTATIONS = ("", "qk", "qkvo")
 WARM_UP = 4  # steps, of which the first ones compile and capture
 NEVER = 10**9  # a step that no measurement reaches
 EACH_S = 1.5  # seconds of a measurement
@@ -102,68 +102,46 @@ class Loop:
         return losses, (time.perf_counter() - began) / count
 
 
-class Setup:
-    """A setting's training loop on random tokens, warmed up."""
-
-    def __init__(self, setting: Setting, device: str) -> None:
-        words = [
-            f"model={setting.model}",
-            f"pe.rotate=[{','.join(setting.rotate)}]",
-            f"train.global_batch_size={BATCH[setting.model]}",
-            f"train.micro_batch_size={setting.rows}",
-            f"train.compile={str(setting.launch != 'eager').lower()}",
-            f"train.num_steps={NEVER}",
-            "train.precision=bf16",
-            f"launch.device={device}",
-        ]
-        config = resolve(run_config([*words, *setting.overrides.split()]))
-        vocab_size = vocabulary(config)
-        self.backend = BACKENDS[setting.attention]
-        self.tokens_per_step = config.train.tokens_per_step
-        self.flops_per_step = self.tokens_per_step * flops_per_token(config, vocab_size)
-
-        with torch.device(device):
-            decoder = Decoder(config.architecture(vocab_size))
-        for parameter in decoder.parameters():
-            # `initialise` draws on the CPU, which takes long at 1b.
-            if parameter.ndim == 2:
-                torch.nn.init.normal_(parameter, std=0.02)
-        ids = np.random.default_rng(0).integers(vocab_size, size=2**24, dtype=np.uint32)
-        data = SimpleNamespace(tokens={"train": ids}, corpus={"end_id": 0})
-        self.loop = Loop(config, decoder, data)
-        if setting.launch != "graph":
-            self.loop.step.graphs = None
-        self.losses, _ = self.take(WARM_UP)
-        if setting.launch == "graph" and self.loop.step.graphs is None:
-            raise RuntimeError("the steps make no graph")
-
-    def take(self, count: int) -> tuple[list[float], float]:
-        """Take steps of the loop with the setting's attention."""
-        with sdpa_kernel(self.backend):
-            return self.loop.take(count)
-
-    def seconds(self) -> float:
-        """Return the seconds of a step, measured for EACH_S."""
-        _, once = self.take(1)
-        return self.take(max(3, round(EACH_S / once)))[1]
-
-
 def measured(setting: Setting, device: str) -> dict[str, Any]:
-    """Return the measurement of a setting, or its error."""
-    began = time.monotonic()
-    try:
-        setup = Setup(setting, device)
-        ready_s = time.monotonic() - began
-        step_s = setup.seconds()
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {first_line(error)}"}
+    """Return the measurement of a setting, on random tokens."""
+    words = [
+        f"model={setting.model}",
+        f"pe.rotate=[{','.join(setting.rotate)}]",
+        f"train.global_batch_size={BATCH[setting.model]}",
+        f"train.micro_batch_size={setting.rows}",
+        f"train.compile={str(setting.launch != 'eager').lower()}",
+        f"train.num_steps={NEVER}",
+        "train.precision=bf16",
+        f"launch.device={device}",
+    ]
+    config = resolve(run_config([*words, *setting.overrides.split()]))
+    vocab_size = vocabulary(config)
+    ids = np.random.default_rng(0).integers(vocab_size, size=2**24, dtype=np.uint32)
+    data = SimpleNamespace(tokens={"train": ids}, corpus={"end_id": 0})
+    torch.manual_seed(0)
+    with torch.device(device):
+        decoder = Decoder(config.architecture(vocab_size))
+    for parameter in decoder.parameters():
+        # `initialise` draws on the CPU, which takes long at 1b.
+        if parameter.ndim == 2:
+            torch.nn.init.normal_(parameter, std=0.02)
 
-    row = {"ready_s": ready_s, "step_s": step_s, "losses": setup.losses}
-    row["tokens_per_s"] = setup.tokens_per_step / step_s
+    loop = Loop(config, decoder, data)
+    if setting.launch != "graph":
+        loop.step.graphs = None
+    with sdpa_kernel(BACKENDS[setting.attention]):
+        losses, _ = loop.take(WARM_UP)
+        if setting.launch == "graph" and loop.step.graphs is None:
+            raise RuntimeError("the steps make no graph")
+        _, once = loop.take(1)
+        _, step_s = loop.take(max(3, round(EACH_S / once)))
+
+    tokens_per_s = config.train.tokens_per_step / step_s
+    row = {"step_s": step_s, "losses": losses, "tokens_per_s": tokens_per_s}
     if device == "cuda":
         row["peak_bytes"] = torch.cuda.max_memory_allocated()
         if peak := peak_flops_per_s(torch.cuda.get_device_name()):
-            row["mfu"] = setup.flops_per_step / step_s / peak
+            row["mfu"] = tokens_per_s * flops_per_token(config, vocab_size) / peak
     return row
 
 
@@ -180,8 +158,12 @@ def tune(settings: list[Setting], options: argparse.Namespace) -> int:
             continue
         if time.monotonic() > end:
             return EXIT_STOPPED
-        row = measured(setting, options.device)
-        log(f"{setting}: {row.get('error') or row['tokens_per_s']}")
+        try:
+            row = measured(setting, options.device)
+            log(f"{setting}: {row['tokens_per_s']:,.0f} tokens/s")
+        except Exception as error:
+            row = {"error": f"{type(error).__name__}: {first_line(error)}"}
+            log(f"{setting}: {row['error']}")
         rows.append(asdict(setting) | row)
         write_json(path, {"on": machine_facts(options.device), "settings": rows})
 
@@ -195,32 +177,12 @@ def tune(settings: list[Setting], options: argparse.Namespace) -> int:
     return EXIT_FAILED if all("error" in row for row in rows) else EXIT_DONE
 
 
-def race(setting: Setting, options: argparse.Namespace) -> int:
-    """Time steps of each rotation in turn, and write their ratios to NoPE's."""
-    setups = {rot: Setup(replace(setting, rotate=rot), options.device) for rot in ROTATIONS}
-    times: dict[str, list[float]] = {rotate: [] for rotate in ROTATIONS}
-    end = time.monotonic() + options.seconds
-    while len(times[""]) < 3 or time.monotonic() < end:
-        for rotate, setup in setups.items():
-            times[rotate].append(setup.seconds())
-
-    ratios = {}
-    for rotate, seconds in times.items():
-        rounds = [one / nope for one, nope in zip(seconds, times[""], strict=True)]
-        ratios[rotate or "nope"] = quantiles(rounds, n=4)
-    log(f"times NoPE, by quartiles: {ratios}")
-    values = {"setting": asdict(setting), "step_s": times, "times_nope": ratios}
-    write_json(options.out / "race.json", {"on": machine_facts(options.device), **values})
-    return EXIT_DONE
-
-
 def main() -> int:
     """Run the command on this process's command line."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     add = parser.add_argument
-    add("what", nargs="?", choices=("tune", "race"), default="tune")
-    add("--models", default=",".join(SETTINGS), help="a race takes the first (%(default)s)")
+    add("--models", default=",".join(SETTINGS), help="(%(default)s)")
     add("--device", default="cuda", help="(%(default)s)")
     add("--seconds", type=float, default=240.0, help="then start no other (%(default)s)")
     add("--out", type=Path, required=True)
@@ -229,12 +191,8 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     # Its key does not tell attention backends apart: one would be measured as the other.
     functorch.enable_autograd_cache = False
-    models = options.models.split(",")
-    if options.what == "race":
-        return race(
-            replace(Setting(models[0], *SETTINGS[models[0]][0]), launch="compiled"), options
-        )
     # The first setting of every model, then the second, so that each model has a result.
+    models = options.models.split(",")
     listed = [[Setting(model, *row) for row in SETTINGS[model]] for model in models]
     rounds = itertools.chain.from_iterable(itertools.zip_longest(*listed))
     return tune([setting for setting in rounds if setting], options)

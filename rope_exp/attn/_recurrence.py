@@ -4,9 +4,7 @@
 chunks the state S = sum_j gamma^(..) k_j v_j'. Its time and memory grow linearly with T, except for
 the sums of states over chunks: (T/C)^2 K V operations, an eighth of the rest at T = 2,048 and a
 half at 8,192, for K = V = C. Fed one token at a time with its state, it is the recurrence
-S <- gamma S + k v'.
-
-Without q and k, both are 1, which leaves decay alone.
+S <- gamma S + k v'. Without q and k, both are 1, which leaves decay alone.
 
 Shapes: B batch, T position, H heads, K features of a key, V of a value; N chunks of C.
 """
@@ -19,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rope_exp.attention import Attention, LayerCache, Positions
-from rope_exp.kernels import wide
+from rope_exp.kernels import for_queries, wide
 
 # Tokens between two states held in training.
 CHUNK = 64
@@ -31,11 +29,11 @@ Terms = tuple[Scores, Tensor]
 
 def parallel(scores: Scores, v_BTGV: Tensor, log_gamma_H: Tensor) -> Tensor:
     """Return o_BTHV by the whole triangle of weights."""
-    v_BTHV = _for_queries(v_BTGV, len(log_gamma_H))
+    v_BTHV = for_queries(v_BTGV, len(log_gamma_H))
     weight_HTT = _triangle(v_BTHV.shape[1], log_gamma_H.to(wide(v_BTHV).dtype))
     if scores is None:
         return torch.einsum("hij,bjhv->bihv", weight_HTT, v_BTHV)
-    k_BTHK = _for_queries(scores[1], len(log_gamma_H))
+    k_BTHK = for_queries(scores[1], len(log_gamma_H))
     return torch.einsum("bihk,bjhk,hij,bjhv->bihv", scores[0], k_BTHK, weight_HTT, v_BTHV)
 
 
@@ -49,12 +47,11 @@ def chunked(
 ) -> tuple[Tensor, Tensor]:
     """Return o_BTHV, and the state after the last token.
 
+    Products are taken in the dtype of q, k and v, sums over chunks in float32 at least.
+
     Args:
-        scores: q and k. Products are taken in their dtype, sums over chunks in float32 at least.
-            Each of the G heads of keys and values serves H/G query heads, in order.
-        log_gamma_H: log of each head's decay per token; 0: no decay.
-        state_BHKV: the state of earlier tokens; None: there are none. K is 1 without scores.
-        size: tokens per chunk.
+        log_gamma_H: log of each head's decay per token.
+        state_BHKV: of earlier tokens, if there are any; K is 1 without scores.
     """
     # Without autocast: q, k and v are already narrow, and sums over chunks must stay wide.
     # The meta device has no autocast of its own.
@@ -73,7 +70,7 @@ def _chunked(
 
     def chunks(x_BTGK: Tensor) -> Tensor:
         """Return [B, H, N, C, K], zero-padded after the last token."""
-        x_BHTK = _for_queries(x_BTGK, len(log_gamma_H)).transpose(1, 2)
+        x_BHTK = for_queries(x_BTGK, len(log_gamma_H)).transpose(1, 2)
         padded = F.pad(x_BHTK, (0, 0, 0, size * count - length))
         return torch.unflatten(padded, 2, (count, size))
 
@@ -113,11 +110,6 @@ def _chunked(
     return o_BHTV.transpose(1, 2), final_BHKV
 
 
-def _for_queries(x_BTGK: Tensor, num_heads: int) -> Tensor:
-    num_shared = num_heads // x_BTGK.shape[2]
-    return x_BTGK if num_shared == 1 else x_BTGK.repeat_interleave(num_shared, dim=2)
-
-
 def _triangle(length: int, log_gamma_H: Tensor) -> Tensor:
     """Return gamma^(i - j) for j <= i, otherwise 0; [H, T, T]."""
     place_T = torch.arange(length, device=log_gamma_H.device)
@@ -133,35 +125,25 @@ def _power(log_gamma_H: Tensor, steps_N: Tensor) -> Tensor:
 
 
 class StateAttention(Attention):
-    """Attention by sums over the past; a kind defines the sums and its outputs from them.
-
-    Attributes:
-        num_copies: the number of neighbouring heads with the same state; the cache keeps one.
-    """
+    """Attention by sums over the past; a kind defines the sums and its outputs from them."""
 
     chunk_size = CHUNK
+    # The number of neighbouring heads with the same state; the cache keeps one.
     num_copies = 1
 
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
-        num_new = x_BTD.shape[1]
         results = []
         states = {}
-        for number, (scores, v_BTGV) in enumerate(self.sums(x_BTD, at)):
+        for number, terms in enumerate(self.sums(x_BTD, at)):
             name = f"state{number}"
-            if cache is not None and cache.pads_B is not None:
-                # Padding adds nothing to the sums.
-                is_real_BT = cache.places(num_new, x_BTD.device) >= 0
-                v_BTGV = v_BTGV * is_real_BT[:, :, None, None]
             earlier = None if cache is None else cache.states.get(name)
             if earlier is not None:
                 earlier = earlier.repeat_interleave(self.num_copies, dim=1)
-            o_BTHV, state_BHKV = chunked(
-                scores, v_BTGV, self.log_gamma(), earlier, size=self.chunk_size
-            )
+            o_BTHV, state_BHKV = chunked(*terms, self.log_gamma(), earlier, size=self.chunk_size)
             results.append(o_BTHV)
             states[name] = state_BHKV[:, :: self.num_copies].detach()
         if cache is not None:
-            cache.num_seen += num_new
+            cache.num_seen += x_BTD.shape[1]
             cache.states = states
         return self.outputs(results, at)
 

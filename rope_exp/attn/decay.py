@@ -63,7 +63,6 @@ class Layer(StateAttention):
 
     def __init__(self, config: ModelConfig, attn: Config, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
-        self.attn = attn
         self.v_proj = self.to_heads(config.num_key_value_heads, self.head_dim)
         self.o_proj = self.from_heads()
 

@@ -47,7 +47,6 @@ class Layer(StateAttention):
     def __init__(self, config: ModelConfig, attn: Config, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
         self.project_as_llama()
-        self.attn = attn
         self.num_copies = self.num_heads // config.num_key_value_heads
 
     def sums(self, x_BTD: Tensor, at: Positions) -> list[Terms]:

@@ -65,7 +65,6 @@ class Layer(Attention):
 
     def __init__(self, config: ModelConfig, attn: Config, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
-        self.attn = attn
         self.q_proj = self.to_heads(self.num_heads, self.key_dim)
         self.k_proj = self.to_heads(attn.groups, self.key_dim)
         self.o_proj = self.from_heads()
@@ -95,10 +94,9 @@ class Layer(Attention):
         if cache is not None:
             rows = cache.append(rows)
 
-        values = [rows["k"]]
+        values = rows["k"]
         if self.attn.form == "s3" or "v" in rows:
-            values = [rows["k"][..., : self.attn.nope_dim]]
+            values = values[..., : self.attn.nope_dim]
         if "v" in rows:
-            values.append(rows["v"])
-        o_BTHV = self.attend(q_BTHK, rows["k"], values, at, cache)
-        return self.turn("o", o_BTHV, at)
+            values = torch.cat([values, rows["v"]], dim=-1)
+        return self.turn("o", self.attend(q_BTHK, rows["k"], values, at), at)

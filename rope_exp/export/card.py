@@ -46,23 +46,14 @@ float64: the output of attention {law}. The table has every setting that departs
 This is a result to be examined, not a model to be used. It is one seed, trained for {step:,} of \
 {steps:,} steps: its loss alone does not show that its variant is better or worse than another.
 
-## Reference
-
-```bibtex
-@online{{su2025rotary,
-  author = {{Su, Jianlin}},
-  title = {{Transformer升级之路：19、第二类旋转位置编码}},
-  year = {{2025}},
-  url = {{https://spaces.ac.cn/archives/10862}}
-}}
-```
+Reference: Su Jianlin (2025), [Transformer升级之路：19、第二类旋转位置编码]\
+(https://spaces.ac.cn/archives/10862).
 """
 
 GENERATION = """\
 batch = tokenizer(["A text", "Another"], return_tensors="pt", padding=True)
 texts = tokenizer.batch_decode(model.generate(**batch, max_new_tokens=32))
 """
-
 EQUATIONS = {
     "q": "q_i = R_i W_q x_i",
     "k": "k_j = R_j W_k x_j",
@@ -92,8 +83,7 @@ def card(
     nats = result.get("val/loss")
     if step == result.get("steps") and nats is not None:
         loss = f"{nats:.4f} {config.data.unit}"
-        bits = bits_per_byte(nats, config, env)
-        if bits is not None:
+        if bits := bits_per_byte(nats, config, env):
             loss += f", perplexity {perplexity(nats):.2f}, about {bits:.3f} bits per byte"
     departing = {
         f"{section}.{key}": show(value)

@@ -41,13 +41,8 @@ from rope_exp.tokenizer import vocab_size
 Code = Literal["auto", "always"]
 # The keys of a model that LlamaConfig has, too.
 SIZES = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "tie_word_embeddings",
+    "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
+    "rms_norm_eps tie_word_embeddings"
 )
 
 
@@ -105,13 +100,15 @@ def exported(
     architecture = decoder.architecture
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end_id)
     model = architecture.model
-    keys: dict[str, Any] = {key: getattr(model, key) for key in SIZES} | ids | sizes
+    keys: dict[str, Any] = {key: getattr(model, key) for key in SIZES.split()} | ids | sizes
     keys |= {"vocab_size": architecture.vocab_size, "head_dim": model.features_per_head}
     made = _native(architecture, keys) if code == "auto" else None
     if made is None:
         if architecture.num_outputs is not None:
             raise ConfigError("train.objective", "regression", "has no logits to export")
-        refuse(architecture, _rules(architecture))
+        end = "and cannot be exported to transformers"
+        rules = _rules(architecture)
+        refuse(architecture, ((broken, key, f"{why}, {end}") for broken, key, why in rules))
         # Some files have no copy.
         copied(architecture.pe.source or "", architecture.pe)
         config = RopeExpConfig(**keys, **_positions(architecture))
@@ -127,15 +124,13 @@ def exported(
 def _rules(architecture: Architecture) -> Iterator[Rule]:
     """Yield what our own code for transformers does not describe."""
     model = architecture.model
-    end = "and cannot be exported to transformers"
-    yield architecture.attn.kind != "softmax", "attn.kind", f"has no class with these sites, {end}"
-    yield model.token_shift, "model.token_shift", f"keeps an input in its cache, {end}"
-    yield architecture.attn != SoftmaxConfig(), "attn.sink", f"has no class, {end}"
-    yield model.window_layers is not None, "model.window_layers", f"has windows by layer, {end}"
-    odd = model.hidden_size % model.num_attention_heads
-    reason = f"does not divide model.hidden_size={model.hidden_size}, {end}"
-    yield odd, "model.num_attention_heads", reason
-    yield architecture.pe.precision == "bf16", "pe.precision", f"is for a study of noise, {end}"
+    yield architecture.attn.kind != "softmax", "attn.kind", "has no class with these sites"
+    yield model.token_shift, "model.token_shift", "keeps an input in its cache"
+    yield architecture.attn != SoftmaxConfig(), "attn.sink", "has no class"
+    yield model.window_layers is not None, "model.window_layers", "has windows by layer"
+    rest = model.hidden_size % model.num_attention_heads
+    yield rest, "model.num_attention_heads", f"does not divide {model.hidden_size} features"
+    yield architecture.pe.precision == "bf16", "pe.precision", "is for a study of noise"
 
 
 def _native(architecture: Architecture, keys: dict[str, Any]) -> PreTrainedModel | None:
@@ -178,13 +173,12 @@ def _positions(architecture: Architecture) -> dict[str, Any]:
     model = architecture.model
     pe = architecture.pe
     num_layers = model.num_hidden_layers
-    learned = dict(zip(pe.trained_pairs, pe.learned_names, strict=True))
     rotations = [
         {
             "sites": pair,
             "base": pe.base_of(pair),
             "features": pe.num_features(model.features_per_head, pair),
-            "learned": learned.get(pair),
+            "learned": pe.learned.get(pair),
         }
         for pair in PAIRS
     ]

@@ -19,11 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rope_exp.attention import Attention, LayerCache, Positions, make_attention, turned
-from rope_exp.decoder import OWN, Decoder
+from rope_exp.attention import LayerCache, make_attention, turned
+from rope_exp.decoder import OWN, Decoder, Rotary
 from rope_exp.encoding import Position
 from rope_exp.errors import ConfigError, LawError, explained_by
-from rope_exp.rope import angles, frequencies
 from rope_exp.sections import SOFTMAX, Architecture, Kind, ModelConfig, PeConfig
 
 SHIFT = 5
@@ -68,10 +67,9 @@ def certificate(
     fractions, bases and start.
 
     Returns:
-        The expected and the measured response to a shift, the shift, the largest deviation from
-        each law, and of each other formula from the first; the response of the logits of a decoder
-        with one such layer; and, if the rotating sites differ between layers, the same for each
-        other set of sites.
+        The response to a shift, the largest deviation from each law, and of each other formula from
+        the first; that of a decoder's logits; and, if the rotating sites differ between layers, the
+        same for each other set of sites.
     Raises:
         LawError: a law does not hold; the run must not start.
     """
@@ -83,16 +81,19 @@ def certificate(
         head_dim=features,
         num_attention_heads=2,
         num_key_value_heads=1,
+        num_hidden_layers=1,
+        intermediate_size=1,
         window=WINDOW if model.window else None,
         match_params=None,
     )
+    decoder = small
+    if pe.code is not None:
+        # A class of one's own may depend on the heads and on the layer.
+        layers = min(model.num_hidden_layers, OWN_LAYERS)
+        decoder = replace(model, num_hidden_layers=layers, intermediate_size=1, window_layers=None)
     checked = _measured(small, pe, attn, pe.rotate, causal)
     with explained_by(pe.code):
-        # A class of one's own may depend on the heads and on the layer.
-        one = replace(small, num_hidden_layers=1, intermediate_size=1)
-        layers = min(model.num_hidden_layers, OWN_LAYERS)
-        own = replace(model, num_hidden_layers=layers, intermediate_size=1, window_layers=None)
-        checked["decoder"] = _measured_decoder(one if pe.code is None else own, pe, attn, causal)
+        checked["decoder"] = _measured_decoder(decoder, pe, attn, causal)
 
     others = {pe.sites_of(layer) for layer in range(model.num_hidden_layers)} - {pe.rotate}
     if others:
@@ -115,15 +116,18 @@ def _measured(
     shape = (1, NUM_POSITIONS, small.hidden_size)
     x_BTD = torch.randn(shape, generator=generator, dtype=torch.float64)
 
+    rotary = Rotary(attention.rotary_dim, replace(pe, precision="float32")).double()
+    if pe.trainable:
+        rotary.get_buffer("theta0_vo").mul_(MOVED)
     position_T = pe.start + torch.arange(NUM_POSITIONS)
-    here = _positions(attention, pe, position_T)
+    [here] = rotary(position_T)
     here_BTHV = attention.heads(x_BTD, here, None)
-    there = _positions(attention, pe, position_T + SHIFT)
+    [there] = rotary(position_T + SHIFT)
     shifted_BTHV = attention.heads(x_BTD, there, None)
 
     laws = {INVARIANT: here_BTHV}
     if {"v", "o"} <= set(attn.sites()):
-        by_shift = _positions(attention, pe, torch.full((NUM_POSITIONS,), SHIFT)).tables("o")
+        by_shift = rotary(torch.full((NUM_POSITIONS,), SHIFT))[0].tables("o")
         laws[TURNED] = turned(here_BTHV, by_shift, attention.rotary_dim)
         laws[TURNED_BACK] = turned(here_BTHV, by_shift, attention.rotary_dim, inverse=True)
     # Relative to the largest output: a linear kind may divide by a tiny number.
@@ -145,7 +149,7 @@ def _measured(
         others |= attention.forms(x_BTD, here)
         cache = LayerCache(attention.window)
         parts = zip(torch.split(x_BTD, PARTS, dim=1), torch.split(position_T, PARTS), strict=True)
-        cached = [attention.heads(x, _positions(attention, pe, at_T), cache) for x, at_T in parts]
+        cached = [attention.heads(x, rotary(at_T)[0], cache) for x, at_T in parts]
         others["cached"] = torch.cat(cached, dim=1)
     formulas = {name: _deviation(other, here_BTHV) / size for name, other in others.items()}
     failing = [name for name, error in formulas.items() if not error < tolerance]
@@ -154,13 +158,8 @@ def _measured(
             f"attn.kind={attn.kind} computed as {' and '.join(failing)} is not what "
             f"training computes (deviations {formulas}); refusing to train"
         )
-    return {
-        "expected": expected,
-        "measured": expected,
-        "shift": SHIFT,
-        "max_deviation": errors,
-        "formulas": formulas,
-    }
+    shift = {"expected": expected, "measured": expected, "shift": SHIFT, "max_deviation": errors}
+    return shift | {"formulas": formulas}
 
 
 def _measured_decoder(small: ModelConfig, pe: PeConfig, attn: Kind, causal: bool) -> dict[str, Any]:
@@ -224,19 +223,6 @@ def _measured_own(decoder: Decoder, ids_BT: Tensor) -> dict[str, Any]:
         allowed = f"with a cache, or run twice, the logits differ by {error}; refusing to train"
         raise ConfigError("pe.code", code, allowed)
     return {"cached": error}
-
-
-def _positions(attention: Attention, pe: PeConfig, position_T: Tensor) -> Positions:
-    """Return the tables of both pairs of sites, in float64."""
-    tables = []
-    for pair in ("qk", "vo"):
-        num_features = pe.num_features(attention.rotary_dim, pair)
-        theta_F = frequencies(num_features, pe.base_of(pair), torch.float64)
-        if pe.trainable and pair == "vo":
-            theta_F = theta_F * MOVED
-        angle_TF = angles(theta_F, position_T)
-        tables.append((angle_TF.cos(), angle_TF.sin()))
-    return Positions(tables[0], None if pe.is_one_rotation else tables[1])
 
 
 def _deviation(one: Tensor, other: Tensor) -> float:

@@ -105,7 +105,6 @@ def orthogonalised(g_NOI: Tensor) -> Tensor:
     if is_tall:
         x = x.mT
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=SMALLEST_NORM)
-
     a, b, c = COEFFICIENTS
     for _ in range(NUM_ITERATIONS):
         gram = x @ x.mT

@@ -27,9 +27,11 @@ def page(tables: Mapping[str, Report], runs: Sequence[Run]) -> bytes:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     functions = (image, cells, main_table, relations_table)
-    environment.globals.update({each.__name__: each for each in functions})
-    text = environment.from_string(_asset("page.html.j2")).render(
-        style=_asset("page.css"),
+    environment.globals.update({function.__name__: function for function in functions})
+    folder = files("rope_exp.page")
+    template = folder.joinpath("page.html.j2").read_text(encoding="utf-8")
+    text = environment.from_string(template).render(
+        style=folder.joinpath("page.css").read_text(encoding="utf-8"),
         num_runs=len(runs),
         hours=sum(run.result.get("wall_s", 0) for run in runs) / 3600,
         settings=ordered(tables),
@@ -47,9 +49,9 @@ def ordered(tables: Mapping[str, Report]) -> list[tuple[str, str, Report]]:
         # The page's own folder, of a group without a campaign, has no name.
         campaign = "" if place == "." else f" ({place})"
         settings.append((place, f"{setting_name(report.runs[0].config)}{campaign}", report))
-    settings.sort(key=lambda each: (each[2].runs[0].config.train.num_tokens, each[1]))
-    first = max(settings, key=lambda each: (len(each[2].relations), len(each[2].runs)), default=())
-    return sorted(settings, key=lambda each: each is not first)
+    settings.sort(key=lambda setting: (setting[2].runs[0].config.train.num_tokens, setting[1]))
+    first = max(settings, key=lambda item: (len(item[2].relations), len(item[2].runs)), default=())
+    return sorted(settings, key=lambda setting: setting is not first)
 
 
 def cells(markdown: str) -> list[list[str]]:
@@ -62,7 +64,3 @@ def image(report: Report, name: str) -> str | None:
     """Return a figure as the address of an image, or None if the report does not allow it."""
     svg = report.charts.get(name)
     return None if svg is None else f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
-
-
-def _asset(name: str) -> str:
-    return files("rope_exp.page").joinpath(name).read_text(encoding="utf-8")

@@ -43,12 +43,10 @@ def _executed(code: str, source: str) -> type[Position]:
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
     sys.modules[module.__name__] = module
     exec(compile(source, path, "exec"), module.__dict__)
-    encoding = getattr(module, name)
-    if not (isinstance(encoding, type) and issubclass(encoding, Position)):
+    position = getattr(module, name)
+    if not (isinstance(position, type) and issubclass(position, Position)):
         raise ConfigError("pe.code", code, "must be a class derived from rope_exp.Position")
-    if encoding.relative not in (True, False, None):
-        raise ConfigError("pe.code", code, "states `relative`, which must be True, False or None")
-    return encoding
+    return position
 
 
 def with_source(config: RunConfig, folders: Sequence[Path]) -> RunConfig:

@@ -36,9 +36,9 @@ def t5_buckets(offset: Tensor, *, bidirectional: bool = False) -> Tensor:
     logarithmically, up to distance 128.
 
     Args:
-        offset: j - i from query i to key j, as in T5. Fractional distances are rounded down.
-        bidirectional: 16 buckets are for keys up to the query and 16 for keys after it. Otherwise
-            all 32 are for keys up to the query; later keys, which are masked, get bucket 0.
+        offset: j - i from query i to key j. Fractional distances are rounded down.
+        bidirectional: 16 buckets are for keys up to the query, 16 for keys after it. Otherwise all
+            are for keys up to the query; later keys, which are masked, get bucket 0.
     """
     num_buckets = T5_BUCKETS // 2 if bidirectional else T5_BUCKETS
     side = torch.zeros_like(offset).long()

@@ -1,9 +1,6 @@
-"""Learned frequencies of the rotation.
+"""Learned frequencies of the rotation, of the model, each layer, or each of its key/value heads.
 
-The trained parameter is theta itself, used by its absolute value, or the logarithm s in
-theta = theta0 e^s; one per model, per layer, or per key/value head of each layer.
-
-Shapes: B batch, T position, F frequencies, L layers, G key/value heads.
+The trained parameter is theta itself, used by its absolute value, or s in theta = theta0 e^s.
 """
 
 from torch import Tensor, nn
@@ -20,7 +17,7 @@ class LearnedRotary(Rotary):
         self, rotary_dim: int, pe: PeConfig, num_layers: int = 1, num_heads: int = 1
     ) -> None:
         super().__init__(rotary_dim, pe, num_layers)
-        self.learned = dict(zip(pe.trained_pairs, pe.learned_names, strict=True))
+        self.learned = pe.learned
         shape = pe.trained_shape(num_layers, num_heads)
         for pair, name in self.learned.items():
             theta_F = self.get_buffer(f"theta0_{pair}")
@@ -28,7 +25,7 @@ class LearnedRotary(Rotary):
             self.register_parameter(name, nn.Parameter(begin_F.repeat(*shape, 1)))
 
     def theta(self, pair: str) -> Tensor:
-        """Return the frequencies of qk or vo: [F], [L, F] or [L, G, F]."""
+        """Return the frequencies of qk or vo: [F], or [L, F] of layers, or [L, G, F] of heads."""
         if pair not in self.learned:
             return super().theta(pair)
         learned = self.get_parameter(self.learned[pair])

@@ -97,9 +97,9 @@ def files(report: Report) -> dict[str, str]:
 def match_relations(report: Report) -> list[Pair]:
     """Return the published relations by `split`, judged by the share of wrong answers."""
     shares = _shares(report)
-    if report.source is None or report.published or shares.empty:
+    if not report.source.relations or report.published or shares.empty:
         return []
-    signs = {(a, b): sign for a, sign, b in report.source.relations}
+    signs = report.source.signs
     relations = []
     for split, of_split in shares[shares["bin"] == 0].groupby("split", observed=True):
         wrong = 1 - of_split.pivot(index="seed", columns="pe", values="share")

@@ -147,18 +147,18 @@ def weighed(layer: Attention, see: Callable[..., None]) -> AbstractContextManage
     """
     attend = layer.attend
 
-    def watched(q_BTHK: Tensor, k_BTGK: Tensor, values: Any, at: Positions, cache: Any) -> Tensor:
+    def watched(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, at: Positions) -> Tensor:
         with torch.autocast(q_BTHK.device.type, enabled=False):
             q, k = wide(q_BTHK), wide(k_BTGK)
             unit_TT = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)
             unit_BTGT = unit_TT[:, None].expand(*k.shape[:3], -1)
-            weights_BHTT = attend(q, k, [unit_BTGT], at, cache).transpose(1, 2)
+            weights_BHTT = attend(q, k, unit_BTGT, at).transpose(1, 2)
             # As they were before their site's rotation.
             if "q" in layer.sites:
                 q = turned(q, at.tables("q"), layer.rotary_dim, inverse=True)
             if "k" in layer.sites:
                 k = turned(k, at.tables("k"), layer.rotary_dim, inverse=True)
             see(weights_BHTT, q, k)
-        return attend(q_BTHK, k_BTGK, values, at, cache)
+        return attend(q_BTHK, k_BTGK, v_BTGV, at)
 
     return patch.object(layer, "attend", watched)

@@ -32,7 +32,7 @@ def ask(model: Finished) -> dict[str, Any]:
     pe = model.decoder.architecture.pe
     rotary = model.decoder.model.rotary_emb
     sites = {}
-    for pair in pe.trained_pairs:
+    for pair in pe.learned:
         theta0_F = rotary.get_buffer(f"theta0_{pair}").double().cpu()
         theta = rotary.theta(pair).double().cpu()
         if theta.ndim > 1:

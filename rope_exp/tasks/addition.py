@@ -1,19 +1,15 @@
 """Addition: predict the sum of two numbers, as in "123+4567=4690;".
 
 RoPER, which also rotates values, was tested on this task (Harik and labml.ai). As there, several
-sums are packed into a row, so that they begin anywhere; each can attend to those before it.
+sums are packed into a row, so that they begin anywhere.
 
 In the order "reversed", both operands and the sum are written from the least significant digit on:
 "321+7654=0964;" (Y. Zhou et al. 2024, McLeish et al. 2024). A digit of the sum then needs only the
-carry of the digit before, and the distances to the two digits that it adds are constant along the
-sum. If only the sum were reversed (Lee et al. 2023), these distances would grow by two from one
-digit to the next.
+carry of the digit before, and the distances to the two digits that it adds are constant.
 
-Operands have 1 to 6 digits in training and in the test, 7 to 10 in the longer test; their lengths
-are drawn independently and uniformly. No pair of numbers, in either order, is both trained and
-tested: a hash holds out one in eight of the pairs up to 6 digits, for every seed. The exception is
-the hundred pairs of one-digit numbers, which are on both sides: an eighth of them would measure
-little, and all longer sums consist of them. So a test's matches at one digit are of trained sums.
+The lengths of operands are drawn independently and uniformly. No pair of numbers, in either order,
+is both trained and tested: a hash holds out one in eight of the pairs up to 6 digits. The exception
+is pairs of one-digit numbers: an eighth of them would measure little.
 """
 
 import hashlib
@@ -35,13 +31,8 @@ FACTS = Facts(
 )
 
 
-def rows(
-    data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int = 256
-) -> Rows:
-    """Return rows of sums; an example's span is the number of digits of its longer operand.
-
-    One seed gives the same sums in both orders of `data`.
-    """
+def rows(data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int) -> Rows:
+    """Return rows of sums, the same in both orders; a span is the digits of the longer operand."""
     fewest, most = DIGITS[split]
     step = 1 if data.order == "plain" else -1
 

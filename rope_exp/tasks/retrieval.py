@@ -4,12 +4,8 @@ In "abK7cd?K7ef" the pair K7 is the needle, ?K is the question, and 7 is the ans
 between the two K, here 5. Distances are uniform over octaves from 4 on, and within an octave; the
 longest are just below half a row.
 
-A row has eight needles with different keys and a question for each: eight examples with answers of
-one token, which distract from one another. A needle and its question, at a given distance, take
-any free places of the row.
-
-Training and test use separate random streams. To test longer distances than were trained, use a
-larger seq_len; the tokens are the same.
+A row has eight needles with different keys and a question for each, at any free places: eight
+examples with answers of one token, which distract from one another.
 """
 
 import string
@@ -24,7 +20,6 @@ FILLER = string.ascii_lowercase
 KEYS = string.ascii_uppercase
 VALUES = string.digits
 QUESTION = "?"
-
 NUM_PAIRS = 8
 NEAREST = 4  # the least distance: a needle, one token of filler, and a question
 
@@ -39,9 +34,7 @@ FACTS = Facts(
 )
 
 
-def rows(
-    data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int = 512
-) -> Rows:
+def rows(data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int) -> Rows:
     """Return rows of filler with needles and questions; a span is a distance in tokens."""
     draws = (Draws(seed, f"retrieval {split}", index) for index in indices)
     return stack([_row(each, seq_len) for each in draws], FACTS.tokens)
@@ -79,5 +72,4 @@ def _row(draws: Draws, seq_len: int) -> Row:
         # The value is predicted at the question's key.
         answer_T[asked] = number
         span_T[asked] = distance
-
-    return Row("".join(text), answer_T, span_T)
+    return "".join(text), answer_T, span_T

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.kinds import CASES, KINDS, all_sites, allowed, make_layer, sizes_for
+from support.kinds import CASES, KINDS, all_sites, make_layer, sizes_for, subsets_of
 from support.models import (
     BASE,
     SIZES,
-    SUBSETS,
+    fed,
     make_pe,
     make_positions,
     make_sizes,
@@ -20,7 +20,7 @@ from support.models import (
 )
 from torch import Tensor
 
-from rope_exp.attention import Attention, Cache, LayerCache, Positions
+from rope_exp.attention import Attention, LayerCache, Positions
 from rope_exp.costs import kept as kept_of
 from rope_exp.decoder import Decoder
 from rope_exp.errors import LawError
@@ -45,7 +45,7 @@ APART: list[dict[str, Any]] = [
     {"layers": (1, 0), "layers_vo": (0, 1)},
     {"layers": (1, 1), "layers_vo": (0, 1), "base_vo": 7.0},
 ]
-ROTATES_ALL = [attn for attn in KINDS if allowed(attn, "qkvo")]
+ROTATES_ALL = [attn for attn in KINDS if tuple("qkvo") in subsets_of(attn)]
 # Values are features of the keys.
 SHARES = [
     attn
@@ -69,12 +69,6 @@ def decoder_of(
     return decoder.double().eval()
 
 
-def fed(decoder: Decoder, ids_BT: Tensor, parts: list[int], cache: Cache | None = None) -> Tensor:
-    """Return the logits of ids that are fed to a cache in parts."""
-    cache = cache or decoder.new_cache()
-    return torch.cat([decoder(part, cache=cache) for part in ids_BT.split(parts, dim=1)], dim=1)
-
-
 def windows(attn: Kind) -> tuple[int | None, ...]:
     return (None, 1, 5) if attn.keeps_keys else (None,)
 
@@ -92,9 +86,7 @@ def test_every_file_is_covered() -> None:
 def test_any_parts_at_far_positions_are_the_whole(attn: Kind, sizes: dict[str, Any]) -> None:
     """Under every subset, in windows, and where v and o have a base of their own."""
     ids_BT = tokens(2, LENGTH)
-    for sites in SUBSETS:
-        if not allowed(attn, sites):
-            continue
+    for sites in subsets_of(attn):
         tried = [{"window": window} for window in windows(attn)]
         if {"v", "o"} & {*sites}:
             tried.append({"base_vo": 7.0})
@@ -103,23 +95,6 @@ def test_any_parts_at_far_positions_are_the_whole(attn: Kind, sizes: dict[str, A
             whole = decoder(ids_BT)
             for parts in ([1] * LENGTH, [5, 1, 1, 5], [11, 1], [LENGTH]):
                 assert deviation(fed(decoder, ids_BT, parts), whole) < TOLERANCE, (sites, parts)
-
-
-@every_case
-@torch.no_grad()
-def test_padding_on_the_left_changes_nothing(attn: Kind, sizes: dict[str, Any]) -> None:
-    """Each row has the logits that it has alone, also if its padding ends where a part ends."""
-    sites = tuple(site for site in "qv" if site in attn.sites())
-    pads = [0, 3, 7, 11]
-    ids_BT = tokens(len(pads), LENGTH)
-    for window in windows(attn):
-        decoder = decoder_of(attn, sites, sizes, window=window)
-        alone = [decoder(ids_BT[row : row + 1, pad:])[0] for row, pad in enumerate(pads)]
-        for parts in ([8, 1, 3], [3, 4, 5], [1] * LENGTH, [LENGTH]):
-            ours = fed(decoder, ids_BT, parts, decoder.new_cache(pads_B=torch.tensor(pads)))
-            assert bool(ours.isfinite().all())
-            for row, pad in enumerate(pads):
-                assert deviation(ours[row, pad:], alone[row]) < TOLERANCE, (window, pad, parts)
 
 
 @pytest.mark.parametrize("changes", APART, ids=str)
@@ -153,7 +128,7 @@ def test_a_cache_holds_what_the_config_says(attn: Kind, sizes: dict[str, Any]) -
 
 @pytest.mark.parametrize(
     ("changes", "is_one"),
-    [({}, True), ({"fraction": 0.5}, True), *((each, False) for each in APART)],
+    [({}, True), ({"fraction": 0.5}, True), *((changes, False) for changes in APART)],
     ids=str,
 )
 @pytest.mark.parametrize("attn", SHARES, ids=str)
@@ -191,10 +166,8 @@ def test_the_gradient_is_the_slope(attn: Kind, sizes: dict[str, Any]) -> None:
 def test_in_bf16_layer_and_cache_are_near(attn: Kind, sizes: dict[str, Any]) -> None:
     """A layer under autocast, past one chunk, keeps keys in bfloat16 and states in float32.
 
-    After the projections, which both share, each path rounds at most eight times: a feature or a
-    norm, the rotation, a score, a weight, a sum, a quotient, the rotation back, and the last
-    projection. Scores are of size 1, so each rounding counts about once. The squares of sixteen
-    independent errors add up, which gives four times one error.
+    After the projections, which both share, each path rounds at most eight times, and scores of
+    size 1 count each rounding about once: the squares of sixteen errors add up to four times one.
     """
     length = 200
     sites = all_sites(attn)
@@ -227,7 +200,7 @@ def test_in_bf16_layer_and_cache_are_near(attn: Kind, sizes: dict[str, Any]) -> 
 @torch.no_grad()
 def test_kinds_with_keys_take_a_bias(attn: Kind, bias: str) -> None:
     """Cached decoding equals the full forward pass, and the bias changes the logits."""
-    biased, plain = (decoder_of(attn, ("q", "k"), {}, bias=each) for each in (bias, "none"))
+    biased, plain = (decoder_of(attn, ("q", "k"), {}, bias=name) for name in (bias, "none"))
     ids_BT = tokens(2, LENGTH)
     whole = biased(ids_BT)
     assert deviation(fed(biased, ids_BT, [5, 1, 6]), whole) < TOLERANCE
@@ -243,7 +216,7 @@ def test_without_rotation_tokens_are_a_bag(attn: Kind) -> None:
     """
     ids_BT = tokens(2, 30)
     order_T = torch.randperm(30, generator=torch.Generator().manual_seed(1))
-    for sites in [sites for sites in SUBSETS if allowed(attn, sites)]:
+    for sites in subsets_of(attn):
         decoder = decoder_of(attn, sites, {}, causal=False)
         moved = deviation(decoder(ids_BT[:, order_T]), decoder(ids_BT)[:, order_T])
         assert moved > 1e-2 if sites else moved < TOLERANCE
@@ -254,17 +227,15 @@ def test_each_subset_keeps_its_law(attn: Kind, sizes: dict[str, Any]) -> None:
     """The certificate covers the shift, the cache, and the absorbed or parallel formula."""
     expected = {"cached"} | ({"absorbed"} if attn.kind == "latent" else set())
     expected |= set() if attn.keeps_keys else {"parallel"}
-    for sites in SUBSETS:
-        if allowed(attn, sites):
-            for window in (None, 3) if attn.keeps_keys else (None,):
-                model = make_sizes(window=window, **sizes)
-                checked = certificate(model, make_pe(*sites, start=3), attn)
-                assert checked["measured"] == expected_class(sites)
-                assert set(checked["formulas"]) == expected
+    for sites in subsets_of(attn):
+        for window in (None, 3) if attn.keeps_keys else (None,):
+            model = make_sizes(window=window, **sizes)
+            checked = certificate(model, make_pe(*sites, start=3), attn)
+            assert checked["measured"] == expected_class(sites)
+            assert set(checked["formulas"]) == expected
     if attn.keeps_keys:
         # Masked language models and spikes attend both ways, and cache nothing.
-        sites = ("q", "k") if allowed(attn, "qk") else ()
-        assert certificate(SIZES, make_pe(*sites), attn, causal=False)["formulas"] == {}
+        assert certificate(SIZES, make_pe("q", "k"), attn, causal=False)["formulas"] == {}
 
 
 @pytest.mark.parametrize("attn", KINDS, ids=str)
@@ -273,7 +244,7 @@ def test_a_site_that_turns_wrongly_is_refused(
     attn: Kind, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn = Attention.turn
-    for pair in [pair for pair in PAIRS if allowed(attn, pair)]:
+    for pair in [pair for pair in PAIRS if tuple(pair) in subsets_of(attn)]:
         for wrong_site in pair:
 
             def wrong(

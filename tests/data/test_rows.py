@@ -38,15 +38,15 @@ def test_exact_matches_agree_with_a_plain_loop(seed: int, share: float) -> None:
 @given(st.integers(0, 2**32), st.integers(LONGEST, 60))
 def test_a_packed_row_holds_examples_and_padding(seed: int, width: int) -> None:
     """The reference reads mask and spans from the text; no further example would have fit."""
-    row = pack(Draws(seed, "rows", 0), draw_example, LONGEST, width)
-    assert len(row.text) == width
-    body = row.text.strip(PAD)
+    text, answer_T, span_T = pack(Draws(seed, "rows", 0), draw_example, LONGEST, width)
+    assert len(text) == width
+    body = text.strip(PAD)
     assert PAD not in body
     assert width - len(body) < LONGEST
 
     expected: list[tuple[int, int]] = []
     number = 0
-    for before, token in itertools.pairwise(row.text):
+    for before, token in itertools.pairwise(text):
         if token in "a" + END:
             question = body.split(END)[number].rstrip("a")
             expected.append((number, len(question)))
@@ -54,7 +54,7 @@ def test_a_packed_row_holds_examples_and_padding(seed: int, width: int) -> None:
             expected.append((-1, 0))
         number += token == END
         assert (before, token) not in {("a", "q"), ("q", END)}
-    assert list(zip(row.answer_T, row.span_T, strict=True)) == expected
+    assert list(zip(answer_T, span_T, strict=True)) == expected
 
 
 def packed_examples(count: int) -> Rows:

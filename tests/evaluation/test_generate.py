@@ -28,9 +28,8 @@ def test_greedy_text_is_the_argmax_of_the_whole_forward_pass(decoder: Decoder) -
             break
         ids.append(token)
         expected.append(token)
-    text = byte_tokenizer().decode(expected)
-    found = generate(decoder, byte_tokenizer(), "where", END, num_tokens=6, temperature=0.0)
-    assert found == text
+    text = generate(decoder, byte_tokenizer(), "where", END, num_tokens=6, temperature=0.0)
+    assert text == byte_tokenizer().decode(expected)
 
 
 def test_a_seed_is_a_text(decoder: Decoder) -> None:
@@ -38,8 +37,7 @@ def test_a_seed_is_a_text(decoder: Decoder) -> None:
         generate(decoder, byte_tokenizer(), "x", END, temperature=2.0, seed=seed)
         for seed in (1, 1, 2)
     )
-    assert one == same
-    assert one != other
+    assert one == same != other
 
 
 def test_a_model_that_looks_both_ways_generates_nothing() -> None:

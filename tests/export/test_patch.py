@@ -39,7 +39,6 @@ SIZES = {
     "rope_parameters": {"rope_type": "default", "rope_theta": BASE},
 }
 
-
 NO_ENDS = {"bos_token_id": None, "eos_token_id": None}
 
 
@@ -114,24 +113,19 @@ def test_a_padding_token_does_not_hide_the_measure(pad_id: int | None) -> None:
 @torch.no_grad()
 def test_float32_tables_leave_the_models_dtype(kind: Any) -> None:
     """OLMo's tables are float32 in any model; with q and k alone it gives its own logits."""
-    made = make(kind, **NO_ENDS).bfloat16()
+    model = make(kind, **NO_ENDS).bfloat16()
     ids_BT = tokens(2, LENGTH)
-    own = made(ids_BT).logits
-    undo = patch(made, "qk")
-    torch.testing.assert_close(made(ids_BT).logits, own)
+    own_BTV = model(ids_BT).logits
+    undo = patch(model, "qk")
+    torch.testing.assert_close(model(ids_BT).logits, own_BTV)
     undo()
-    patch(made, "qkvo")
-    assert made(ids_BT).logits.dtype == torch.bfloat16
+    patch(model, "qkvo")
+    assert model(ids_BT).logits.dtype == torch.bfloat16
 
 
-@torch.no_grad()
 def test_a_deep_model_in_bfloat16_is_measured_by_layer() -> None:
     """Rounding grows with depth: the logits of two correct forms differ by several percent."""
-    for seed in range(4):
-        deep = make(LlamaForCausalLM, num_hidden_layers=48, hidden_size=64)
-        torch.manual_seed(seed)
-        deep.apply(deep._init_weights)
-        patch(deep.bfloat16(), "vo")
+    patch(make(LlamaForCausalLM, num_hidden_layers=48, hidden_size=64).bfloat16(), "vo")
 
 
 @torch.no_grad()
@@ -151,12 +145,17 @@ def test_a_model_is_patched_once() -> None:
     undo()
     patch(twice, "qk")
 
+
+def test_attention_without_projections_is_refused() -> None:
     gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=8, n_head=1, n_layer=1, vocab_size=9))
     with refused("model=GPT2LMHeadModel", "q_proj"):
         patch(gpt2, "vo")
 
 
-YARN = {"rope_type": "yarn", "rope_theta": BASE, "factor": 8.0}
+YARN: dict[str, Any] = {
+    "rope_parameters": {"rope_type": "yarn", "rope_theta": BASE, "factor": 8.0},
+    "max_position_embeddings": 64,
+}
 # Its norm has another name, so queries and keys would turn before it.
 STABLE = NO_ENDS | {"qk_layernorm": True, "partial_rotary_factor": 1.0}
 
@@ -164,12 +163,7 @@ STABLE = NO_ENDS | {"qk_layernorm": True, "partial_rotary_factor": 1.0}
 @pytest.mark.parametrize(
     ("kind", "changes", "sites", "words"),
     [
-        (
-            LlamaForCausalLM,
-            {"rope_parameters": YARN, "max_position_embeddings": 64},
-            "vo",
-            ("LlamaForCausalLM", "scales its tables"),
-        ),
+        (LlamaForCausalLM, YARN, "vo", ("LlamaForCausalLM", "scales its tables")),
         (LlamaForCausalLM, {}, "xq", ("rotate=qx", "some of q, k, v, o")),
         (GlmForCausalLM, {"head_dim": 8}, "vo", ("GlmAttention", "pairs other features")),
         (OlmoForCausalLM, {"clip_qkv": 8.0}, "vo", ("OlmoAttention", "clip_qkv")),

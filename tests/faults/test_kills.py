@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.runs import Trial, final_moments, kill_the_tree, train
+from support.runs import Trial, final, kill_the_tree, train
 
 pytestmark = pytest.mark.torture
 
@@ -57,4 +57,4 @@ def test_killed_at_random_moments_it_is_the_same_run(
         print(f"{kind}: killed {victim} at row {trial.num_rows()}", flush=True)
 
     trial.assert_goes_on()
-    assert final_moments(trial.folder) == final_moments(undisturbed)
+    assert final(trial.folder, "optimizer") == final(undisturbed, "optimizer")

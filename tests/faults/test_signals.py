@@ -62,7 +62,7 @@ def test_asked_to_stop_it_exits_75_and_goes_on(
 
 def test_under_nohup_a_closed_terminal_stops_nothing(trial: Trial) -> None:
     process = start(*trial.words, cwd=trial.folder.parent, launcher=("-c", NOHUP))
-    trial.wait_for_rows(5, process)
+    wait_for(lambda: trial.num_rows() >= 5, process)
     for pid in processes_of(trial.folder):
         os.kill(pid, signal.SIGHUP)
     _, stderr = process.communicate(timeout=120)

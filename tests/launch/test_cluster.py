@@ -88,7 +88,7 @@ WORDS = ["pe=nope", "run.group=g", "launch=slurm"]
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [
-        ("hydra.launcher.partition=a,b", "is no sweep; write one value with commas"),
+        ("hydra.launcher.partition=a,b", "several values make a sweep"),
         ("hydra.launcher.tasks_per_node=8", "must be 1: a job starts its own processes"),
         ("+hydra.launcher.no_such=1", "hydra.launcher: "),
         ("launch=local", "launch: must be slurm or slurm_local"),

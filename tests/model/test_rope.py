@@ -63,15 +63,6 @@ def test_rotation_is_multiplication_by_e_to_the_i_m_theta(
         assert close(at(x, position, base=base, inverse=inverse), expected)
 
 
-@given(SEEDS)
-def test_features_past_the_tables_pass_through(seed: int) -> None:
-    x = vector(seed, 8)
-    tables = tables_at(9, 4)
-    rotated = rotate(x, *tables)
-    assert torch.equal(rotated[..., 4:], x[..., 4:])
-    assert torch.equal(rotated[..., :4], rotate(x[..., :4], *tables))
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_low_precision_inputs_are_rotated_in_float32(dtype: torch.dtype) -> None:
     x = vector(0, 64).to(dtype)

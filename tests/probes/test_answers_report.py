@@ -80,7 +80,7 @@ def test_other_initial_weights_take_what_is_published() -> None:
     assert any("Harik" in note for note in build(runs, ["pe"]).told("notes"))
     began = [replace(run, config=replace(run.config, init_weights="0" * 64)) for run in runs]
     found = build(began, ["pe"])
-    assert (found.source, list(found.relations)) == (None, [])
+    assert (found.source.source, found.relations) == ("", [])
     assert "Initial weights: 000000000000 from a finished run" in "".join(found.told("assumptions"))
 
 

@@ -40,8 +40,8 @@ def watch(decoder: Decoder, ids: Tensor, number: int) -> dict[str, Tensor]:
     attend = layer.attend
     seen = {}
 
-    def recorded(q: Tensor, k: Tensor, values: Sequence[Tensor], *others: Any) -> Tensor:
-        seen["values"] = torch.cat([*values], dim=-1)
+    def recorded(q: Tensor, k: Tensor, values: Tensor, *others: Any) -> Tensor:
+        seen["values"] = values
         seen["outputs"] = attend(q, k, values, *others)
         return seen["outputs"]
 

@@ -83,11 +83,9 @@ def test_a_machine_that_lacks_much_trains_from_a_pack(home: Path, tmp_path: Path
     subprocess.run(tune, env=environment, capture_output=True, check=True)
 
 
-def test_what_has_no_time_left_is_not_begun(home: Path) -> None:
-    done = run(home, "--seconds", "30")
-    assert done.returncode == EXIT_STOPPED
-    assert re.search(r"mine: not started, \d+ s left", done.stderr)
-    assert not (home / "out/mine.log").exists()
+def test_what_has_no_time_left_is_not_begun(tmp_path: Path) -> None:
+    assert gpu.run_all(["mine"], [], 30.0, tmp_path) == EXIT_STOPPED
+    assert not (tmp_path / "mine.log").exists()
 
 
 def test_failed_tests_end_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +108,7 @@ def test_mps_runs_for_a_campaign_alone(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     part = ["-c", f"open({str(log)!r}, 'a').write('part\\n')"]
     monkeypatch.setattr(gpu, "words_of", lambda *_: part)
-    assert gpu.run_all(["race", "mine"], [], 100.0, tmp_path) == 0
+    assert gpu.run_all(["tune", "mine"], [], 100.0, tmp_path) == 0
     assert log.read_text() == "part\nstart\npart\nquit\n"
 
 

@@ -36,11 +36,3 @@ def test_settings_are_measured_once_and_a_failure_again(options: Namespace) -> N
     options.seconds = -1.0
     assert gpu_tune.tune([EAGER, HALVES, FAILING], options) == EXIT_STOPPED
     assert read_json(options.out / "tune.json")["settings"] == [failed, whole, halves]
-
-
-def test_a_race_compares_rotations_with_nope(options: Namespace) -> None:
-    options.seconds = 0.0
-    assert gpu_tune.race(EAGER, options) == 0
-    times = read_json(options.out / "race.json")["times_nope"]
-    assert times["nope"] == [1.0, 1.0, 1.0]
-    assert [*times] == ["nope", "qk", "qkvo"]

@@ -53,24 +53,18 @@ def write_campaign(folder: Path, name: str = "mine", **values: Any) -> Path:
 
 
 def load(folder: Path, name: str = "mine", **values: Any) -> Campaign:
-    """Write a campaign, and return it as loaded from its file."""
     write_campaign(folder, name, **values)
     return load_campaign(name, folder, RUNS)
 
 
 def names(campaign: Campaign) -> list[str]:
-    """Return the names of a campaign's cells, in their order."""
     return [cell.name for cell in campaign.cells]
 
 
 def start_campaign(
     folder: Path, *words: str, prelude: str = "", **environment: str
 ) -> "subprocess.Popen[str]":
-    """Start `rope-exp campaign mine` in a folder, with the folder's own campaigns.
-
-    Args:
-        prelude: code that the process runs first.
-    """
+    """Start `rope-exp campaign mine` in a folder, after some code."""
     # The campaign sets launch.num_threads=1, which must override this OMP_NUM_THREADS.
     shared = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "2"}
     return subprocess.Popen(
@@ -83,14 +77,13 @@ def start_campaign(
     )
 
 
-def make_home(folder: Path, corpus: Path, **values: Any) -> Path:
+def make_home(folder: Path, corpus: Path) -> Path:
     """Write a campaign of two longer runs and its corpus into a folder, and return the folder."""
     (folder / "corpus").symlink_to(corpus)
     write_campaign(
         folder,
         fixed=[*FIXED, *LONG, "train.probes=[windows,shift]"],
         cells=["seed=3 optim.betas=[0.9,0.95]"],
-        **values,
     )
     return folder
 
@@ -98,14 +91,12 @@ def make_home(folder: Path, corpus: Path, **values: Any) -> Path:
 def run_campaign_command(
     folder: Path, *words: str, **environment: str
 ) -> "subprocess.CompletedProcess[str]":
-    """Run `rope-exp campaign mine` to its end, and return the completed process."""
     process = start_campaign(folder, *words, **environment)
     stdout, stderr = process.communicate(timeout=120)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 def records_of(folder: Path) -> list[Path]:
-    """Return the paths of a campaign's records, sorted by name."""
     return sorted((folder / RECORDS / "mine").glob("*.json"))
 
 
@@ -121,14 +112,10 @@ def without_clock(path: Path) -> dict[str, Any]:
 
 
 def progress(home: Path) -> Progress:
-    """Return the progress of a folder's campaign."""
     return Progress(load_campaign("mine", home, RUNS), RECORDS)
 
 
 def assert_same_records(home: Path, recorded: Path) -> None:
     """Assert that the records equal those of the undisturbed campaign, except for times."""
-    ours = records_of(home)
-    theirs = records_of(recorded)
-    assert [path.name for path in ours] == [path.name for path in theirs]
-    for mine, other in zip(ours, theirs, strict=True):
-        assert without_clock(mine) == without_clock(other)
+    ours = {path.name: without_clock(path) for path in records_of(home)}
+    assert ours == {path.name: without_clock(path) for path in records_of(recorded)}

@@ -42,5 +42,4 @@ def words(chart: Any) -> list[str]:
 
 
 def explanation(chart: Any) -> str:
-    """Return the explanation below a chart."""
     return " ".join(chart.to_dict()["title"]["text"])

@@ -29,7 +29,6 @@ PLAIN_TEXTS = [
 def data_config(
     *, kind: str = "files", path: Path | str | None = None, **changes: Any
 ) -> DataConfig:
-    """Return the config of a corpus named `mine`."""
     of_files = {"text_column": "text", "validation_split": "validation"}
     values: dict[str, Any] = {
         "name": "mine",
@@ -43,7 +42,6 @@ def data_config(
 
 
 def tokenizer_config(kind: str, **changes: Any) -> TokenizerConfig:
-    """Return the config of a tokenizer, named after its kind."""
     values = {"name": kind, "kind": kind, "vocab_size": None, "train_bytes": None}
     return TokenizerConfig(**{**values, **changes})
 
@@ -53,7 +51,6 @@ BPE = tokenizer_config("bpe", vocab_size=300, train_bytes=100_000)
 
 
 def corpus_of(texts: list[str], *, holdout_fraction: float) -> Corpus:
-    """Return a corpus in memory."""
     data = data_config(path="memory", holdout_fraction=holdout_fraction)
     return Corpus(data, {"train": texts}, iter)
 
@@ -79,13 +76,7 @@ def documents_of(prepared: Prepared, side: str) -> list[str]:
 
 
 def all_documents(prepared: Prepared) -> list[str]:
-    """Return the decoded documents of both sides."""
     return documents_of(prepared, "train") + documents_of(prepared, "validation")
-
-
-def num_documents(prepared: Prepared) -> int:
-    """Return the number of documents of both sides."""
-    return sum(prepared.corpus["documents"].values())
 
 
 def start_python(code: str, *arguments: Any, **options: Any) -> "subprocess.Popen[str]":
@@ -119,5 +110,4 @@ def philox(key: list[int], counter: list[int]) -> list[int]:
 
 
 def spell(ids: Any, tokens: Any) -> str:
-    """Return the characters of one row's ids."""
     return "".join(tokens[id_] for id_ in ids)

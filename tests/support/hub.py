@@ -1,8 +1,4 @@
-"""A stand-in for the Hugging Face hub on localhost, with faults on demand.
-
-It answers the requests that `datasets`, `huggingface_hub` and `transformers` make: information on
-a repository and revision, its tree, and files by HEAD and by range.
-"""
+"""A stand-in for the Hugging Face hub on localhost: repositories, their trees and files."""
 
 import hashlib
 import json
@@ -14,18 +10,15 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 PATHS = re.compile(
-    r"(?:/api)?/(?P<name>(?:(?:datasets|models)/)?[^/]+/[^/]+)"
-    r"(?:/(?P<kind>revision|tree|resolve)/(?P<revision>\w+)/?(?P<path>.*))?"
+    r"(?:/api)?/((?:(?:datasets|models)/)?[^/]+/[^/]+)"
+    r"(?:/(revision|tree|resolve)/(\w+)/?(.*))?"
 )
 
 
 class Hub:
     """`Hub({"datasets/owner/corpus": {"train.parquet": b"..."}})` serves at `hub.url`.
 
-    Attributes:
-        faults: HTTP status and error code of requests whose "METHOD path" matches a regex.
-        requests: "METHOD path" of each request so far.
-        authorizations: the Authorization headers of the requests.
+    `faults` are the HTTP status and error code of requests whose "METHOD path" matches a regex.
     """
 
     revision = "0123456789abcdef0123456789abcdef01234567"
@@ -34,21 +27,37 @@ class Hub:
         self.repositories = repositories
         self.faults: dict[str, tuple[int, str]] = {}
         self.requests: list[str] = []
-        self.authorizations: set[str | None] = set()
         handler = type("HubHandler", (Handler,), {"hub": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
-        """Stop answering."""
         self.server.shutdown()
         self.server.server_close()
 
+    def answer(self, method: str, path: str) -> tuple[int, Any]:
+        """Return the status of an answer, and its error code, content or JSON values."""
+        for pattern, fault in self.faults.items():
+            if re.search(pattern, f"{method} {path}"):
+                return fault
+        match = PATHS.fullmatch(unquote(urlsplit(path).path))
+        assert match is not None, path
+        name, kind, _, below = match.groups()
+        files = self.repositories.get(name if name.count("/") == 2 else f"models/{name}")
+        if files is None:
+            # Without credentials, the real hub answers 401 for an unknown repository.
+            return 401, "RepoNotFound"
+        if kind == "resolve":
+            return (200, files[below]) if below in files else (404, "EntryNotFound")
+        if kind == "tree":
+            facts = {path: {"size": len(files[path]), "oid": sha1(files[path])} for path in files}
+            return 200, [{"type": "file", "path": path, **facts[path]} for path in files]
+        siblings = [{"rfilename": path} for path in files]
+        return 200, {"id": name.partition("/")[2], "sha": self.revision, "siblings": siblings}
+
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers one connection."""
-
     protocol_version = "HTTP/1.1"
     hub: Hub
 
@@ -56,73 +65,28 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        request = f"{self.command} {self.path}"
-        self.hub.requests.append(request)
-        self.hub.authorizations.add(self.headers["Authorization"])
-        faults = [self.hub.faults[each] for each in self.hub.faults if re.search(each, request)]
-        match = PATHS.fullmatch(unquote(urlsplit(self.path).path))
-        assert match is not None, self.path
-        name = match["name"] if match["name"].count("/") == 2 else f"models/{match['name']}"
-        files = self.hub.repositories.get(name)
-        if faults:
-            self.error(*faults[0])
-        elif files is None:
-            # Without credentials, the real hub answers 401 for an unknown repository.
-            self.error(401, "RepoNotFound")
-        elif match["revision"] not in (None, "main", self.hub.revision):
-            self.error(404, "RevisionNotFound")
-        elif match["kind"] == "tree":
-            self.json(entries(files, match["path"], is_deep="recursive=true" in self.path))
-        elif match["kind"] != "resolve":
-            names = [{"rfilename": path} for path in files]
-            facts = {"id": name.partition("/")[2], "sha": self.hub.revision}
-            self.json({**facts, "siblings": names, "private": False, "tags": []})
-        elif match["path"] not in files:
-            self.error(404, "EntryNotFound")
+        self.hub.requests.append(f"{self.command} {self.path} {self.headers['Authorization']}")
+        status, body = self.hub.answer(self.command, self.path)
+        headers = {"X-Repo-Commit": self.hub.revision}
+        if isinstance(body, str):
+            headers |= {"X-Error-Code": body, "X-Error-Message": body}
+            body = b"{}"
+        elif isinstance(body, bytes):
+            headers["ETag"] = f'"{sha1(body)}"'
+            if part := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"] or ""):
+                status = 206
+                body = body[int(part[1]) : int(part[2] or len(body)) + 1]
         else:
-            self.file(files[match["path"]])
+            body = json.dumps(body).encode()
 
-    do_HEAD = do_GET
-
-    def file(self, content: bytes) -> None:
-        facts = {"ETag": f'"{sha1(content)}"', "Accept-Ranges": "bytes"}
-        if part := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"] or ""):
-            first, last = int(part[1]), min(int(part[2] or len(content)), len(content) - 1)
-            facts["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
-            self.answer(206, content[first : last + 1], facts)
-        else:
-            self.answer(200, content, facts)
-
-    def json(self, value: Any) -> None:
-        self.answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
-
-    def error(self, status: int, code: str) -> None:
-        headers = {"X-Error-Code": code, "X-Error-Message": code} if code else {}
-        self.answer(status, b"{}", headers)
-
-    def answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         self.send_response(status)
-        facts = {"X-Repo-Commit": self.hub.revision, "Content-Length": str(len(body))}
-        for name, value in {**facts, **headers}.items():
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
 
-
-def entries(files: Mapping[str, bytes], folder: str, *, is_deep: bool) -> list[dict[str, Any]]:
-    """Return the files below a folder, or, if not `is_deep`, its files and folders."""
-    found = {}
-    prefix = folder and f"{folder}/"
-    for path, content in files.items():
-        if not path.startswith(prefix):
-            continue
-        name, _, below = path.removeprefix(prefix).partition("/")
-        if below and not is_deep:
-            found[name] = {"type": "directory", "path": prefix + name, "size": 0, "oid": "0" * 40}
-        else:
-            found[path] = {"type": "file", "path": path, "size": len(content), "oid": sha1(content)}
-    return list(found.values())
+    do_HEAD = do_GET
 
 
 def sha1(content: bytes) -> str:

@@ -22,11 +22,7 @@ Make = Callable[..., Trainer]
 
 
 def build_trainer(config: RunConfig, folder: Path, **changes: Any) -> Trainer:
-    """Return a single-rank trainer in float32, which a test can stop through `stop.requested`.
-
-    Args:
-        changes: replace fields of the prepared data, such as data_sha256.
-    """
+    """Return a single-rank trainer in float32; `changes` replace fields of the prepared data."""
     config = resolve(config)
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder, config)
@@ -55,8 +51,7 @@ class Uncaptured(StepGraphs):
 
 def uncaptured(trainer: Trainer, kind: type[StepGraphs] = Uncaptured) -> Trainer:
     """Return the trainer, which now makes its steps from tensors that stay in place."""
-    step = trainer.train_step
-    step.graphs = kind(step.update, step.optimizer, step.decoder, step.first_bad_step)
+    trainer.train_step.graphs = kind(trainer.train_step)
     return trainer
 
 
@@ -100,20 +95,17 @@ def assert_goes_on(make: Make, *words: str) -> Trainer:
 
 
 def snapshot(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Return a copy of the weights."""
     return {
         name: parameter.detach().clone() for name, parameter in trainer.decoder.named_parameters()
     }
 
 
 def state(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Return a copy of the weights and of the optimizer's tensors."""
     moments = optimizer_tensors(trainer.train_step.optimizer, trainer.decoder)
     return snapshot(trainer) | {name: moment.clone() for name, moment in moments.items()}
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    """Return whether two snapshots are bitwise equal."""
     return all(torch.equal(tensor, right[name]) for name, tensor in left.items())
 
 

@@ -21,7 +21,9 @@ def sums(split: str, count: int, order: Any = "plain", seed: int = 0) -> list[tu
     """Return the operands and the sum of each example, as numbers are usually written."""
     found = []
     step = 1 if order == "plain" else -1
-    for ids_S in rows(DataConfig(kind="addition", order=order), seed, split, range(count)).ids_NS:
+    for ids_S in rows(
+        DataConfig(kind="addition", order=order), seed, split, range(count), 256
+    ).ids_NS:
         for example in spell(ids_S, FACTS.tokens).strip("_").removesuffix(";").split(";"):
             operands, total = example.split("=")
             a, b = operands.split("+")

@@ -15,7 +15,7 @@ each_split = pytest.mark.parametrize("split", FACTS.splits)
 
 def strings(split: str, count: int) -> list[str]:
     found = []
-    for ids_S in rows(DataConfig(kind="copy"), 0, split, range(count)).ids_NS:
+    for ids_S in rows(DataConfig(kind="copy"), 0, split, range(count), 256).ids_NS:
         for example in spell(ids_S, FACTS.tokens).strip("_").removesuffix(";").split(";"):
             string, copy = example.split("|")
             assert string == copy

@@ -100,7 +100,7 @@ def test_the_rows_are_those_that_were_published(name: str) -> None:
     words = ["addition", f"data.order={name}"] if name in ("plain", "reversed") else [name]
     data = data_of(config_of(*words, *(["train.seq_len=512"] if name == "retrieval" else [])))
     (ids_S,) = data.rows("train", [0], 3).ids_NS
-    assert spell(ids_S, data.tokens).startswith(GOLDEN_STARTS[name])
+    assert spell(ids_S, data.facts.tokens).startswith(GOLDEN_STARTS[name])
 
 
 # Examples of a text: one or several parts that are asked, then the answer with its end.
@@ -119,7 +119,7 @@ def test_the_mask_covers_answers_and_their_ends(kind: str) -> None:
         for ids_S, answer_T, span_T in zip(rows.ids_NS, rows.answer_NT, rows.span_NT, strict=True):
             expected = np.full(len(ids_S), -1)
             spans = np.zeros(len(ids_S), dtype=np.int64)
-            examples = EXAMPLES[kind].finditer(spell(ids_S, data.tokens))
+            examples = EXAMPLES[kind].finditer(spell(ids_S, data.facts.tokens))
             for number, match in enumerate(examples):
                 *asked, _ = match.groups()
                 answer = slice(*match.span(len(asked) + 1))
@@ -225,8 +225,8 @@ def test_its_tokenizer_reads_and_writes_its_characters(kind: str, tmp_path: Any)
     path = tmp_path / "tokenizer.json"
     path.write_text(data.tokenizer_json)
     tokenizer = load_tokenizer(path)
-    between = " " if max(map(len, data.tokens)) > 1 else ""
-    text = between.join(data.tokens)
+    between = " " if max(map(len, data.facts.tokens)) > 1 else ""
+    text = between.join(data.facts.tokens)
     assert tokenizer.encode(text).ids == list(range(data.vocab_size))
     assert tokenizer.decode(list(range(data.vocab_size))) == text
     assert tokenizer.get_vocab_size() == data.vocab_size

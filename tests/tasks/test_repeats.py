@@ -17,7 +17,7 @@ each_split = pytest.mark.parametrize("split", task.FACTS.splits)
 
 
 def rows_of(split: str, count: int) -> Rows:
-    return task.rows(DataConfig(kind="repeats"), 0, split, range(count))
+    return task.rows(DataConfig(kind="repeats"), 0, split, range(count), 512)
 
 
 def texts(split: str, count: int) -> list[str]:

@@ -31,7 +31,6 @@ def test_a_rate_is_the_median_over_steps_after_warmup(clock: list[float]) -> Non
     take(steps, clock, [60.0] + [9.0] * UNTIMED_STEPS + [2.0, 2.0, 50.0, 2.0, 4.0])
     assert steps.speed()["tokens_per_s"] == pytest.approx(50.0)
     assert steps.speed(2) == {"tokens_per_s": pytest.approx(100 / 3), "mfu": None}
-
     # The step after a pause is not timed.
     steps.pause()
     take(steps, clock, [500.0, 4.0])
@@ -48,19 +47,6 @@ def test_steps_of_several_lengths_count_by_their_own_tokens(clock: list[float]) 
         "mfu": pytest.approx(2 / (2 / 1000 + 3 / 2400) / 2000),
     }
     assert steps.speed(3)["tokens_per_s"] == pytest.approx(20.0)
-
-
-def test_mfu_above_one_is_a_warning_once_and_null(
-    clock: list[float], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A peak that has proved wrong is not used again, so every later MFU is null, too."""
-    steps = Throughput(FLOPS, 2000.0)
-    take(steps, clock, [0.0, 0.5])
-    assert steps.speed(1)["mfu"] == 1.0
-    take(steps, clock, [0.2, 0.1, 2.0])
-    assert [steps.speed(count)["mfu"] for count in (3, 2, 1)] == [None] * 3
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: MFU 250%")
 
 
 @pytest.mark.parametrize(

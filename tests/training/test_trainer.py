@@ -12,12 +12,8 @@ from rope_exp.files import read_json
 
 @pytest.mark.parametrize("log_every", [1, 2, 5])
 def test_reading_a_step_late_changes_nothing(make: Make, log_every: int) -> None:
-    command = (
-        f"train.log_every={log_every}",
-        "train.num_steps=11",
-        "train.save_every=4",
-        "train.eval_every=7",
-    )
+    command = [f"train.log_every={log_every}", "train.num_steps=11"]
+    command += ["train.save_every=4", "train.eval_every=7"]
     prompt, late = make("prompt", *command), make("late", *command)
     late.reads_late = True
     assert (prompt.train(), late.train()) == ("finished", "finished")
@@ -34,12 +30,7 @@ def test_a_bad_gradient_stops_the_run_at_its_step(
     make: Make, reads_late: bool, poison: float
 ) -> None:
     """The weights, rows and checkpoints are those from before the bad step."""
-    command = (
-        "train.log_every=3",
-        "train.num_steps=20",
-        "train.save_every=3",
-        "train.eval_every=20",
-    )
+    command = ["train.log_every=3", "train.save_every=3", "train.num_steps=20"]
     healthy, sick = make("healthy", *command), make("sick", *command)
     for step in range(1, 8):
         healthy.train_step(step)
@@ -83,12 +74,8 @@ def test_a_stop_in_an_evaluation_saves_and_its_row_follows(
 
     A start that is stopped before it can repeat the evaluation changes nothing.
     """
-    command = (
-        "train.num_steps=6",
-        "train.eval_every=3",
-        "train.save_every=100",
-        "train.micro_batch_size=1",
-    )
+    command = ["train.num_steps=6", "train.eval_every=3"]
+    command += ["train.save_every=100", "train.micro_batch_size=1"]
     whole, stopped = make("whole", *command), make("run", *command)
     assert whole.train() == "finished"
     stopped.reads_late = reads_late
@@ -104,10 +91,9 @@ def test_a_stop_in_an_evaluation_saves_and_its_row_follows(
     assert batches == at
     assert [step for step, _, _ in losses(stopped)] == [1, 2]
     assert checkpoint.list_steps(stopped.folder / "checkpoints") == [3]
-    again = make("run", *command)
+    again, last = make("run", *command), make("run", *command)
     again.stop.requested = True
     assert again.train() == "stopped"
-    last = make("run", *command)
     assert last.train() == "finished"
     assert losses(whole) == losses(last)
     assert same(snapshot(whole), snapshot(last))

@@ -60,12 +60,7 @@ def save(
     optimizer: Mapping[str, Tensor],
     state: Mapping[str, Any],
 ) -> None:
-    """Save a checkpoint below `folder` (the run's `checkpoints/`), whole or not at all.
-
-    Raises:
-        DiskError: the disk is full.
-        OSError: the disk is broken. In both cases older checkpoints are kept.
-    """
+    """Save a checkpoint below `folder` (the run's `checkpoints/`), whole or not at all."""
     final = step_folder(folder, step)
     temporary = folder / f"{_SAVING}{step:08d}"
     needed_bytes = sum(tensor.nbytes for tensor in (*model.values(), *optimizer.values()))
@@ -107,10 +102,7 @@ def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def prune(folder: Path, keep: int, newest: int) -> None:
-    """Keep the last `keep` checkpoints up to step `newest`, which was just saved.
-
-    Later ones did not verify: the run resumed from an older one.
-    """
+    """Keep the last `keep` checkpoints up to step `newest`; later ones did not verify."""
     steps = list_steps(folder)
     kept = [step for step in steps if step <= newest][-keep:]
     for step in steps:
@@ -142,10 +134,7 @@ def _sha256(path: Path) -> str:
 def load_newest(folder: Path) -> Checkpoint | None:
     """Load the newest checkpoint that verifies; broken ones are skipped with a warning.
 
-    Returns:
-        None if there is no checkpoint at all.
-    Raises:
-        CheckpointError: there are checkpoints, and none verifies.
+    None if there is no checkpoint at all; a CheckpointError if there are some and none verifies.
     """
     broken = []
     for step in reversed(list_steps(folder)):
@@ -165,9 +154,7 @@ def load_newest(folder: Path) -> Checkpoint | None:
 def load(folder: Path, step: int) -> Checkpoint:
     """Load the checkpoint of `step` after verifying every byte.
 
-    Raises:
-        CheckpointError: a file is missing, or does not match the manifest.
-        OSError: a file cannot be read now (permissions, too many open files).
+    An OSError says that a file cannot be read now (permissions, too many open files).
     """
     path = step_folder(folder, step)
     try:

@@ -147,9 +147,7 @@ class Jobs:
     @property
     def have_references(self) -> bool:
         """True if the value of one of our keys refers to another key."""
-        ours: Any = OmegaConf.to_container(self.tree, resolve=False)
-        ours.pop("hydra")
-        return "${" in json.dumps(ours, default=str)
+        return "${" in OmegaConf.to_yaml(without_hydra(self.tree))
 
 
 def run_config(overrides: Sequence[str], config_dir: Path | None = None) -> RunConfig:

@@ -76,11 +76,9 @@ def out_of_memory(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def explained_by(code: str | None, *, every: bool = True) -> Iterator[None]:
-    """Turn an error of a user's class into one sentence, after the traceback of its own lines.
+    """Turn an error of a user's class (pe.code) into one sentence, after its own traceback.
 
-    Args:
-        code: pe.code; None: errors stay as they are.
-        every: also an error that is raised elsewhere, such as for a wrong shape.
+    `every`: also an error that is raised elsewhere, such as for a wrong shape.
     """
     try:
         yield
@@ -104,8 +102,7 @@ def explained_by(code: str | None, *, every: bool = True) -> Iterator[None]:
 def explained(command: Callable[[], int], *, prints: bool = True) -> int:
     """Run a command and return its exit code; errors become one sentence on standard error.
 
-    Args:
-        prints: whether a reader may close its output, which is no error.
+    If it `prints`, a reader may close its output, which is no error.
     """
     try:
         code = command()
@@ -263,11 +260,9 @@ class Progress:
         self.show(row["step"], words, at_once="val/loss" in row)
 
     def show(self, done: int, words: str, *, at_once: bool = False) -> None:
-        """Log the progress, unless a line was logged a moment ago.
-
-        The estimate of the time left begins with the first call, after what compiles.
-        """
+        """Log the progress, unless a line was logged a moment ago."""
         now = time.monotonic()
+        # It begins after the first step, which compiles.
         self._estimate = self._estimate or Estimate(now, done)
         if at_once or now - self._last_line >= LINE_SECONDS:
             self._last_line = now

@@ -91,10 +91,7 @@ def try_lock(path: Path, *, shared: bool = False) -> int | None:
     """Acquire the lock of `path`, unless it is held already; return its descriptor, or None.
 
     The lock is held as long as any process has the descriptor open, including children that
-    received it. The kernel releases it when the last one ends, however it ends.
-
-    Args:
-        shared: others may hold it as well, if theirs are shared, too.
+    received it, and ends with the last one. A `shared` lock may be held by others, too.
     """
     try:
         return lock(path, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

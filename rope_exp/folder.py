@@ -214,13 +214,7 @@ def list_steps(checkpoints: Path) -> list[int]:
 
 
 def checked(path: object, values: Mapping[str, Any], hint: Any, key: str = "") -> dict[str, Any]:
-    """Return the content of `path` as a TypedDict; further keys are left as they are.
-
-    Args:
-        key: of the values in the file; empty: they are all of it.
-    Raises:
-        RecordError: it is invalid; the message names file, key, value and the allowed values.
-    """
+    """Return the content of `path`, or of its `key`, as a TypedDict; further keys stay."""
     try:
         converted: dict[str, Any] = convert(hint, values, key)
     except ConfigError as error:
@@ -259,7 +253,6 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of a run's metrics.jsonl in step order; [] if there are none yet.
 
     A last line without a newline is ignored: its process is still writing it, or died doing so.
-    A RecordError names file and line.
     """
     path = folder / METRICS
     check_regular(path)

@@ -12,16 +12,9 @@ from rope_exp.errors import ConfigError
 from rope_exp.machine import ROOT, cpu_kind, cpu_name, num_cores, output_of
 
 PACKAGES = (
-    "torch",
-    "accelerate",
-    "datasets",
-    "hydra-core",
-    "numpy",
-    "safetensors",
-    "tokenizers",
-    "transformers",
-    "wandb",
-)
+    "torch", "accelerate", "datasets", "hydra-core", "numpy", "safetensors", "tokenizers",
+    "transformers", "wandb",
+)  # fmt: skip
 
 # A run that resumes with another of these values notes it, as does a table of differing runs.
 MARKED = ("world_size", "device", "cpu", "torch", "num_threads", "git")

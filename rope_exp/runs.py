@@ -134,10 +134,7 @@ def perplexity(loss: float) -> float:
 
 
 def bits_per_byte(loss: float, config: RunConfig, env: Mapping[str, Any]) -> float | None:
-    """Return a loss in nats per token as bits per byte of text, by the whole held-out side.
-
-    None if the run does not predict text token after token, or does not record both counts.
-    """
+    """Return a loss in nats per token as bits per byte of held-out text; None if it has none."""
     corpus = env.get("corpus", {})
     sizes = [corpus.get(key, {}).get("validation") for key in ("tokens", "text_bytes")]
     if None in sizes or not config.causal:

@@ -113,9 +113,7 @@ class PeConfig:
     fraction: Fraction = numeric(1.0, needs="attn.takes_heads")
     # true: theta itself is learned (raw); log: s is learned, with theta = theta0 e^s.
     trainable: bool | Literal["raw", "log"] = numeric(
-        False,
-        needs="pe.rotate",
-        own_parameters=("pe.rotate", "pe.fraction", "pe.fraction_vo"),
+        False, needs="pe.rotate", own_parameters=("pe.rotate", "pe.fraction", "pe.fraction_vo")
     )
     # The position of a sequence's first token.
     start: Natural = 0
@@ -137,18 +135,13 @@ class PeConfig:
     )
     # Added to the embeddings: sines and cosines of the position, or a learned row per position.
     input: Literal["none", "sinusoidal", "learned"] = numeric(
-        "none",
-        own_parameters=("pe.start", "train.seq_len", "train.stages"),
-        assumption="departing",
+        "none", own_parameters=("pe.start", "train.seq_len", "train.stages"), assumption="departing"
     )
     # Amplitude of sines and cosines; null: as large as the initial embeddings.
     input_scale: Positive | None = numeric(None, needs="pe.is_sinusoidal")
     # Added to the scores: the distance times a slope per head, or a learned value per distance.
     bias: Literal["none", "alibi", "t5"] = numeric(
-        "none",
-        needs="attn.keeps_keys predicts_tokens",
-        own_parameters=(),
-        assumption="departing",
+        "none", needs="attn.keeps_keys predicts_tokens", own_parameters=(), assumption="departing"
     )
     # A position encoding of your own: wave.Wave is class Wave of wave.py, in a --config-dir.
     code: ClassOfFile | None = numeric(None, needs="attn.takes_additions")

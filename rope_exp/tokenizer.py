@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from rope_exp.corpora import explaining
 from rope_exp.errors import ConfigError, DataError, first_line
+from rope_exp.files import check_regular
 from rope_exp.sections import TokenizerConfig
 
 END_OF_TEXT = "<|endoftext|>"
@@ -30,6 +31,7 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> tuple[Toke
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
     """Read a tokenizer.json, set to encode any text as plain text, which the file does not say."""
+    check_regular(Path(path))
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:

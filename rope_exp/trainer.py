@@ -206,11 +206,8 @@ def due_after(train: TrainConfig, step: int) -> set[str]:
 class Trainer:
     """One run on this rank, from its newest checkpoint or step 0 to its end or a stop.
 
-    `step` is the last step made; its outcome may not have been read.
-
-    Raises:
-        CheckpointError, RecordError, ConfigError: the folder's checkpoint or run.init_from is
-            damaged or unfit for this run; nothing on disk was changed.
+    `step` is the last step made; its outcome may not have been read. Raises CheckpointError,
+    RecordError or ConfigError if a checkpoint or run.init_from is damaged, or unfit for this run.
     """
 
     def __init__(
@@ -224,15 +221,11 @@ class Trainer:
         self.reads_late = parallel.device.type == "cuda"
         train = config.train
 
-        # The model, its initial weights, and the training step.
         self.decoder = Decoder(config.architecture(data.vocab_size))
         self.decoder.initialise(config.seed)
         initial = begin(self.decoder, config, folder, data.tokenizer_json, is_main=parallel.is_main)
-        self.identity = {
-            "config_sha256": config.config_sha256,
-            "data_sha256": data.data_sha256,
-            **initial,
-        }
+        own = {"config_sha256": config.config_sha256, "data_sha256": data.data_sha256}
+        self.identity = own | initial
         self.num_parameters = sum(parameter.numel() for parameter in self.decoder.parameters())
         if train.compile:
             self.decoder.compile_parts()
@@ -246,10 +239,8 @@ class Trainer:
             peak_flops_per_s(parallel.device, parallel.world_size, train.peak_tflops),
         )
 
-        # The state from which the run begins.
         self.start = self.load()
-        self.step = self.start["step"]
-        self.saved_step = self.step
+        self.step = self.saved_step = self.start["step"]
         self.train_step.order_sha256 = self.start["order_sha256"]
         mine = {"step": self.step, "order_sha256": self.start["order_sha256"], **self.identity}
         beginnings = parallel.gather(mine)
@@ -286,8 +277,8 @@ class Trainer:
         checkpoint.load_weights(where, self.decoder, saved.model)
         for name, moment in moments.items():
             moment.copy_(saved.optimizer[name])
-        initial = ("init_sha256", "shared_init_sha256")
-        self.identity.update((key, state[key]) for key in initial if key in state)
+        initial = {"init_sha256", "shared_init_sha256"} & state.keys()
+        self.identity |= {key: state[key] for key in sorted(initial)}
         return state
 
     def train(self) -> str:
@@ -298,11 +289,19 @@ class Trainer:
         record = Record(self) if self.parallel.is_main else None
         with record.tracker if record else nullcontext():
             status = self._loop(record)
-            if status == "finished" and self.config.train.probes:
-                has_answers = record is None or self._ask_probes()
-                # The other ranks wait here until rank 0 has its answers or was asked to stop.
-                if self.parallel.any(not has_answers):
-                    status = "stopped"
+            probes = self.config.train.probes if status == "finished" else ()
+            answers: dict[str, Any] | None = {}
+            if probes and record is not None:
+                counts = crossings(self.train_step.optimizer, self.decoder)
+                asked = (self.decoder, self.config, self.data, self.rows_at_once)
+                finished = Finished(*asked, lambda: self.stop.requested, counts)
+                with self.parallel.autocast():
+                    answers = finished.ask(probes)
+                if answers is not None:
+                    write_json(self.folder / PROBES, answers)
+            # The other ranks wait here until rank 0 has its answers or was asked to stop.
+            if probes and self.parallel.any(answers is None):
+                status = "stopped"
             if record is not None:
                 record.end(status)
         return status
@@ -365,11 +364,10 @@ class Trainer:
             while len(unread) > reads_late:
                 yield unread.pop(0)()
 
-        for read in unread:
-            yield read()
+        yield from (read() for read in unread)
 
     def should_stop(self) -> bool:
-        """Return whether any rank was asked to stop; all ranks get the same answer."""
+        """Return whether any rank was asked to stop, on every rank."""
         return self.parallel.any(self.stop.requested)
 
     def evaluate(self) -> float | None:
@@ -383,22 +381,6 @@ class Trainer:
                 parallel=self.parallel,
                 should_stop=self.should_stop,
             )
-
-    def _ask_probes(self) -> bool:
-        """Write the probes' answers to probes.json; return False if asked to stop."""
-        finished = Finished(
-            self.decoder,
-            self.config,
-            self.data,
-            self.rows_at_once,
-            should_stop=lambda: self.stop.requested,
-            crossings=crossings(self.train_step.optimizer, self.decoder),
-        )
-        with self.parallel.autocast():
-            answers = finished.ask(self.config.train.probes)
-        if answers is not None:
-            write_json(self.folder / PROBES, answers)
-        return answers is not None
 
     def _save(self, record: "Record | None", unrecorded: tuple[float, float] | None = None) -> None:
         """Save this step once, on rank 0, after the rows up to it are on the disk."""

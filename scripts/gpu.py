@@ -65,10 +65,7 @@ def words_of(part: str, seconds: float, campaign: Sequence[str], out: Path) -> l
 
 
 def run(words: Sequence[str], seconds: float, log_file: Path) -> int:
-    """Run Python for a limited time, and return its exit code; 75 if it was stopped.
-
-    All processes that it started end with it, so the next part finds the GPU's memory free.
-    """
+    """Run Python and its children for a limited time; return its exit code, 75 if stopped."""
     limited = ["timeout", f"--kill-after={GRACE_S}", str(seconds), sys.executable, *words]
     end = time.monotonic() + seconds
     with log_file.open("ab") as to:

@@ -20,20 +20,12 @@ from rope_exp.errors import ConfigError, log
 from rope_exp.files import read_json, write_json
 from rope_exp.machine import output_of
 
-# What a run imports beyond the packages named above.
+# What a run imports beyond the packages named above; the last three are for tests/gpu, and need
+# pyarrow, pandas and fsspec, which are there, too.
 PACKAGES = (
-    "pydantic",
-    "pydantic-core",
-    "typing-inspection",
-    "annotated-types",
-    "typing-extensions",
-    "hydra-core",
-    "omegaconf",
-    # For the corpora of tests/gpu. It needs pyarrow, pandas and fsspec, which are there, too.
-    "datasets",
-    "dill",
-    "multiprocess",
-)
+    "pydantic", "pydantic-core", "typing-inspection", "annotated-types", "typing-extensions",
+    "hydra-core", "omegaconf", "datasets", "dill", "multiprocess",
+)  # fmt: skip
 # Published as source alone; pure Python.
 SOURCES = ("antlr4-python3-runtime",)
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")

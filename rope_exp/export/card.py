@@ -96,8 +96,6 @@ def card(
         "corpus": config.data.name,
         "steps": f"{step:,} of {config.train.num_steps:,}, seed {config.seed}",
         **departing,
-        "device": env.get("device"),
-        "versions": ", ".join(f"{key} {value}" for key, value in env.get("versions", {}).items()),
         # An installed copy has no commit.
         "code": f"rope_exp {__version__}, commit {(env.get('git') or {}).get('commit')}",
         "weights": weights_sha256,

@@ -69,10 +69,6 @@ def decoder_of(
     return decoder.double().eval()
 
 
-def windows(attn: Kind) -> tuple[int | None, ...]:
-    return (None, 1, 5) if attn.keeps_keys else (None,)
-
-
 def deviation(ours: Tensor, expected: Tensor) -> float:
     return float((ours - expected).abs().max())
 
@@ -87,7 +83,8 @@ def test_any_parts_at_far_positions_are_the_whole(attn: Kind, sizes: dict[str, A
     """Under every subset, in windows, and where v and o have a base of their own."""
     ids_BT = tokens(2, LENGTH)
     for sites in subsets_of(attn):
-        tried = [{"window": window} for window in windows(attn)]
+        windows = (None, 1, 5) if attn.keeps_keys else (None,)
+        tried: list[dict[str, Any]] = [{"window": window} for window in windows]
         if {"v", "o"} & {*sites}:
             tried.append({"base_vo": 7.0})
         for changes in tried:

@@ -60,13 +60,6 @@ def test_one_meaning_has_one_spelling(stages: list[tuple[int, ...]]) -> None:
     assert make_train(*(train.stages or [(512, train.num_steps)])) == train
 
 
-def test_one_stage_of_the_length_itself_is_none() -> None:
-    plain = RunConfig(train=TrainConfig(**SIZES))
-    staged = RunConfig(train=make_train((512, 100, 12), (512, 400)))
-    assert staged == plain
-    assert staged.config_sha256 == plain.config_sha256
-
-
 @given(st.integers(1, 500), st.integers(1, 60), st.integers(1, 600))
 def test_micro_batches_have_as_many_tokens(share: int, micro: int, length: int) -> None:
     """A micro-batch has at most micro_batch_size x 512 tokens, or one row."""

@@ -21,40 +21,35 @@ from rope_exp.sections import Architecture
 LENGTH = 24
 # Those that are used in each way that transformers uses a model.
 USED: list[dict[str, Any]] = [
-    {"rotate": ("q", "k")},
-    {"rotate": ("k",)},
-    {"rotate": ("o",)},
-    {"rotate": ("q", "k", "v"), "start": 3},
-    {"rotate": ("q", "k", "v", "o"), "base_vo": 7.0},
-    {"rotate": ("v", "o"), "trainable": "log", "trainable_scope": "head"},
-    {"rotate": ("q", "k"), "bias": "alibi"},
-    {"rotate": (), "bias": "t5"},
-    {"rotate": (), "input": "learned"},
-    {"rotate": ("v", "o"), "own": "Forget"},
-    {"rotate": (), "own": "Polar"},
-    {"rotate": (), "own": "Pull"},
-    {"rotate": ("q", "k"), "own": "Wider"},
-    {"rotate": ("v", "o"), "own": "Number"},
+    {"rotate": "qk"},
+    {"rotate": "k"},
+    {"rotate": "o"},
+    {"rotate": "qkv", "start": 3},
+    {"rotate": "qkvo", "base_vo": 7.0},
+    {"rotate": "vo", "trainable": "log", "trainable_scope": "head"},
+    {"rotate": "qk", "bias": "alibi"},
+    {"rotate": "", "bias": "t5"},
+    {"rotate": "", "input": "learned"},
+    {"rotate": "vo", "own": "Forget"},
+    {"rotate": "", "own": "Polar"},
+    {"rotate": "", "own": "Pull"},
+    {"rotate": "qk", "own": "Wider"},
+    {"rotate": "vo", "own": "Number"},
 ]
 PE: list[dict[str, Any]] = [
     *USED[3:],
-    {"rotate": ("v", "o"), "fraction": 0.5, "base": 50.0},
-    {"rotate": ("q", "k", "v", "o"), "base_vo": 7.0, "fraction_vo": 0.5, "start": 3},
-    {"rotate": ("q", "k", "v", "o"), "layers": (1, 0), "layers_vo": (0, 1)},
-    {"rotate": ("q", "k"), "start": 70_000},
-    {"rotate": ("v", "o"), "trainable": "raw"},
-    {"rotate": ("q", "k", "v", "o"), "trainable": "log", "trainable_scope": "layer"},
-    {"rotate": (), "input": "sinusoidal"},
-    {"rotate": (), "own": "Tide", "start": 2},
-    {"rotate": (), "own": "Wave", "start": 2},
-    {"rotate": ("q", "k", "v", "o"), "own": "Wider"},
+    {"rotate": "vo", "fraction": 0.5, "base": 50.0},
+    {"rotate": "qkvo", "base_vo": 7.0, "fraction_vo": 0.5, "start": 3},
+    {"rotate": "qkvo", "layers": (1, 0), "layers_vo": (0, 1)},
+    {"rotate": "qk", "start": 70_000},
+    {"rotate": "vo", "trainable": "raw"},
+    {"rotate": "qkvo", "trainable": "log", "trainable_scope": "layer"},
+    {"rotate": "", "input": "sinusoidal"},
+    {"rotate": "", "own": "Tide", "start": 2},
+    {"rotate": "", "own": "Wave", "start": 2},
+    {"rotate": "qkvo", "own": "Wider"},
 ]
-SIZES: list[dict[str, Any]] = [
-    {"tie_word_embeddings": True},
-    {"qk_norm": True},
-    {"window": 5},
-    {"head_dim": 6},
-]
+SIZES = [{"tie_word_embeddings": True}, {"qk_norm": True}, {"window": 5}, {"head_dim": 6}]
 CASES = [*((pe, {}) for pe in PE), *(({}, sizes) for sizes in SIZES)]
 # In bfloat16, matrices round; angles at position 257 and sums of 300 gates must not.
 ACCURATE = ["Polar", "Forget", "Pull", "Number"]
@@ -77,7 +72,7 @@ for folder in sys.argv[1:]:
 def decoder_of(sizes: dict[str, Any], pe: dict[str, Any]) -> Decoder:
     """Return a decoder with attention far from uniform, and learned frequencies moved apart."""
     others = dict(pe)
-    rotate = others.pop("rotate", ("q", "k", "v", "o"))
+    rotate = others.pop("rotate", "qkvo")
     own = others.pop("own", None)
     shape = {"causal": others.pop("causal", True), "num_positions": 2 * LENGTH}
     made = example(own, *rotate, **others) if own else make_pe(*rotate, **others)

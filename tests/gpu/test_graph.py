@@ -28,13 +28,10 @@ pytestmark = [
 ]
 
 RUNS: list[tuple[str, ...]] = [
-    *((f"pe={pe}",) for pe in NINE),
-    *((f"pe={pe}",) for pe in ("alibi", "t5", "sinusoidal", "learned", "fox", "fox_vo")),
+    *((f"pe={pe}",) for pe in (*NINE, "alibi", "t5", "sinusoidal", "learned", "fox", "fox_vo")),
     *((f"attn={attn}",) for attn in ("linear", "retention", "mla", "shared_s1", "shared_s3")),
+    *((f"attn={attn}", "pe=qkvo_rope") for attn in ("mla_vo", "shared_s2", "deepseek_v4")),
     ("attn=decay", "pe=vo_rope"),
-    ("attn=mla_vo", "pe=qkvo_rope"),
-    ("attn=shared_s2", "pe=qkvo_rope"),
-    ("attn=deepseek_v4", "pe=qkvo_rope"),
     ("pe=qkvo_rope", "pe.trainable=true", "pe.trainable_scope=head"),
     ("pe=qkvo_rope", "optim=muon"),
     ("train.objective=mlm",),

@@ -80,13 +80,7 @@ def test_documents_beside_a_cache_are_refused() -> None:
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
 def test_qk_is_llama(tied: bool, key_heads: int) -> None:
     """Logits and gradients equal LLaMA's, and checkpoints load in both directions."""
-    sizes = make_sizes(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_key_value_heads=key_heads,
-        tie_word_embeddings=tied,
-    )
+    sizes = make_sizes(num_key_value_heads=key_heads, tie_word_embeddings=tied)
     ours = make_decoder("q", "k", sizes=sizes, base=10000.0)
     theirs = llama_like(sizes)
     theirs.load_state_dict(ours.state_dict())

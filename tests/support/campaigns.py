@@ -18,29 +18,20 @@ RUNS = Path("results/runs")
 
 # A campaign must set these keys, because their defaults depend on the machine.
 DECIDED = (
-    "train.compile=false",
-    "train.deterministic=true",
-    "launch.device=cpu",
-    "launch.num_threads=1",
-    "launch.max_parallel=1",
-)
+    "train.compile=false", "train.deterministic=true", "launch.device=cpu",
+    "launch.num_threads=1", "launch.max_parallel=1",
+)  # fmt: skip
 FIXED = (*TINY, *DECIDED, "data.path=corpus", "data.holdout_fraction=0.2")
 # These runs are long enough for a test to interrupt them.
 LONG = ("train.num_steps=200", "train.save_every=10", "train.eval_every=100")
 # These runs are short, and save five checkpoints.
 SHORT = (*FIXED, "train.num_steps=20", "train.save_every=4")
 ROWS = {"qk": ["pe=qk_rope"], "vo": ["pe=vo_rope"]}
-OF_CLOCKS = ("tokens_per_s", "wall_s", "mfu")
 
 # A campaign and its ranks import from here, so they see no commit and no uncommitted changes.
 PYTHONPATH = os.pathsep.join([str(REPOSITORY / "tests/support/unversioned"), str(REPOSITORY)])
 
-# Code for `python -c` that runs `rope-exp campaign`.
-COMMAND = """
-import sys
-from rope_exp.cli import main
-sys.exit(main("campaign"))
-"""
+COMMAND = "import sys; from rope_exp.cli import main; sys.exit(main('campaign'))"
 
 
 def write_campaign(folder: Path, name: str = "mine", **values: Any) -> Path:
@@ -67,8 +58,9 @@ def start_campaign(
     """Start `rope-exp campaign mine` in a folder, after some code."""
     # The campaign sets launch.num_threads=1, which must override this OMP_NUM_THREADS.
     shared = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "2"}
+    code = f"{prelude}\n{COMMAND}"
     return subprocess.Popen(
-        [sys.executable, "-c", prelude + COMMAND, "mine", "--config-dir", str(folder), *words],
+        [sys.executable, "-c", code, "mine", "--config-dir", str(folder), *words],
         cwd=folder,
         env=os.environ | shared | environment,
         stdout=subprocess.PIPE,
@@ -78,7 +70,6 @@ def start_campaign(
 
 
 def make_home(folder: Path, corpus: Path) -> Path:
-    """Write a campaign of two longer runs and its corpus into a folder, and return the folder."""
     (folder / "corpus").symlink_to(corpus)
     write_campaign(
         folder,
@@ -101,10 +92,9 @@ def records_of(folder: Path) -> list[Path]:
 
 
 def without_clock(path: Path) -> dict[str, Any]:
-    """Return a record's content without times, and without the digest that covers them."""
     record = read_json(path)
     del record["sha256"]
-    for key in OF_CLOCKS:
+    for key in ("tokens_per_s", "wall_s", "mfu"):
         del record["result"][key]
     for key in ("started", "marks", "earlier_git"):
         record["env"].pop(key, None)

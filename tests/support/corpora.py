@@ -58,7 +58,6 @@ def corpus_of(texts: list[str], *, holdout_fraction: float) -> Corpus:
 def write_parquet(
     path: Path, texts: list[str] | list[str | None], *, column: str = "text", **options: Any
 ) -> Path:
-    """Write these texts and a column of numbers to a Parquet file, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table({column: pa.array(texts, pa.string()), "id": range(len(texts))})
     pq.write_table(table, path, **options)
@@ -66,7 +65,6 @@ def write_parquet(
 
 
 def documents_of(prepared: Prepared, side: str) -> list[str]:
-    """Return the decoded documents of one side, `train` or `validation`."""
     tokenizer = load_tokenizer(prepared.folder / "tokenizer.json")
     end_id = prepared.corpus["end_id"]
     ids = prepared.tokens[side][:]

@@ -86,7 +86,6 @@ def make_tables(
     num_positions: int, dim: int, *, base: float = BASE, start: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> Tables:  # fmt: skip
-    """Return the cosines and sines of `num_positions` positions from `start` on."""
     angle_TF = angles(frequencies(dim, base, dtype), start + torch.arange(num_positions))
     return angle_TF.cos(), angle_TF.sin()
 
@@ -94,7 +93,6 @@ def make_tables(
 def make_positions(
     num_positions: int, dim: int, *, base_vo: float | None = None, **changes: Any
 ) -> Positions:
-    """Return positions for a layer; all sites share tables unless v and o have their own base."""
     tables = make_tables(num_positions, dim, **changes)
     if base_vo is None:
         return Positions(tables)

@@ -37,7 +37,6 @@ def ended_at(run: Run, loss: float) -> Run:
 
 
 def diverged(run: Run) -> Run:
-    """Return a run as if it had diverged halfway."""
     metrics = run.metrics[: len(run.metrics) // 2]
     step = metrics[-1]["step"]
     lost = {"status": "diverged", "val/loss": None, "steps": step, "diverged_step": step + 1}
@@ -45,7 +44,6 @@ def diverged(run: Run) -> Run:
 
 
 def unfinished(run: Run) -> Run:
-    """Return a run as if it had only begun."""
     return replace(run, result={}, metrics=[])
 
 

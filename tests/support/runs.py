@@ -105,7 +105,6 @@ def stopped_by(process: Process, number: signal.Signals) -> str:
 
 
 def wait_for(condition: Callable[[], Any], process: Process, seconds: float = 60) -> None:
-    """Wait until `condition()` is true; the process must stay alive."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -148,7 +147,6 @@ def kill_the_tree(pid: int) -> None:
 
 
 def processes_of(folder: Path) -> dict[int, str]:
-    """Return the command lines of other processes that name this folder, by process id."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

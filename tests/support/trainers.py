@@ -33,7 +33,6 @@ def build_trainer(config: RunConfig, folder: Path, **changes: Any) -> Trainer:
 
 
 def finish(trainer: Trainer) -> Trainer:
-    """Train to the end, and return the trainer, with its tokenizer in the run's folder."""
     prepared = prepare(trainer.config.data, trainer.config.tokenizer)
     shutil.copy(prepared.folder / "tokenizer.json", trainer.folder / "tokenizer.json")
     assert trainer.train() == "finished"
@@ -50,7 +49,6 @@ class Uncaptured(StepGraphs):
 
 
 def uncaptured(trainer: Trainer, kind: type[StepGraphs] = Uncaptured) -> Trainer:
-    """Return the trainer, which now makes its steps from tensors that stay in place."""
     trainer.train_step.graphs = kind(trainer.train_step)
     return trainer
 
@@ -110,7 +108,6 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
 
 
 def losses(trainer: Trainer) -> list[tuple[int, float, float | None]]:
-    """Return the step, training loss and validation loss of each row of metrics.jsonl."""
     return [
         (row["step"], row["train/loss"], row.get("val/loss"))
         for row in read_metrics(trainer.folder)

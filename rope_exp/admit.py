@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rope_exp.config import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_keys
 from rope_exp.errors import EXIT_CODES, ConfigError, log
-from rope_exp.files import is_full, make_folders, try_lock
+from rope_exp.files import make_folders, try_lock
 from rope_exp.folder import (
     CONFIG,
     LOCK,
@@ -38,12 +38,7 @@ def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
     In a job that SLURM has requeued run.fresh is false, because its first start began anew.
 
     Args:
-        world_size: of the launcher that started this process as one rank, perhaps with others on
-            other machines; None: we start all ranks here.
-    Raises:
-        ConfigError: this machine cannot run it, or run.init_from is unsuitable.
-        RecordError: the run at run.init_from is damaged.
-        DataError: the hub does not tell the commit of a branch.
+        world_size: of the launcher that started this process as a rank; None: we start all ranks.
     """
     config = resolve(pinned_config(config), world_size)
     # Only now is the folder known: its default name has the hash of a resolved config.
@@ -78,28 +73,21 @@ def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]
     Args:
         configs: of the runs of one command, resolved for this machine.
         titles: of the runs, shown to users; (): variants and seeds.
-    Returns:
-        Their jobs; a run that is done already has its exit code.
-    Raises:
-        ConfigError: a run's folder or group does not allow it.
-        DataError, DiskError: there is no corpus, or no space to prepare it.
     """
     jobs = list(map(Job, configs, titles or [""] * len(configs)))
     if len(jobs) > 1:
         check_together(jobs)
-    fresh = {job.folder.resolve() for job in jobs if job.config.run.fresh}
+    fresh = [job.folder for job in jobs if job.config.run.fresh]
     for job in jobs:
         cells = job.config.launch.cells_per_job
         if cells > 1:
             reason = "is for the jobs of `rope-exp campaign` and `rope-exp sweep` on a cluster"
             raise ConfigError("launch.cells_per_job", cells, reason)
         check_folder(job)
-        origin = job.config.run.init_from
-        if origin is not None and Path(origin).expanduser().resolve() in fresh:
-            raise ConfigError("run.fresh", True, f"would move aside run.init_from={origin}")
 
     # One run represents all runs of a group that may share a table.
-    for config in {(one.run.dir, one.group_sha256, one.group): one for one in configs}.values():
+    grouped = [config for config in configs if config.run.dir is None]
+    for config in {(config.group_sha256, config.group): config for config in grouped}.values():
         _check_group(config, leaving_out=fresh)
 
     left = [job for job in jobs if job.exit_code is None]
@@ -115,7 +103,7 @@ def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]
             reason += f"{data.num_train_tokens} for train"
             raise ConfigError("train.stages", train.stages, reason)
     for job in left:
-        _make_folder(job)
+        make_folders(job.folder)
     return jobs
 
 
@@ -135,14 +123,11 @@ def check_folder(job: Job, *, settled: bool = True) -> None:
     """Refuse a folder of another config; set the job's exit code if the run is done.
 
     Args:
-        settled: the config is resolved; else `auto` keys, which another machine will resolve, are
-            not compared.
+        settled: false leaves out `auto` keys, which another machine will resolve.
     """
     folder = job.folder
     if not folder.exists():
         return
-    if not folder.is_dir():
-        raise _folder_error(job, "is a file; a run needs a folder")
     # List once: another command may begin the run between two listings.
     names = {path.name for path in folder.iterdir()}
     if CONFIG not in names:
@@ -173,10 +158,8 @@ def check_folder(job: Job, *, settled: bool = True) -> None:
 
 def _check_group(config: RunConfig, leaving_out: Collection[Path]) -> None:
     """Refuse a run that cannot share a table with the others of its group."""
-    if config.run.dir is not None:
-        return
     for path in sorted((DEFAULT_OUTPUT / config.group).glob(f"*/seed*/{CONFIG}")):
-        if path.parent.resolve() not in leaving_out:
+        if path.parent not in leaving_out:
             other = read_config(path.parent)
             if other.group_sha256 != config.group_sha256:
                 changes = "; ".join(differing_keys(other.numeric, config.numeric, FACTORS))
@@ -191,14 +174,12 @@ def _check_group(config: RunConfig, leaving_out: Collection[Path]) -> None:
 def acquire(job: Job) -> bool:
     """Acquire the lock of the run's folder, check the folder again, and write the run's config.
 
-    With run.fresh an old folder is moved aside, never deleted. After an exception the lock may
-    still be held; `Job.unlock` releases it.
+    With run.fresh an old folder is moved aside, never deleted.
 
     Returns:
-        False if another process holds the lock. True otherwise; if the run proves to be done, the
-        job has its exit code.
+        False if another process holds the lock; true otherwise, even if the run proves to be done.
     """
-    _make_folder(job)
+    make_folders(job.folder)
     lock = try_lock(job.folder / LOCK)
     job.is_elsewhere = lock is None
     if lock is None:
@@ -240,15 +221,6 @@ def acquire_or_refuse(job: Job) -> None:
         if time.monotonic() > deadline:
             raise _folder_error(job, "another process is running this run; wait for it")
         time.sleep(POLL_SECONDS)
-
-
-def _make_folder(job: Job) -> None:
-    try:
-        make_folders(job.folder)
-    except OSError as error:
-        if is_full(error):
-            raise
-        raise _folder_error(job, f"cannot be made: {error.strerror}") from None
 
 
 def _folder_error(job: Job, reason: str) -> ConfigError:

@@ -1,7 +1,6 @@
 """The command line: `rope-exp COMMAND ...`, or `python -m rope_exp COMMAND ...`.
 
-Exit codes: 0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped with a checkpoint (the
-same command resumes). `--help` and a mistake in a config import no torch, which takes a second.
+Exit codes: 0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped with a checkpoint.
 """
 
 # Import nothing slow here: signals reach `leave` only after these imports.
@@ -34,8 +33,9 @@ def main(command: str | None = None) -> int:
     # and ranks, which inherit it, would write to it.
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, "w" if number else "r", closefd=False))
 
     words = sys.argv[1:]
     if command is None:
@@ -64,11 +64,7 @@ def _run(command: str, words: list[str]) -> int:
 
 
 def train(words: list[str]) -> int:
-    """Let Hydra compose and run the jobs of a command line, or print the output of its flags.
-
-    Raises:
-        ConfigError: Hydra refuses the command line or a file; the message is ours.
-    """
+    """Let Hydra compose and run the jobs of a command line, or print the output of its flags."""
     from rope_exp.ranks import check_ranks
 
     check_ranks()
@@ -113,13 +109,10 @@ def train(words: list[str]) -> int:
 
 
 def _add_plugin() -> None:
-    """Register our launcher with Hydra, and make it the default.
-
-    Hydra finds plugins only in the package hydra_plugins. An installed copy of this package adds to
-    it; a checkout adds its folder to the paths of this process and of those that a launcher starts.
-    """
+    """Make our launcher Hydra's default; Hydra finds plugins only in the package hydra_plugins."""
     from rope_exp.machine import PACKAGE, child_environment
 
+    # A checkout adds its folder to the paths of this process and of those that a launcher starts.
     folder = PACKAGE / "plugin"
     if folder.is_dir():
         sys.path.append(str(folder))

@@ -53,12 +53,10 @@ ROW = "row"
 OF_ROW = ("pe", "attn", "model")
 # Each row of a campaign may have its own value of this key.
 OWN_RATE = "optim.lr"
-
 # As a factor, it gives runs of one seed different orders of tokens: they form no blocks.
 ORDER = "data.seed"
 # Runs of a block share these keys.
 SEEDS = ("seed", ORDER)
-
 # Surroundings of a run (provenance.MARKED) that must agree within a block. Other differences
 # are marked (docs/paper/protocol.md).
 REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")
@@ -79,13 +77,11 @@ _FACTS = (
 )
 
 
-def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
+def rows_of(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
     """Sort runs into rows by label, in the order of their values, or refuse them.
 
-    Args:
-        runs: at least one, in any order.
-        keys: the factors that distinguish rows, or `ROW`; every other numeric key must be equal,
-            except the seed and, within a campaign, `OWN_RATE`.
+    Every numeric key besides these factors must be equal, except the seed and, within a campaign,
+    `OWN_RATE`.
     """
     factors = (*keys, "seed", *(OF_ROW if ROW in keys else ()))
     # A campaign can train every row at the learning rate that is best for it
@@ -104,8 +100,14 @@ def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
                 "keep one of them"
             )
         row.runs.append(run)
-        _check_equal(ordered[0], run, factors, "not comparable")
-        _check_equal(row.runs[0], run, ("seed",), "two variants under one name")
+        for first, but, complaint in (
+            (ordered[0], factors, "not comparable"),
+            (row.runs[0], ("seed",), "two variants under one name"),
+        ):
+            if differing := differing_keys(first.config.numeric, run.config.numeric, but):
+                raise ReportError(
+                    f"{first.folder} and {run.folder} are {complaint} ({'; '.join(differing)})"
+                )
 
     _check_facts(ordered)
     check_seeds(ordered)
@@ -201,12 +203,6 @@ def _place(run: Run, keys: Sequence[str]) -> tuple[list[float], str]:
     values = (value_of(run.config, key) for key in keys)
     numbers = [value if isinstance(value, int | float) else math.inf for value in values]
     return numbers, label_of(run, keys)
-
-
-def _check_equal(first: Run, second: Run, factors: tuple[str, ...], complaint: str) -> None:
-    keys = differing_keys(first.config.numeric, second.config.numeric, factors)
-    if keys:
-        raise ReportError(f"{first.folder} and {second.folder} are {complaint} ({'; '.join(keys)})")
 
 
 def _check_facts(runs: Iterable[Run]) -> None:

@@ -18,37 +18,24 @@ from rope_exp.records import PACKED, read_records
 from rope_exp.runs import ReportError, Run, is_run, read_run
 
 # Columns from config.yaml; other keys that differ are added.
-_OF_CONFIG = (
-    "seed",
-    "data.name",
-    "data.seed",
-    "model.name",
-    "model.hidden_size",
-    "optim.lr",
-    "train.num_steps",
-    "train.seq_len",
-    "train.precision",
-    "train.compile",
-    "train.micro_batch_size",
-    "pe.precision",
-    "launch.num_threads",
-)
-_OF_ENV = ("device", "torch", "num_threads")
+_OF_CONFIG = [
+    *("data.name", "data.seed", "model.name", "model.hidden_size", "optim.lr", "pe.precision"),
+    *("train.num_steps", "train.seq_len", "train.precision", "train.compile"),
+    *("train.micro_batch_size", "launch.num_threads"),
+]
 # Left out: where a run goes, how it is watched, keys that `pe` and `rotate` repeat, and the text
 # behind a hash.
 _LEFT_OUT = ("run.", "launch.", "tracker.", "pe.name", "pe.rotate", "pe.source")
 
 
 def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
-    """Return a frame with one line per run.
+    """Return a frame with one line per run at or below a folder, or per record.
 
-    Args:
-        where: a folder at or above run folders, or at or above records.
-    Returns:
-        Columns have the keys of result.json and of the command line; `where` names the run, and is
-        the index. Every key that differs between these runs is included, except where they lie and
-        how they were watched. `cached` counts the numbers that a layer caches per token, `state`
-        those that do not grow. A run that is not done has no loss.
+    Columns have the keys of result.json and of the command line; `where` names the run, and is the
+    index. Every key that differs between these runs is included, except where they lie and how they
+    were watched. `cached` counts the numbers that a layer caches per token, `state` those that do
+    not grow. A run that is not done has no loss.
+
     Raises:
         RecordError: a run or a record cannot be read, or there is none.
     """
@@ -58,53 +45,42 @@ def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
         cached, state = kept(config.attn, config.model, config.pe)
         line: dict[str, Any] = {
             **{key: run.result.get(key) for key in Result.__annotations__},
-            "where": run.where,
             "group": run.group,
             "row": run.row,
-            "pe": config.pe.label,
             "variant": run.variant_name,
-            "rotate": "".join(config.pe.rotate),
             "kind": config.attn.label,
             "cached": cached,
             "state": state,
-            "status": run.status,
             **{key: attrgetter(key)(config) for key in _OF_CONFIG},
-            **{key: run.env.get(key) for key in _OF_ENV},
+            **{key: run.env.get(key) for key in ("device", "torch", "num_threads")},
             "commit": (run.env.get("git") or {}).get("commit"),
         }
-        lines.append(line | keys)
+        own = {"rotate": "".join(config.pe.rotate), "status": run.status}
+        lines.append(line | own | keys)
     return pd.DataFrame(lines).set_index("where", drop=False).rename_axis(index=None)
 
 
 def load_metrics(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
-    """Return a frame with one line per row of a run's metrics: step, tokens, losses, and its keys.
-
-    Arguments, errors and further keys are those of `load_runs`.
-    """
-    runs = _read(Path(where))
-    return pd.DataFrame([row | _names(run) | keys for run, keys in runs for row in run.metrics])
+    """Return a frame with one line per row of a run's metrics, with keys as in `load_runs`."""
+    return pd.DataFrame([row | keys for run, keys in _read(Path(where)) for row in run.metrics])
 
 
 def load_probes(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     """Return a frame with one line per number from a finished model's probes: `value`, by place.
 
-    `probe` and `at` are the name and the place of the number, as in a report's probes.csv.
-    Arguments, errors and further keys are those of `load_runs`.
+    `probe` and `at` are the name and the place of the number, as in a report's probes.csv; other
+    keys are as in `load_runs`.
     """
     lines: list[dict[Any, Any]] = []
     for run, keys in _read(Path(where)):
         for probe in [probe for probe in probes_by_place() if probe in run.probes]:
             numbers = _by_place(probe, run).rename("value").reset_index()
-            lines += [_names(run) | keys | line for line in numbers.to_dict("records")]
+            lines += [keys | line for line in numbers.to_dict("records")]
     return pd.DataFrame(lines, columns=None if lines else ["where", "probe", "at", "value"])
 
 
 def load_table(path: str | PathLike[str]) -> pd.DataFrame:
-    """Read a table.csv, or that of a folder, with `pe` as the index.
-
-    Raises:
-        ReportError: there is no such table.
-    """
+    """Read a table.csv, or that of a folder, with `pe` as the index."""
     file = Path(path)
     file = file / "table.csv" if file.is_dir() else file
     try:
@@ -126,8 +102,8 @@ def probes_by_place() -> list[str]:
 def by_seed(row: Row, probe: str) -> pd.DataFrame:
     """Return a row's answers to a probe with PLACES: a line for each seed.
 
-    Columns are by `probe`, the name of the numbers, and `at`. Runs that were probed at other places
-    than the first are left out.
+    Columns are by `probe`, the name of the numbers, and `at`. Runs with other places than the
+    first's are left out.
     """
     runs = [run for run in row.runs if probe in run.probes]
     first, *others = (_by_place(probe, run) for run in runs)
@@ -136,10 +112,7 @@ def by_seed(row: Row, probe: str) -> pd.DataFrame:
 
 
 def _by_place(probe: str, run: Run) -> "pd.Series[float]":
-    """Return a run's answer, named by its seed: numbers by `probe`, their name, and `at`.
-
-    Attention by distance is the mean over layers.
-    """
+    """Return a run's answer, named by its seed: numbers by their name and place."""
     answer = run.probes[probe]
     found = {}
     for name, (places, numbers) in chosen("probes", probe, "train.probes").PLACES.items():
@@ -152,10 +125,7 @@ def _by_place(probe: str, run: Run) -> "pd.Series[float]":
 
 
 def _read(folder: Path) -> list[tuple[Run, dict[str, Any]]]:
-    """Return every run at or below a folder, by path; if there are none, every record.
-
-    Beside each run are its values of its campaign's factors, and of the keys in which runs differ.
-    """
+    """Return every run below a folder, or else every record, with its name, factors and keys."""
     places = [path for path in sorted([folder, *folder.rglob("*")]) if is_run(path)]
     # Hidden folders hold runs that were set aside.
     hidden = [any(part[0] == "." for part in path.relative_to(folder).parts) for path in places]
@@ -175,18 +145,8 @@ def _read(folder: Path) -> list[tuple[Run, dict[str, Any]]]:
     differ = [key for key in shown if configs[key].map(repr).nunique() > 1]
     found = []
     for run, config in zip(runs, configs[shown].to_dict("records"), strict=True):
+        names = {"where": run.where, "pe": run.config.pe.label, "seed": run.config.seed}
         # Keys of the launcher are not shown, but may be a factor.
-        keys = dict.fromkeys([*run.factors, *differ])
-        found.append((run, {key: config.get(key, run.factors.get(key)) for key in keys}))
+        keys = dict.fromkeys(["optim.lr", *run.factors, *differ])
+        found.append((run, names | {key: config.get(key, run.factors.get(key)) for key in keys}))
     return found
-
-
-def _names(run: Run) -> dict[str, Any]:
-    """Return the first columns of each line of a longer frame."""
-    config = run.config
-    return {
-        "where": run.where,
-        "pe": config.pe.label,
-        "seed": config.seed,
-        "optim.lr": config.optim.lr,
-    }

@@ -16,12 +16,9 @@ Leases = dict[str, list[int]]
 
 
 def lease_gpus(config: RunConfig) -> Leases | None:
-    """Lease as many GPUs as the run has ranks, or none at all.
+    """Lease as many GPUs as the run has ranks, or return None if too few are free now.
 
-    Returns:
-        Each GPU's name in CUDA_VISIBLE_DEVICES, with the descriptors of its lock files: the lease
-        lives as long as any process keeps them open. {} for a run on the CPU; None if too few GPUs
-        are free now.
+    A lease has the descriptors of a GPU's lock files, and lives while a process has them open.
     """
     leases: Leases = {}
     if config.launch.device != "cuda":
@@ -73,14 +70,12 @@ class Job:
     """One run of a command: waiting until it has `ranks`, and ended once it has an `exit_code`.
 
     Attributes:
-        config: resolved for this machine.
         title: shown to users; empty: its variant and seed.
         log: the file of its ranks' output; None: the terminal.
         lock: the descriptor that holds the folder's lock; -1 without one.
-        leases: the GPUs that the run holds.
-        is_elsewhere: whether another dispatcher was running it when this one tried to start it.
+        is_elsewhere: another dispatcher was running it when this one tried to start it.
         ended_at: when the first rank was seen to have ended, by the monotonic clock; 0: none yet.
-        was_killed: whether we killed the ranks that were still running.
+        was_killed: we killed the ranks that were still running.
         reason: of a failure, if the output of its ranks is not enough.
     """
 
@@ -109,11 +104,12 @@ class Job:
     @property
     def status(self) -> str:
         """One of waiting, elsewhere, running, finished, diverged, stopped and failed."""
-        if self.exit_code is None:
-            waiting = "elsewhere" if self.is_elsewhere else "waiting"
-            return "running" if self.ranks else waiting
-        statuses = {code: status for status, code in EXIT_CODES.items()}
-        return statuses.get(self.exit_code, "failed")
+        if self.exit_code is not None:
+            statuses = {code: status for status, code in EXIT_CODES.items()}
+            return statuses.get(self.exit_code, "failed")
+        if self.ranks:
+            return "running"
+        return "elsewhere" if self.is_elsewhere else "waiting"
 
     def fail(self, error: Exception) -> None:
         """Mark the run as failed, by an error outside its ranks."""

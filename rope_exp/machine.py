@@ -33,9 +33,11 @@ def gpus() -> list[str]:
     return named
 
 
-def gpus_have_bf16() -> bool:
-    """Return whether every GPU multiplies bfloat16 in hardware (compute capability 8.0 or up)."""
-    return all(float(capability) >= 8.0 for (capability,) in _nvidia_smi("compute_cap"))
+def has_bf16(device: str) -> bool:
+    """Return whether the CPU, or every GPU, multiplies bfloat16 in hardware."""
+    if device == "cuda":
+        return all(float(capability) >= 8.0 for (capability,) in _nvidia_smi("compute_cap"))
+    return re.search("amx_bf16|avx512_bf16", _cpu_info()) is not None
 
 
 @functools.cache
@@ -52,11 +54,6 @@ def _nvidia_smi(*columns: str) -> list[tuple[str, ...]]:
 def num_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def cpu_has_bf16() -> bool:
-    """Return whether the CPU multiplies bfloat16 in hardware; else bf16 is tens of times slower."""
-    return re.search("amx_bf16|avx512_bf16", _cpu_info()) is not None
 
 
 def cpu_name() -> str:

@@ -29,10 +29,7 @@ STOP_SECONDS = 60.0  # the same if the rank was stopped: the first rank saves me
 
 
 def start(job: Job) -> None:
-    """Start one process per rank; they find each other by torch's environment variables.
-
-    The ranks inherit the run's lock and leases, so that both live as long as the work.
-    """
+    """Start one process per rank, which inherit the run's lock and leases."""
     launch = job.config.launch
     num_ranks = int(launch.num_processes)
     environment = child_environment(**{DISPATCHER_ID: str(os.getpid())})
@@ -72,10 +69,9 @@ def start(job: Job) -> None:
 
 
 def poll(job: Job) -> None:
-    """Check for ended ranks, and set the run's exit code once all have ended.
+    """Set the run's exit code once all ranks have ended, or kill the rest after a grace period.
 
-    If a rank has failed or left, the others are killed after a grace period. A rank reports the
-    reason of its failure itself, unless a signal ended it.
+    A rank reports the reason of its failure itself, unless a signal ended it.
     """
     codes = [process.poll() for process in job.ranks]
     ended = [code for code in codes if code is not None]
@@ -150,31 +146,19 @@ class SignalRelay(StopSignal, AbstractContextManager["SignalRelay"]):
 
 # -- this process as a rank ------------------------------------------------------------------------
 
-# Accelerate's settings that would change training; a launcher marks one as unused by UNUSED.
-SETTINGS = (
-    "GRADIENT_ACCUMULATION_STEPS",
-    "USE_FSDP",
-    "USE_DEEPSPEED",
-    "USE_MEGATRON_LM",
-    "USE_PARALLELISM_CONFIG",
-)
-UNUSED = ("", "0", "1", "no", "false")
-
 
 def is_rank() -> bool:
-    """Return whether a launcher started this process.
-
-    torchrun sets RANK, `accelerate launch` at least its precision.
-    """
+    """Return whether a launcher started this process, such as torchrun or `accelerate launch`."""
     return "RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
 
 
 def check_ranks() -> None:
     """Refuse invalid variables of a rank, missing ranks, and settings of accelerate."""
-    for name in (f"ACCELERATE_{setting}" for setting in SETTINGS):
-        value = os.environ.get(name, "")
-        if value.lower() not in UNUSED:
-            raise ConfigError(name, value, "is not followed, and must be unset")
+    # Accelerate would divide losses by it.
+    name = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+    steps = os.environ.get(name, "1")
+    if steps != "1":
+        raise ConfigError(name, steps, "must be 1: train.micro_batch_size splits a batch")
 
     world_size = os.environ.get("WORLD_SIZE", "1")
     if "RANK" not in os.environ and world_size == "1":
@@ -207,12 +191,6 @@ def run_as_rank(config: RunConfig) -> int:
     if asked not in (1, "all", world_size):
         raise ConfigError("launch.num_processes", asked, f"but this launcher started {world_size}")
     config = resolved(config, world_size)
-    # `accelerate launch` sets "no" by default.
-    name = "ACCELERATE_MIXED_PRECISION"
-    precision = os.environ.get(name, "no").lower()
-    if precision not in ("no", config.train.precision):
-        reason = f"is not followed: train.precision={config.train.precision} decides"
-        raise ConfigError(name, precision, reason)
 
     # The other ranks need only the config; the first rank prepares the data.
     if os.environ.get("RANK", "0") == "0":

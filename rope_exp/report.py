@@ -14,8 +14,8 @@ from typing import Any
 
 import pandas as pd
 
-from rope_exp import published
-from rope_exp.comparable import OWN_RATE, ROW, Row, comparable, spelled
+from rope_exp import published, stats
+from rope_exp.comparable import OWN_RATE, ROW, Row, rows_of, spelled
 from rope_exp.config import RunConfig
 from rope_exp.costs import kept
 from rope_exp.identity import choices, chosen
@@ -23,17 +23,7 @@ from rope_exp.published import REFERENCE, UNROTATED, Published
 from rope_exp.rows import TEST, Facts
 from rope_exp.runs import ReportError, Run, bits_per_byte, perplexity
 from rope_exp.sections import SUBSETS, SoftmaxConfig
-from rope_exp.stats import (
-    MOST_SEEDS,
-    SIGNS,
-    Noise,
-    Pair,
-    contrasts,
-    judge,
-    noise_of,
-    outcome,
-    table_of,
-)
+from rope_exp.stats import MOST_SEEDS, SIGNS, Noise, Pair
 from rope_exp.table import Column, Table, csv_of, interval, millions, number, span, spell_p
 
 # If all rows answer more than all but this share, they cannot be distinguished.
@@ -86,30 +76,28 @@ class Report:
         """All runs, by row and seed."""
         return [run for row in self.rows.values() for run in row.runs]
 
-    # -- judged pairs, by the names of `stats.judge` --
-
     @cached_property
     def losses(self) -> pd.DataFrame:
         """The losses of rows that have any."""
-        return table_of({label: row.losses for label, row in self.rows.items() if row.losses})
+        return stats.table_of({label: row.losses for label, row in self.rows.items() if row.losses})
 
     @cached_property
     def against(self) -> dict[str, Pair]:
-        """The pair (reference, row) by the other row; one family."""
+        """The judged pair (reference, row) by the other row; one family."""
         label = self.reference.label
         family = [(label, other) for other in self.losses if other != label]
-        return {b: pair for (_, b), pair in judge(self.losses, family, self.noise).items()}
+        return {b: pair for (_, b), pair in stats.judge(self.losses, family, self.noise).items()}
 
     @cached_property
     def pairs(self) -> dict[tuple[str, str], Pair]:
-        """All pairs; one family."""
-        return judge(self.losses, itertools.combinations(self.losses, 2), self.noise)
+        """All judged pairs; one family."""
+        return stats.judge(self.losses, itertools.combinations(self.losses, 2), self.noise)
 
     @cached_property
     def relations(self) -> list[Pair]:
         """The published relations that this table decides, with `published` and `outcome`."""
         relations = []
-        for (a, b), pair in judge(self.losses, self.source.signs, self.noise).items():
+        for (a, b), pair in stats.judge(self.losses, self.source.signs, self.noise).items():
             # If nearly all examples like those in training are solved, neither losses nor matches
             # show which is better (docs/paper/protocol.md, section 8).
             runs = [*self.rows[a].runs, *self.rows[b].runs]
@@ -118,7 +106,7 @@ class Report:
             shares = [right / count for count, right in counts if count]
             is_easy = bool(shares) and min(shares) >= 1 - ROOM
             sign = self.source.signs[a, b]
-            word = "open; the task is too easy" if is_easy else outcome(pair, sign)
+            word = "open; the task is too easy" if is_easy else stats.outcome(pair, sign)
             if (a, b) not in self.hidden:
                 relations.append({**pair, "published": sign, "outcome": word})
         return relations
@@ -127,13 +115,12 @@ class Report:
     def decided(self) -> dict[str, Pair]:
         """The test that decides between the reference and each row, as `against`.
 
-        A published relation is decided by its own family, which is the primary one. So no row is
-        called better here that is open there.
+        A published relation is decided by its own family, which is the primary one.
         """
         label = self.reference.label
         family = list(self.source.signs)
-        primary = judge(self.losses, family, self.noise)
-        primary |= judge(self.losses, [(b, a) for a, b in family], self.noise)
+        primary = stats.judge(self.losses, family, self.noise)
+        primary |= stats.judge(self.losses, [(b, a) for a, b in family], self.noise)
         for a, b in self.hidden:
             primary.pop((a, b), None)
             primary.pop((b, a), None)
@@ -146,10 +133,7 @@ class Report:
 
     @cached_property
     def alone(self) -> "Report":
-        """The same report with every pair judged by the paired t test.
-
-        This assumes less than the pooled residual, and has less power with few seeds.
-        """
+        """The same report with every pair judged by the paired t test, which assumes less."""
         return replace(self, noise=self.noise and replace(self.noise, is_paired=True))
 
     @property
@@ -193,11 +177,7 @@ class Report:
         return answers
 
     def told(self, part: str) -> list[str]:
-        """Return what the functions of this name in words/ and probes/ tell.
-
-        Args:
-            part: caption, summary, tables, notes, assumptions, or terminal.
-        """
+        """Return what the functions in words/ and probes/ of this name tell, such as `notes`."""
         functions = parts(part, "words", "probes").values()
         return [text for function in functions for text in function(self)]
 
@@ -213,17 +193,14 @@ class Report:
 
     @cached_property
     def lines(self) -> dict[str, dict[str, Any]]:
-        """The numbers and words of each row, by its label; missing ones are None.
-
-        Those of table.csv come first, up to `LAST_OF_CSV`; the others are for readers.
-        """
+        """The numbers and words of each row, by its label: first those of table.csv."""
         label = self.reference.label
         own = {row: self.rows[row].losses for row in self.rows}
         known: dict[str, Mapping[int, float]] = {row: {} for row in self.rows}
         # Each loss was published once, so it counts as one seed.
         known |= {row: {0: loss} for row, loss in self.source.losses.items()}
-        ours: Any = contrasts(table_of(own), label).to_dict("index")
-        theirs: Any = contrasts(table_of(known), label).to_dict("index")
+        ours: Any = stats.contrasts(stats.table_of(own), label).to_dict("index")
+        theirs: Any = stats.contrasts(stats.table_of(known), label).to_dict("index")
         return {row: _line(self, self.rows[row], ours[row], theirs[row]) for row in self.rows}
 
     @property
@@ -252,17 +229,11 @@ def build(
     reference: str | None = None,
     left_out: Mapping[str, str] = MappingProxyType({}),
 ) -> Report:
-    """Arrange runs in rows, and compare these with the reference.
+    """Arrange runs in rows by some factors, and compare them with the reference, if they may be.
 
-    Args:
-        runs: at least one, in any order.
-        keys: the factors that distinguish rows: pe, or keys such as optim.lr.
-        reference: a row's label or its name; None: `_standard`.
-        left_out: folders without a readable run, and the reason.
-    Raises:
-        ReportError: the runs may not share a table, or `reference` does not name one row.
+    The reference is a row's label or its name; None: `_standard`.
     """
-    rows = comparable(runs, keys)
+    rows = rows_of(runs, keys)
     if reference is None:
         labels = [_standard(rows, keys)]
     else:
@@ -278,10 +249,10 @@ def build(
         source = Published()
 
     [label] = labels
-    losses = table_of({row.label: row.losses for row in rows.values()})
-    ordered = {row: rows[row] for row in contrasts(losses, label).index}
+    losses = stats.table_of({row.label: row.losses for row in rows.values()})
+    ordered = {row: rows[row] for row in stats.contrasts(losses, label).index}
     trained = losses[list(ordered)].dropna(axis="columns", how="all")
-    noise = noise_of(trained, paired=is_always_paired(runs))
+    noise = stats.noise_of(trained, paired=is_always_paired(runs))
     own = rows.get(label, Row(label, label, 0, []))
     return Report(keys, source, ordered, own, left_out, noise)
 
@@ -294,9 +265,8 @@ def is_always_paired(runs: Sequence[Run]) -> bool:
 def _standard(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
     """Return the label of the default reference, which may be missing from the rows.
 
-    It is qk_rope, or else a variant that rotates only q and k, or nope for a kind without queries.
-    Named rows are compared with softmax attention with qk_rope and as many key/value heads as query
-    heads, or else with the first row, as all others.
+    Variants: qk_rope, or else one that rotates only q and k, or nope for a kind without queries.
+    Named rows: softmax attention with qk_rope and as many key/value heads as query heads.
     """
     configs = {label: row.runs[0].config for label, row in rows.items()}
     if list(keys) == ["pe"]:
@@ -311,9 +281,6 @@ def _standard(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
         if is_softmax and heads == kv_heads and config.pe.label == REFERENCE:
             return label
     return next(iter(rows))
-
-
-# -- the main table --------------------------------------------------------------------------------
 
 
 def _line(
@@ -438,9 +405,6 @@ def main_table(report: Report) -> Table:
     return Table([column for column, is_shown in columns.items() if is_shown], report.frame)
 
 
-# -- pairs -----------------------------------------------------------------------------------------
-
-
 def relations_table(report: Report) -> Table:
     """Return a line for each published relation, with its test and its outcome."""
     lines = []
@@ -448,30 +412,27 @@ def relations_table(report: Report) -> Table:
         a, b = report.rows[pair["a"]].name, report.rows[pair["b"]].name
         mark = "" if pair["outcome"] == own["outcome"] else " †"
         settling = f"; {_settling(pair)}" if pair["outcome"] == "open" else ""
-        words = {
-            "relation": f"{a} {pair['published']} {b}",
+        line = {
+            "published": f"{a} {pair['published']} {b}",
             "ours": f"{a} {pair['sign']} {b}",
-            "interval": interval(pair["delta_ci_low"], pair["delta_ci_high"]),
-            "own": interval(own["delta_ci_low"], own["delta_ci_high"]),
-            "wide": interval(pair["delta_wide_low"], pair["delta_wide_high"]),
-            "spelled_p": _p_of(pair),
-            "outcome": f"{pair['outcome']}{mark}{settling}",
+            "Δ": number(pair["delta"], "+.4f"),
+            "95 % interval": interval(pair["delta_ci_low"], pair["delta_ci_high"]),
         }
-        lines.append(pair | words)
+        if report.is_pooled:
+            line[OWN] = interval(own["delta_ci_low"], own["delta_ci_high"])
+        if pair["family"] > 1:
+            wide = interval(pair["delta_wide_low"], pair["delta_wide_high"])
+            line[f"for all {pair['family']} (Bonferroni)"] = wide
+        line |= {
+            "p (Holm)": _p_of(pair),
+            "seeds": str(pair["num_seeds"]),
+            "outcome at this setting": f"{pair['outcome']}{mark}{settling}",
+        }
+        lines.append(line)
 
-    size = lines[0]["family"] if lines else 0
-    columns = [
-        Column("published", "relation"),
-        Column("ours", "ours"),
-        Column("Δ", "delta", "+.4f"),
-        Column("95 % interval", "interval", "s"),
-        *([Column(OWN, "own", "s")] if report.is_pooled else []),
-        *([Column(f"for all {size} (Bonferroni)", "wide", "s")] if size > 1 else []),
-        Column("p (Holm)", "spelled_p", "s"),
-        Column("seeds", "num_seeds", "d"),
-        Column("outcome at this setting", "outcome"),
-    ]
-    return Table(columns, pd.DataFrame(lines))
+    table = pd.DataFrame(lines)
+    forms = dict.fromkeys(("published", "ours", "outcome at this setting"), "")
+    return Table([Column(name, name, forms.get(name, "s")) for name in map(str, table)], table)
 
 
 def _settling(pair: Pair) -> str:
@@ -481,21 +442,16 @@ def _settling(pair: Pair) -> str:
     low, high = (pair[key] and pair[key] - pair["num_seeds"] for key in _SEEDS_NEEDED)
     if low is None:
         return f"settling it needs more than {MOST_SEEDS} seeds"
-    count = span((low, high)) if high else f"{low} to more than {MOST_SEEDS - pair['num_seeds']}"
+    most = MOST_SEEDS - pair["num_seeds"]
+    count = span((low, high)) if high else f"{low} to more than {most}"
     seeds = f"{count} more {'seed' if count == '1' else 'seeds'} would settle it in 4 of 5 cases"
     if pair["published"] == SIGNS["equivalent"]:
         return f"{seeds}; a difference may then still be below the margin"
     return seeds
 
 
-# -- files -----------------------------------------------------------------------------------------
-
-
 def pairs_csv(report: Report) -> str:
-    """Return pairs.csv: every pair of rows, judged together; the last columns are paired t tests.
-
-    Delta is b's loss minus a's.
-    """
+    """Return pairs.csv: every pair of rows, judged together; the last columns by paired t tests."""
     table = pd.DataFrame(report.pairs.values())[_OF_PAIRS]
     alone = pd.DataFrame(report.alone.pairs.values())[_OF_PAIRS_ALONE].add_suffix("_alone")
     return csv_of(table.join(alone).astype(dict.fromkeys(_SEEDS_NEEDED, "Int64")))

@@ -6,7 +6,7 @@ from typing import Any
 
 from rope_exp.config import LaunchConfig, RunConfig
 from rope_exp.identity import Rule, refuse
-from rope_exp.machine import cpu_has_bf16, gpus, gpus_have_bf16, has_compiler
+from rope_exp.machine import gpus, has_bf16, has_compiler
 from rope_exp.sections import MIN_VOCAB_SIZE
 
 # Floating-point operations of a run from which compiling pays back on a CPU, as measured
@@ -48,8 +48,7 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     train = config.train
     chosen: dict[str, Any] = {}
     if train.precision == "auto":
-        has_bf16 = gpus_have_bf16() if device == "cuda" else cpu_has_bf16()
-        chosen["precision"] = "bf16" if has_bf16 else "fp32"
+        chosen["precision"] = "bf16" if has_bf16(device) else "fp32"
     if train.compile == "auto":
         # Each length has its own graphs.
         num_lengths = len({stage.seq_len for stage in train.staged})

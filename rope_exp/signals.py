@@ -1,8 +1,7 @@
 """Stop signals: SIGTERM, SIGINT, SIGUSR1 or SIGHUP requests a stop; its repetition exits at once.
 
-`sbatch --signal=USR1@120` sends SIGUSR1 before a job's time limit, and a terminal sends SIGHUP when
-it closes, which nohup ignores. submitit has SLURM send SIGUSR2: ranks stop at it, and leave the
-dispatcher's to submitit or to slurm/cluster.py.
+submitit has SLURM send SIGUSR2: ranks stop at it; slurm/cluster.py or submitit handles the
+dispatcher's.
 """
 
 import contextlib
@@ -27,10 +26,7 @@ PASSED_ON = signal.SIGINT
 
 
 def end_with_parent(parent: int) -> None:
-    """Make Linux kill this process when its parent, `parent`, dies, even by kill -9.
-
-    So the same command can resume at once: no rank survives that holds the run's lock and its GPU.
-    """
+    """Make Linux kill this process when its parent dies: none survives that holds a run's lock."""
     if sys.platform == "linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
@@ -52,10 +48,7 @@ def held_back() -> Iterator[None]:
 class StopSignal:
     """Records requests to stop this process, from its construction on.
 
-    Attributes:
-        requested: becomes true with the first signal.
-        heeded: the signals that request a stop.
-        by_kind: only a signal of a kind that came before is a repetition.
+    With `by_kind` only a signal of a kind that came before is a repetition.
     """
 
     heeded: tuple[signal.Signals, ...] = (*STOP_SIGNALS, signal.SIGUSR2)
@@ -130,10 +123,7 @@ def interrupt(*_: object) -> NoReturn:
 
 
 def starting_runs(command: Callable[[], int]) -> int:
-    """Return the exit code of a command that starts runs; a signal may arrive at any moment.
-
-    Until the command installs `interrupt` as the handler, signals end it at once.
-    """
+    """Run a command that starts runs; until it installs `interrupt`, signals end it at once."""
     on_signal(leave)
     try:
         return command()

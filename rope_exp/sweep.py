@@ -7,7 +7,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
@@ -32,7 +31,6 @@ from rope_exp.errors import (
     keep_log,
     log,
 )
-from rope_exp.files import disk_full, free_bytes
 from rope_exp.folder import LOG, describe_done, newest_values, read_result
 from rope_exp.jobs import Job, lease_gpus
 from rope_exp.ranks import POLL_SECONDS, SignalRelay, is_rank, run_as_rank, run_here
@@ -40,7 +38,6 @@ from rope_exp.signals import interrupt, on_signal
 
 REFRESH_SECONDS = 1.0
 LINE_SECONDS = 30.0  # between plain lines about all running jobs
-LOG_BYTES = 1 << 16
 # Between two attempts to start waiting runs, whose GPU or folder another dispatcher may release.
 WAIT_SECONDS = 1.0
 
@@ -48,79 +45,66 @@ WAIT_SECONDS = 1.0
 ENDED = ("finished", "diverged", "failed")
 
 
-class SweepView(contextlib.AbstractContextManager["SweepView"]):
+class SweepView(Bars):
     """Displays runs, read from their metrics: bars on a terminal, plain lines otherwise."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
+        super().__init__()
         self._jobs = jobs
         self._num_steps = sum(job.config.train.num_steps for job in jobs)
         self._estimate: Estimate | None = None
-        self._last_line = time.monotonic()
-        self._refreshed = 0.0
-
-        self._bars = Bars()
+        self._line_at = time.monotonic() + LINE_SECONDS
+        self._show_at = 0.0
         # First, so that a terminal too short for all bars shows it.
-        self._sweep = self._bars.add_task("sweep", total=self._num_steps, words="")
-        self._tasks = [
-            self._bars.add_task(job.name, total=job.config.train.num_steps, words="")
-            for job in jobs
-        ]
-        # By job: the newest value of each column, and the status that was shown last.
-        self._rows: list[dict[str, Any]] = [{} for _ in jobs]
-        self._shown = ["waiting"] * len(jobs)
-        self.refresh()
+        self._sweep = self.add_task("sweep", total=self._num_steps, words="")
+        for job in jobs:
+            steps = job.config.train.num_steps
+            self.add_task(job.name, total=steps, words="", status="waiting", row={})
+        self.show()
 
-    def __exit__(self, *error: object) -> None:
-        self._refreshed = 0.0
-        self.refresh()
-        self._bars.close()
+    def close(self) -> None:
+        """Show the last state of the runs."""
+        self._show_at = 0.0
+        self.show()
+        super().close()
 
-    def refresh(self) -> None:
+    def show(self, *_: object) -> None:
         """Show the current state of the runs, at most once a second."""
         now = time.monotonic()
-        if now - self._refreshed < REFRESH_SECONDS:
+        if now < self._show_at:
             return
-        self._refreshed = now
+        self._show_at = now + REFRESH_SECONDS
 
         # The steps that are done or no longer due, and the runs in progress.
         done = 0
         running = []
-        for number, (job, row) in enumerate(zip(self._jobs, self._rows, strict=True)):
+        for bar, job in zip(self.tasks[1:], self._jobs, strict=True):
             status = job.status
-            row |= newest_values(job.folder)
+            row = bar.fields["row"] | newest_values(job.folder)
             step = row.get("step", 0)
             done += job.config.train.num_steps if status in ENDED else step
             words = status + describe_row(row)
             if status == "running":
                 running.append(f"{job.name} at step {step}")
                 words += ", compiling" * (job.config.train.compile and not row)
-
-            self._bars.update(self._tasks[number], completed=step, words=words)
-            if self._bars.disable and status != self._shown[number]:
+            if self.disable and status != bar.fields["status"]:
                 log(f"{job.name}: {words}")
-            self._shown[number] = status
+            self.update(bar.id, completed=step, words=words, status=status, row=row)
 
         if self._estimate is None:
             self._estimate = Estimate(now, done)
         left = self._estimate.left(now, done, self._num_steps)
-        num_ended = sum(status in ENDED for status in self._shown)
+        num_ended = sum(job.status in ENDED for job in self._jobs)
         words = f"{num_ended} of {len(self._jobs)} runs ended, {left}"
-        self._bars.update(self._sweep, completed=done, words=words)
-        self._bars.draw()
-        if self._bars.disable and now - self._last_line >= LINE_SECONDS:
-            self._last_line = now
+        self.update(self._sweep, completed=done, words=words)
+        self.draw()
+        if self.disable and now >= self._line_at:
+            self._line_at = now + LINE_SECONDS
             log(f"running: {', '.join(running)}; {words}")
 
 
 def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, list[Job]]:
-    """Resolve, admit and complete every run.
-
-    Returns:
-        The exit code and the jobs. The code is that of a single run; for several runs, 0 if all
-        are done, 75 if stopped, 1 if any failed.
-    Raises:
-        ConfigError, DataError, DiskError: before anything is written.
-    """
+    """Resolve, admit and complete every run; return the exit code, of a sweep 0, 1 or 75."""
     jobs = admit([resolved(config) for config in configs], titles)
     fresh = configs[0].run.fresh
     # Every old result is moved aside now: if the sweep is stopped, none passes for a new one.
@@ -157,23 +141,14 @@ def _run_one(job: Job) -> int:
 
 def run_all(
     jobs: Sequence[Job],
-    on_poll: Callable[[Sequence[Job]], None] = lambda ended: None,
+    on_end: Callable[[Sequence[Job]], None] = lambda ended: None,
     deadline: float = math.inf,
 ) -> int:
-    """Run a sweep and return its exit code; ranks write to a log in each run's folder.
-
-    Args:
-        on_poll, deadline: see bring_to_end.
-    """
+    """Bring a sweep to its end and return its exit code; ranks write to a log in each folder."""
     for job in jobs:
         job.log = job.folder / LOG
-    with SweepView(jobs) as view:
-
-        def poll(ended: Sequence[Job]) -> None:
-            on_poll(ended)
-            view.refresh()
-
-        bring_to_end(jobs, poll, deadline)
+    with contextlib.closing(SweepView(jobs)) as view:
+        bring_to_end(jobs, [on_end, view.show], deadline)
 
     failed = [job for job in jobs if job.status in ("failed", "diverged")]
     for job in failed:
@@ -192,7 +167,7 @@ def run_all(
 
 def bring_to_end(
     jobs: Sequence[Job],
-    on_poll: Callable[[Sequence[Job]], None] = lambda ended: None,
+    on_poll: Sequence[Callable[[Sequence[Job]], None]] = (),
     deadline: float = math.inf,
 ) -> None:
     """Start runs in their order, and poll them until all have ended or a stop is requested.
@@ -212,13 +187,20 @@ def bring_to_end(
             if relay.requested and not running:
                 return
             for job in running:
-                _collect(job)
-            if any(job.exit_code is not None for job in running):
-                try_again_at = 0.0
+                ranks.poll(job)
+                if job.exit_code is not None:
+                    try_again_at = 0.0
+                    if job.log and job.reason:
+                        # The log may lie on a full disk.
+                        with contextlib.suppress(OSError), job.log.open("a") as file:
+                            file.write(f"error: {job.reason}\n")
+                    job.release()
             if now >= try_again_at and not relay.requested:
                 try_again_at = now + WAIT_SECONDS
                 _start_waiting(left, relay)
-            on_poll([job for job in left if job.exit_code is not None])
+            ended = [job for job in left if job.exit_code is not None]
+            for call in on_poll:
+                call(ended)
             time.sleep(POLL_SECONDS)
 
 
@@ -250,23 +232,6 @@ def _lease(job: Job) -> bool:
     return leases is not None
 
 
-def _collect(job: Job) -> None:
-    """Check whether a run has ended; if so, release its lock and GPUs."""
-    ranks.poll(job)
-    if job.exit_code is None:
-        return
-
-    if job.log and job.status == "failed" and not job.reason:
-        # On a full disk its ranks could not write their own reason to the log.
-        if free_bytes(job.folder) < LOG_BYTES:
-            job.reason = str(disk_full(job.folder, LOG_BYTES, "its log"))
-    elif job.log and job.reason:
-        # The log may lie on the full disk.
-        with contextlib.suppress(OSError), job.log.open("a", encoding="utf-8") as file:
-            file.write(f"error: {job.reason}\n")
-    job.release()
-
-
 # -- as Hydra runs it ------------------------------------------------------------------------------
 
 # The exit code of each sweep that our launcher has run in this process.
@@ -274,10 +239,7 @@ exit_codes: list[int] = []
 
 
 def _sweep_dir(launcher: str, sweeper: str) -> str:
-    """Return the folder where plugins write about a sweep: their logs, and optuna's best result.
-
-    Our launcher writes nothing: with it and the basic sweeper the folder is removed at exit.
-    """
+    """Return the folder where plugins write, such as optuna; ours and Hydra's own need none."""
     if not ("rope_exp" in launcher and "basic_sweeper" in sweeper):
         return "results/launcher"
     folder = tempfile.mkdtemp(prefix="rope-exp-sweep-")
@@ -289,12 +251,7 @@ OmegaConf.register_new_resolver("sweep_dir", _sweep_dir, use_cache=True, replace
 
 
 def run_job(values: DictConfig) -> float | None:
-    """Run one job, and return its `val/loss` if another launcher started it, in a sweep.
-
-    Raises:
-        SystemExit: the only run of a command did not finish; with its exit code.
-        ConfigError, ChildProcessError: the same for a job that another launcher started.
-    """
+    """Run one job, and return its `val/loss` if another launcher started it, in a sweep."""
     if HydraConfig.get().mode == RunMode.RUN:
         # Hydra would print its own line before an exception.
         if code := explained(lambda: _run_task(values)[0]):
@@ -310,8 +267,7 @@ def _run_task(values: DictConfig) -> tuple[int, RunConfig]:
     """Dispatch one run, or train it if this process is a rank.
 
     Returns:
-        The exit code, and the config by which it ran, whose group may differ from the composed
-        one's: the default group has the hash of the values that `auto` keys take here.
+        The exit code, and the config by which it ran, with `auto` keys resolved.
     """
     config = to_run_config(values, HydraConfig.get())
     # Until the dispatcher or the worker takes over, a signal interrupts data preparation.
@@ -327,11 +283,9 @@ def launch(trees: Sequence[DictConfig], overrides: Sequence[Sequence[str]]) -> l
 
     Args:
         trees: the composed config of each job, with Hydra's node.
-        overrides: of each job.
     Returns:
         The result of each job, with its `val/loss`; inf for a run that diverged.
     Raises:
-        ConfigError, DataError, DiskError: before any run starts.
         SystemExit: the sweep was stopped.
     """
     if is_rank():

@@ -1,7 +1,4 @@
-"""A campaign: many runs that answer one question, listed in a file (file.py).
-
-A campaign leaves nothing to the machine: a cell with an ambiguous `auto` is refused.
-"""
+"""A campaign: many runs that answer one question, listed in a file (file.py)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,15 +29,7 @@ UNDECIDED = ("auto", "all")
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a campaign.
-
-    Attributes:
-        name: of the cell, its record and its run's folder: qk_rope-train.num_steps=1000-s0.
-        row: the name of its row.
-        factors: the values set by its entry, by key.
-        config: with its own folder; not yet resolved for a machine.
-        test: the campaign's test of differences, from its file.
-    """
+    """One run of a campaign; its record and its run's folder have its name."""
 
     name: str
     row: str
@@ -51,12 +40,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Campaign:
-    """The content of configs/campaign/NAME.yaml, with cells in the order of their runs.
-
-    Attributes:
-        about: the question.
-        python: the Python version of the stdlib corpus; None: no cell reads it.
-    """
+    """The content of configs/campaign/NAME.yaml, with cells in the order of their runs."""
 
     name: str
     about: str
@@ -71,15 +55,7 @@ class Campaign:
 
 
 def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
-    """Read a campaign and compose every cell of it.
-
-    Args:
-        name: of the file, without .yaml.
-        config_dir: an additional folder of groups; its campaigns take precedence.
-        runs: the cells' folders are made in <runs>/<name>.
-    Raises:
-        ConfigError: the campaign does not exist or is malformed, or a cell cannot be run.
-    """
+    """Read a campaign and compose every cell of it, with folders in <runs>/<name>."""
     file = read_campaign(name, config_dir)
     # Cells that differ only in their seed are composed once: each takes a tenth of a second.
     compose = cache(partial(compose_jobs, config_dir=config_dir))
@@ -126,18 +102,12 @@ def _cell(
     runs: Path,
     compose: Callable[[tuple[str, ...]], Jobs],
 ) -> Cell:
-    """Compose one cell from its row and its factors.
-
-    Args:
-        runs: the folder of the campaign's runs.
-        compose: compose_jobs, cached.
-    """
+    """Compose one cell from its row and its factors; `runs` is the folder of the campaign's."""
     factors = {key: override.value() for key, override in overrides.items()}
     row = str(factors.pop("row"))
     if row not in file.rows:
         raise ConfigError("row", row, f"must be one of {', '.join(file.rows)}")
     for word in file.rows[row]:
-        # A factor that overrides its row would make the row's name wrong.
         key = word.partition("=")[0]
         if key in factors:
             raise ConfigError(key, ..., f"is what row {row} says itself")

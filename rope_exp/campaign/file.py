@@ -1,19 +1,6 @@
-"""Parser of a campaign's file, configs/campaign/NAME.yaml; cells.py composes its cells.
+"""Parser of a campaign's file, configs/campaign/NAME.yaml (docs/extending.md).
 
-    about: the question
-    python: 3.11.7              # the Python version of the stdlib corpus
-    test: paired                # each pair by its own SD; default: pooled unless noise differs
-    fixed: [data=files, ...]    # overrides of every cell
-    rows:                       # names and their overrides, or a list of variants of configs/pe
-      qk_rope: [pe=qk_rope]
-    cells:                      # each entry is a sweep in command-line syntax: all combinations
-      - seed=0,1,2              # of its values, for every row
-      - row=qk_rope seed=3 train.seq_len=64,256
-      - sweep: seed=0 train.seq_len=1024
-        fixed: [train.global_batch_size=4]    # overrides of these cells that are not factors
-
-If several overrides set a key, the last one wins, in this order: `fixed`, an entry's `fixed`, the
-row's, the sweep's.
+If several overrides set a key, the last one wins: `fixed`, an entry's, the row's, the sweep's.
 """
 
 import functools
@@ -40,13 +27,7 @@ class Entry(BaseModel, strict=True, extra="forbid"):
     fixed: list[str] = []
 
     def cells(self, rows: Iterable[str]) -> list[dict[str, Override]]:
-        """Return the row and the factors of each cell, by key.
-
-        Args:
-            rows: used if the entry names no row.
-        Raises:
-            HydraException, ValueError: the line is not a sweep.
-        """
+        """Return the row (one of `rows`, if the entry names none) and the factors of each cell."""
         parse = OverridesParser.create().parse_overrides
         words = shlex.split(self.sweep)
         if not any(word.startswith("row=") for word in words):
@@ -70,11 +51,7 @@ def _to_entry(entry: Any) -> Any:
 
 
 class CampaignFile(BaseModel, strict=True, extra="forbid"):
-    """The content of a campaign's file.
-
-    Attributes:
-        test: the rule of docs/paper/protocol-2.md; None: the rule of docs/paper/protocol.md.
-    """
+    """The content of a campaign's file; `test` is the rule of docs/paper/protocol-2.md, or None."""
 
     about: str = ""
     python: str | None = None

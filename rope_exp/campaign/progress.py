@@ -21,15 +21,7 @@ SHARED = ("launch.num_threads", "train.probes")
 
 
 class Progress:
-    """The records of a campaign's cells, and an estimate for the cells that are left.
-
-    Args:
-        records: the folder of all campaigns' records.
-        only: the names of the only cells to run; None: all.
-    Raises:
-        RecordError: a record cannot be read, or does not verify.
-        ConfigError: a record has another config than its cell has today.
-    """
+    """The records of a campaign's cells, and the cells that are left, of those in `only`."""
 
     def __init__(
         self, campaign: Campaign, records: Path, only: Collection[str] | None = None
@@ -90,11 +82,7 @@ class Progress:
         )
 
     def lines(self, submitted: Mapping[str, str]) -> list[str]:
-        """Return a line for each cell, and the summary.
-
-        Args:
-            submitted: a few words about cells that were submitted to a cluster.
-        """
+        """Return a line for each cell, with the words about those that were submitted."""
         width = max(len(cell.name) for cell in self.campaign.cells)
         lines = [self.campaign.about]
         for cell in self.campaign.cells:

@@ -16,9 +16,6 @@ def tables_of(runs: Sequence[Run]) -> dict[str, Report]:
 
     If a table has named rows, each kind of attention with several variants, all of one size and
     each once, gets a further table. A campaign without blocks has no table.
-
-    Raises:
-        ReportError: the runs may not share a table.
     """
     if not has_blocks(runs):
         return {}
@@ -44,16 +41,10 @@ def tables_of(runs: Sequence[Run]) -> dict[str, Report]:
 
 
 def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
-    """Rebuild a campaign's files from its records, in <out>/<name>.
+    """Rebuild a campaign's files from its records, in <out>/<name>, and return their paths.
 
     Args:
-        records: the folder with the records of all campaigns.
-        name: the campaign's name; None: every campaign with records, and the files about all of
-            them (the page, and the studies of several campaigns).
-    Returns:
-        The lines to print.
-    Raises:
-        RecordError: a record does not verify, or there is none; nothing is written.
+        name: the campaign's name; None: every campaign with records, and the page of all.
     """
     names = recorded_campaigns(records)
     if not names:

@@ -6,7 +6,6 @@ from typing import Any, NoReturn
 
 from rope_exp.compose import Jobs, compose_jobs
 from rope_exp.errors import ConfigError
-from rope_exp.folder import CONFIG
 
 CONFIG_DIR: dict[str, Any] = {"type": Path, "help": "a further folder of groups and their choices"}
 
@@ -34,9 +33,3 @@ def parse_jobs(
     asked = parser.parse_intermixed_args(words)
     multirun = multirun or asked.multirun
     return asked, compose_jobs(asked.overrides, asked.config_dir, multirun=multirun)
-
-
-def check_is_run(folder: Path) -> None:
-    """Refuse a folder that holds no run, before anything in it is read."""
-    if not (folder / CONFIG).exists():
-        raise ConfigError("RUN_FOLDER", str(folder), "there is no run in this folder")

@@ -26,38 +26,19 @@ def main(words: list[str]) -> int:
 
     parser = Parser("campaign", "Run the cells of a campaign that have no record yet.")
     names = ", ".join(campaign_files())
-    parser.add_argument(
-        "name", metavar="NAME", help=f"of configs/campaign/NAME.yaml; there is {names}"
-    )
-    parser.add_argument(
-        "words",
-        nargs="*",
-        # Otherwise argparse would name it as missing, too.
-        default=[],
-        metavar="launch=slurm",
-        help="submit its cells as jobs, with keys of hydra.launcher, launch.cells_per_job and "
-        "launch.runs_per_gpu, and do not wait for them",
-    )
-    parser.add_argument(
-        "--hours",
-        type=float,
-        help="begin to stop after so many; each run saves a checkpoint, a minute or so more",
-    )
-    parser.add_argument(
-        "--on-gpus",
-        type=int,
-        metavar="N",
-        help="run its cells on this machine's GPUs, N at a time on each, whatever its file says",
-    )
+    parser.add_argument("name", metavar="NAME", help=f"one of {names}")
+    cluster = "submit its cells as jobs, with keys of hydra.launcher, launch.cells_per_job and "
+    cluster += "launch.runs_per_gpu, and do not wait for them"
+    # Without a default argparse would name it as missing, too.
+    parser.add_argument("words", nargs="*", default=[], metavar="launch=slurm", help=cluster)
+    stop = "begin to stop after so many; each run saves a checkpoint, a minute or so more"
+    parser.add_argument("--hours", type=float, help=stop)
+    gpus = "run its cells on this machine's GPUs, N at a time on each, whatever its file says"
+    parser.add_argument("--on-gpus", type=int, metavar="N", help=gpus)
     parser.add_argument("--list", action="store_true", help="print its cells, and run none")
-    parser.add_argument(
-        "--pack",
-        action="store_true",
-        help="put its records into one file, RECORDS/NAME.jsonl.gz, and run none",
-    )
-    parser.add_argument(
-        "--records", type=Path, default=DEFAULT_RECORDS, help="where records lie (%(default)s)"
-    )
+    pack_help = "put its records into one file, RECORDS/NAME.jsonl.gz, and run none"
+    parser.add_argument("--pack", action="store_true", help=pack_help)
+    parser.add_argument("--records", type=Path, default=DEFAULT_RECORDS, help="(%(default)s)")
     parser.add_argument("--config-dir", **CONFIG_DIR)
     asked = parser.parse_intermixed_args(words)
     if is_rank():

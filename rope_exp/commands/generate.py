@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
-from rope_exp.commands._parser import Parser, check_is_run
+from rope_exp.commands._parser import Parser
 from rope_exp.decoder import Decoder
 from rope_exp.errors import ConfigError, first_line
 from rope_exp.load import end_of_text, load_run
@@ -31,10 +31,6 @@ def generate(
         end_id: id of the token that ends a document.
         temperature: divides the logits; 0: always take the likeliest token.
         top_p: sample among the likeliest tokens that together have this probability.
-        seed: of the draws.
-    Raises:
-        ConfigError: the text cannot be encoded in the tokens of generated data; or the model was
-            trained on hidden tokens, and predicts no next one.
     """
     try:
         text.encode()
@@ -77,29 +73,21 @@ def main(words: list[str]) -> int:
     parser = Parser("generate", "Print what a run's model says after each text.")
     parser.add_argument("folder", metavar="RUN_FOLDER", type=Path)
     parser.add_argument("texts", metavar="TEXT", nargs="+", help="each begins a document")
-    for flag, kind, default, about in (
-        ("--tokens", int, 64, "how many at most"),
-        ("--temperature", float, 0.8, "0: the likeliest always"),
-        ("--top-p", float, 0.95, "draw from the likeliest that together have this probability"),
-        ("--seed", int, 0, "of the draws"),
+    for flag, key, default, about in (
+        ("--tokens", "num_tokens", 64, "how many at most"),
+        ("--temperature", "temperature", 0.8, "0: the likeliest always"),
+        ("--top-p", "top_p", 0.95, "draw from the likeliest that together have this probability"),
+        ("--seed", "seed", 0, "of the draws"),
     ):
-        parser.add_argument(flag, type=kind, default=default, help=f"{about} (%(default)s)")
+        about += " (%(default)s)"
+        parser.add_argument(flag, dest=key, type=type(default), default=default, help=about)
     parser.add_argument("--step", type=int, help="of the checkpoint; the newest otherwise")
-    asked = parser.parse_args(words)
-    check_is_run(asked.folder)
+    options = vars(parser.parse_args(words))
+    folder, texts, step = map(options.pop, ("folder", "texts", "step"))
 
-    decoder, tokenizer = load_run(asked.folder, asked.step)
-    end_id = end_of_text(asked.folder, decoder)
-    for text in asked.texts:
-        completion = generate(
-            decoder,
-            tokenizer,
-            text,
-            end_id,
-            num_tokens=asked.tokens,
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            seed=asked.seed,
-        )
+    decoder, tokenizer = load_run(folder, step)
+    end_id = end_of_text(folder, decoder)
+    for text in texts:
+        completion = generate(decoder, tokenizer, text, end_id, **options)
         print(f"{text}{completion}", end="\n\n")
     return 0

@@ -25,10 +25,7 @@ _BYTES = 2
 
 
 def figure(report: Report) -> alt.HConcatChart | None:
-    """Draw our results beside the published ones.
-
-    None if rows are told apart by more than a name, or all cache equally much.
-    """
+    """Draw our results beside the published ones; None if rows have no names, or cache alike."""
     lines = report.frame.set_index(pd.Index(report.rows, name="label"))
     ours = lines[["delta", *_ENDS]].astype(float)
     ours = ours.assign(num_bytes=_BYTES * lines["cached"].astype(float)).dropna(subset="delta")
@@ -68,10 +65,7 @@ def figure(report: Report) -> alt.HConcatChart | None:
 
 
 def front(points: pd.DataFrame) -> pd.DataFrame:
-    """Return the points for which no other caches as little and has less loss, by bytes.
-
-    Only the first of equal points is returned.
-    """
+    """Return the points for which no other caches as little and has less loss, by bytes."""
     ordered = points.sort_values(["num_bytes", "delta"])
     best_before = ordered["delta"].cummin().shift(fill_value=math.inf)
     return ordered[ordered["delta"] < best_before]

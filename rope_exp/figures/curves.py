@@ -67,10 +67,9 @@ def by_tokens(runs: Iterable[Run], key: str, window: int = 1) -> pd.DataFrame:
 
 
 def spread(wanted: pd.Series, gap: float, low: float, high: float) -> pd.Series:
-    """Return heights near the wanted ones, in the same order, at least `gap` apart.
+    """Return the nearest heights (least squares) in the same order, at least `gap` apart.
 
-    Neighbours that are too close move as one block around the mean of their wanted heights (least
-    squares). All are within [low, high] if they fit.
+    All are within [low, high] if they fit.
     """
     ordered = wanted.sort_values(kind="stable")
     # With the gaps subtracted, heights only need to increase.
@@ -118,9 +117,7 @@ def _differences(report: Report, x: alt.X) -> Iterator[alt.LayerChart]:
     )
 
 
-def _losses(
-    report: Report, x: alt.X, key: str, title: str, window: int
-) -> Iterator[alt.LayerChart]:
+def _losses(report: Report, x: alt.X, key: str, title: str, window: int) -> Iterator[alt.Chart]:
     """Draw the mean over finished seeds; a cross marks the end of a diverged run."""
     rows = report.rows.values()
     points = _points((row, by_tokens(_shown(row), key, window)) for row in rows)
@@ -134,9 +131,8 @@ def _losses(
     base = with_looks(report, points).encode(x=x, y=y.scale(domain=domain, nice=False))
 
     diverged = [(row, run) for row in rows for run in row.runs if run.status == "diverged"]
-    crosses = _points(
-        (row, by_tokens([run], key, window).dropna().tail(1)) for row, run in diverged
-    )
+    ends = [(row, by_tokens([run], key, window).dropna().tail(1)) for row, run in diverged]
+    crosses = _points(ends)
     # An end outside the scale is drawn at its edge.
     crosses["mean"] = crosses["mean"].clip(*domain)
     cross = with_looks(report, crosses)
@@ -176,10 +172,7 @@ def _points(curves: Iterable[tuple[Row, pd.DataFrame]]) -> pd.DataFrame:
 
 
 def _late(points: pd.DataFrame, report: Report) -> pd.DataFrame:
-    """Return the points to which axes are scaled: after the steep start, and not of diverged rows.
-
-    All points if there are no others.
-    """
+    """Return the points after the steep start of rows that did not diverge, or all if none."""
     diverged = [row.label for row in report.rows.values() if row.verdict == "diverged"]
     late = points[points["tokens"] >= _SHOWN_FROM * points["tokens"].max()]
     kept = late[~late["label"].isin(diverged)]
@@ -188,13 +181,9 @@ def _late(points: pd.DataFrame, report: Report) -> pd.DataFrame:
 
 def _sentences(report: Report, window: int) -> Iterator[str]:
     num_seeds = len({run.config.seed for run in report.runs})
-    seeds = "one seed"
-    if num_seeds > 1:
-        seeds = (
-            f"means over up to {num_seeds} finished seeds; band: one SD of the differences over "
-            "seeds, not a 95 % interval"
-        )
-    yield f"Group {report.groups}; {seeds}."
+    means = f"means over up to {num_seeds} finished seeds; band: one SD of the differences over "
+    means += "seeds, not a 95 % interval"
+    yield f"Group {report.groups}; {means if num_seeds > 1 else 'one seed'}."
     if report.of_variants:
         yield (
             "Colour and marker fill show which of Q and K rotate; dash and marker shape, which of "

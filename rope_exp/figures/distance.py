@@ -48,11 +48,7 @@ def weights(report: Report) -> pd.DataFrame:
 
 
 def levels(report: Report) -> pd.DataFrame:
-    """Return the distinct lines of uniform attention and of the bound, by distance.
-
-    Columns are line, distance, weight, color and dash. Bounds are scaled to the mean of uniform
-    attention, which is another for rows with a window.
-    """
+    """Return the distinct lines of uniform attention, and of the bound, scaled to its mean."""
     lines = {}
     for kind in _DASHES:
         for answer, *_ in report.answers("distance").values():

@@ -1,7 +1,5 @@
 """Figure 2: the 16 subsets as a grid, rotation of Q and K against rotation of V and O."""
 
-from collections.abc import Iterator
-
 import altair as alt
 import pandas as pd
 
@@ -44,6 +42,13 @@ def figure(report: Report) -> alt.LayerChart | None:
         x=alt.X("values:N", title="rotation of V and O", scale=values, axis=axis),
         y=alt.Y("scores:N", title="rotation of Q and K", scale=scores, axis=axis),
     )
+    sentences = [
+        f"Group {report.groups}. Cells show the mean within-seed difference and, with at least two "
+        "seeds, half the width of the 95 % interval of the table's test, and the verdict. Diverged "
+        "runs are excluded. Empty: not run."
+    ]
+    if report.published:
+        sentences.append("Italics in the corner: published difference.")
     text = base.encode(color=alt.condition(is_dark, alt.value("white"), alt.value(INK)))
     known = base.transform_filter("isValid(datum.delta)").mark_rect()
     corner = text.mark_text(dx=56, dy=-25, align="right", fontStyle="italic")
@@ -54,15 +59,5 @@ def figure(report: Report) -> alt.LayerChart | None:
         corner.encode(text=alt.Text("published:N")),
         width=4 * 125,
         height=4 * 68,
-        title=explanation(_sentences(report)),
+        title=explanation(sentences),
     )
-
-
-def _sentences(report: Report) -> Iterator[str]:
-    yield (
-        f"Group {report.groups}. Cells show the mean within-seed difference and, with at least two "
-        "seeds, half the width of the 95 % interval of the table's test, and the verdict. Diverged "
-        "runs are excluded. Empty: not run."
-    )
-    if report.published:
-        yield "Italics in the corner: published difference."

@@ -1,6 +1,5 @@
 """Figure 7: losses of finished models by position and window, and under shift and ablation."""
 
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import altair as alt
@@ -22,37 +21,27 @@ from rope_exp.sections import SITES
 from rope_exp.table import seeds
 
 ORDER = 4
-# By the name of its numbers in `by_seed`, each panel's probe, title, axis, and a note.
+# The titles and axes of panels, by the name of their numbers in `by_seed`.
 _PANELS = {
     "bins": (
-        "positions",
         "loss by position, minus {}'s",
         alt.X("place:Q", title="position (tokens)")
         .scale(type="log", nice=False)
         .axis(format=",", values=[1, 10, 100, 1000, 10_000]),
-        "By position: bins of half an octave, at their first position. Dashed: training length.",
     ),
     "positions": (
-        "positions",
         "loss over whole windows",
-        alt.X("place:O", title="window (training lengths)").axis(
-            labelExpr="datum.value + '×'", labelAngle=0
-        ),
-        "",
+        alt.X("place:O", title="window (training lengths)", axis=alt.Axis(labelAngle=0)),
     ),
     "shift": (
-        "shift",
         "added loss, shifted start",
-        alt.X("place:O", title="first position").axis(format=",", labelAngle=0),
-        "Relative variants do not depend on the first position.",
+        alt.X("place:O", title="first position", axis=alt.Axis(format=",", labelAngle=0)),
     ),
     "ablation": (
-        "ablation",
         "added loss, ablated site",
         alt.X("place:N", title="site")
         .scale(domain=list(SITES))
         .axis(labelExpr="upper(datum.value)", labelAngle=0, grid=False),
-        "Ablated site: its rotation is switched off in the trained model.",
     ),
 }
 
@@ -61,7 +50,7 @@ def figure(report: Report) -> alt.HConcatChart | None:
     """Draw a panel for each probe, with a line or markers for each row; None without answers."""
     panels = {}
     rows: set[str] = set()
-    for name, (_, title, x, _) in _PANELS.items():
+    for name, (title, x) in _PANELS.items():
         table = points(report, name)
         if table.empty:
             continue
@@ -88,17 +77,23 @@ def figure(report: Report) -> alt.HConcatChart | None:
         return None
 
     key = key_of(report, [label for label in report.rows if label in rows])
-    title = explanation(_sentences(report, panels))
+    counts = [sum(bool(run.probes) for run in row.runs) for row in report.rows.values()]
+    sentences = (
+        f"Group {report.groups}; {seeds(counts)} per row; losses in {report.unit}.",
+        "By position: bins of half an octave, at their first position. Dashed: training length.",
+        "Relative variants do not depend on the first position.",
+        "Ablated site: its rotation is switched off in the trained model.",
+    )
+    title = explanation(sentences)
     return alt.hconcat(alt.concat(*panels.values(), columns=2), key, title=title)
 
 
 def points(report: Report, name: str) -> pd.DataFrame:
-    """Return a panel's points: columns label, place and value, each a mean over seeds.
+    """Return a panel's points, means over seeds: columns label, place and value.
 
-    Losses by position are differences to the reference within a seed. A row that shares no seed or
-    windows with it is left out. A shift's and an ablation's losses are those added.
+    Losses by position are differences to the reference within a seed, and others are those added.
     """
-    probe = _PANELS[name][0]
+    probe = "positions" if name == "bins" else name
     # A line for each seed, a column for each place.
     tables: dict[str, Any] = {
         label: by_seed(report.rows[label], probe).xs(name, axis="columns", level="probe")
@@ -119,14 +114,8 @@ def points(report: Report, name: str) -> pd.DataFrame:
     found = pd.DataFrame(means).rename_axis("place").reset_index()
     found = found.melt("place", var_name="label").dropna()
     if name == "bins":
-        # A log axis has no place for 0.
+        # On a log axis, positions count from 1.
         found["place"] += 1
     elif name == "positions":
         found["place"] /= report.runs[0].config.train.seq_len
     return found
-
-
-def _sentences(report: Report, shown: Iterable[str]) -> Iterator[str]:
-    counts = [sum(bool(run.probes) for run in row.runs) for row in report.rows.values()]
-    yield f"Group {report.groups}; {seeds(counts)} per row; losses in {report.unit}."
-    yield from filter(None, (_PANELS[name][3] for name in shown))

@@ -1,8 +1,6 @@
 """The look of rows, and what charts share.
 
-For the 16 subsets, the hue and the fill of the marker show which of Q and K rotate, and the dash
-and the shape of the marker which of V and O. No two are alike, even in grey. A user's own variants
-have other hues, other markers and their own dash.
+Hue and fill of a subset's marker show which of Q and K rotate, and dash and shape which of V and O.
 """
 
 import hashlib
@@ -60,8 +58,6 @@ _OTHER_MARKERS = (
     "M0,-1.2L.7,0L0,1.2L-.7,0Z",
 )
 _OWN_DASH = [12.0, 2.4, 2.4, 2.4, 2.4, 2.4]
-
-
 INK = "#222222"
 GREY = "#666666"
 
@@ -104,8 +100,7 @@ SIGNED = "datum.value ? format(datum.value, '+~g') : '0'"
 def look(label: str, number: int = 0) -> dict[str, Any]:
     """Return a row's `color` and `dash`, and the paths `outline` and `filled` of its marker.
 
-    A variant looks the same everywhere. The look of a setting, such as optim.lr=0.003, follows its
-    `number` among the rows, so that no two of a figure look alike.
+    A variant looks the same everywhere; a setting, such as optim.lr=0.003, by its row's number.
     """
     if label in SITES_OF:
         scores, values = parts(label)
@@ -128,9 +123,6 @@ def parts(label: str) -> tuple[str, str]:
     return sites.rstrip("vo"), sites.lstrip("qk")
 
 
-# -- files -----------------------------------------------------------------------------------------
-
-
 def svg_of(spec: dict[str, Any]) -> bytes:
     """Return a Vega-Lite specification as an SVG file."""
     # Imported here because it loads a JavaScript engine, which only files need.
@@ -145,20 +137,17 @@ def svg_of(spec: dict[str, Any]) -> bytes:
 
 def drawn(draw: Callable[[Report], alt.TopLevelMixin | None], report: Report) -> bytes | None:
     """Return a report's chart as an SVG file; None if the report does not allow the chart."""
-    # Checking against the schema takes a fifth of the time, and a wrong chart is not drawn anyway.
+    # Checking against the schema takes a fifth of the time.
     with debug_mode(False):
         chart = draw(report)
         return None if chart is None else svg_of(chart.to_dict(validate=False))
 
 
-# -- axes ------------------------------------------------------------------------------------------
-
-
 def limits(means: Iterable[float], ends: Iterable[float] = ()) -> tuple[float, float]:
     """Return the limits of an axis of differences: 0, every mean, and ends of intervals.
 
-    Intervals may extend the axis on each side by at most half the range of the means, or two
-    margins if that is more. So one noisy row leaves the others readable; its interval is cut off.
+    Intervals extend each side by at most half the range of the means, or two margins. So one noisy
+    row leaves the others readable.
     """
     low, *_, high = sorted([0.0, 0.0, *means])
     span = max(high - low, 4 * MARGIN)
@@ -183,9 +172,6 @@ def zero_and_margin() -> list[alt.Chart]:
         band.mark_rect(style="margin").encode(x="low:Q", x2="high"),
         zero.encode(x=alt.XDatum(0, type="quantitative")),
     ]
-
-
-# -- rows ------------------------------------------------------------------------------------------
 
 
 def with_looks(report: Report, table: pd.DataFrame) -> alt.Chart:
@@ -221,9 +207,6 @@ def key_of(report: Report, labels: Iterable[str]) -> alt.LayerChart:
     base = with_looks(report, table).encode(x=alt.XValue(8), y=y)
     names = base.mark_text(align="left", dx=14).encode(text="name:N")
     return alt.layer(*markers(base, size=60), names, width=16, height=alt.Step(17))
-
-
-# -- words -----------------------------------------------------------------------------------------
 
 
 def explanation(sentences: Iterable[str]) -> alt.Title:

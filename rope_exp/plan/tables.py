@@ -1,7 +1,4 @@
-"""Estimates of a config's costs: parameters, operations a token, memory, disk and time.
-
-Times assume a stated share of a GPU's dense bf16 peak, or the speed measured in runs of this group.
-"""
+"""Estimates of a config's costs: parameters, operations a token, memory, disk and time."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -26,13 +23,8 @@ SHOWN = ("A100", "H100", "H200")
 GIB = 2**30
 
 
-def cost_lines(config: RunConfig, measured_tokens_per_s: float | None = None) -> list[str]:
-    """Return lines that describe a config's costs.
-
-    Args:
-        config: with every `auto` resolved.
-        measured_tokens_per_s: of runs of this config's group, if there are any.
-    """
+def cost_lines(config: RunConfig) -> list[str]:
+    """Return lines that describe a resolved config's costs."""
     model = config.model
     train = config.train
     vocab_size = vocabulary(config)
@@ -71,20 +63,18 @@ def cost_lines(config: RunConfig, measured_tokens_per_s: float | None = None) ->
         f"{train.precision}",
         f"disk         {checkpoint_bytes(config, vocab_size) / GIB:.2f} GiB a checkpoint, "
         f"{train.keep_checkpoints} kept and one more while saving",
-        *_times([config], measured_tokens_per_s),
+        *_times([config]),
     ]
 
 
-def sweep_lines(
-    configs: Sequence[RunConfig], measured_tokens_per_s: float | None = None
-) -> list[str]:
-    """Return lines that describe the total cost of a sweep; see cost_lines."""
+def sweep_lines(configs: Sequence[RunConfig]) -> list[str]:
+    """Return lines that describe the total cost of a sweep."""
     total = sum(run_flops(config, vocabulary(config)) for config in configs)
     tokens = sum(config.train.num_tokens for config in configs)
     return [
         f"sweep        {len(configs)} runs, of which the above is the first: {tokens:,} tokens, "
         f"{total:.3e} operations",
-        *_times(configs, measured_tokens_per_s),
+        *_times(configs),
     ]
 
 
@@ -96,17 +86,12 @@ def vocabulary(config: RunConfig) -> int:
     return config.known_vocab_size
 
 
-def _times(configs: Sequence[RunConfig], measured_tokens_per_s: float | None) -> list[str]:
-    """Return a line with the estimated time of all runs for each assumed or measured speed."""
+def _times(configs: Sequence[RunConfig]) -> list[str]:
+    """Return a line with the estimated time of all runs for each card, unless a model is small."""
     total = sum(run_flops(config, vocabulary(config)) for config in configs)
     smallest = min(num_parameters(config.architecture(vocabulary(config))) for config in configs)
-    seconds = {}
-    if smallest >= LEAST_ESTIMATED:
-        for card in SHOWN:
-            place = f"on one {card} at an assumed {ASSUMED_MFU:.0%} MFU"
-            seconds[place] = total / (PEAK_TFLOPS[card] * 1e12 * ASSUMED_MFU)
-    if measured_tokens_per_s is not None:
-        tokens = sum(config.train.num_tokens for config in configs)
-        place = f"at the {measured_tokens_per_s:,.0f} tokens/s measured in this group"
-        seconds[place] = tokens / measured_tokens_per_s
-    return [f"time         {timedelta(seconds=round(seconds[at]))} {at}" for at in seconds]
+    lines = []
+    for card in SHOWN if smallest >= LEAST_ESTIMATED else ():
+        time = timedelta(seconds=round(total / (PEAK_TFLOPS[card] * 1e12 * ASSUMED_MFU)))
+        lines.append(f"time         {time} on one {card} at an assumed {ASSUMED_MFU:.0%} MFU")
+    return lines

@@ -23,14 +23,7 @@ ALLOWED = ("launch", "launch.cells_per_job", "launch.runs_per_gpu")
 def submit_campaign(
     progress: Progress, words: Sequence[str], config_dir: Path | None, queue: Queue
 ) -> str:
-    """Submit the cells without a record to a cluster, and say what was submitted.
-
-    Args:
-        words: overrides of the launcher.
-    Raises:
-        ConfigError: a word is not about the launcher; see also `submit`.
-        ChildProcessError: SLURM refuses.
-    """
+    """Submit the cells without a record to a cluster by overrides of the launcher; see `submit`."""
     for word in words:
         key = word.lstrip("+").partition("=")[0]
         if key not in ALLOWED and not key.startswith("hydra.launcher."):

@@ -1,7 +1,6 @@
 """Submission of runs to SLURM through submitit, as an array of jobs; `submit` does not wait.
 
-Each job runs some cells on its node by our dispatcher, as the same command there would. Ahead of
-its time limit it saves a checkpoint and is requeued. `launch=slurm_local` rehearses this on this
+Each job runs some cells on its node by our dispatcher. `launch=slurm_local` rehearses this on this
 machine, without a queue and without requeueing.
 """
 
@@ -47,11 +46,8 @@ def run_on_node(
     """Run some cells in a job; at its time limit or preempted, requeue it once they are saved.
 
     Args:
-        run: runs the cells, and returns an exit code.
         max_restarts: after so many the job is not requeued at its time limit.
         gpus: the submitting process's CUDA_VISIBLE_DEVICES; submitit's stand-in hides the GPUs.
-    Raises:
-        ChildProcessError: some cell failed or was stopped; SLURM then shows a failed job.
     """
     at_limit = []
 
@@ -75,6 +71,7 @@ def run_on_node(
         if (at_limit and may_restart) or re.search(r"PreemptTime=\d", shown):
             output_of("scontrol", "requeue", job.job_id)
     if code not in (EXIT_DONE, EXIT_DIVERGED):
+        # SLURM then shows a failed job.
         raise ChildProcessError(f"ended with exit code {code}")
 
 
@@ -88,12 +85,8 @@ def submit(
     """Submit the cells that are not in the queue, and say what was submitted.
 
     Args:
-        launcher: Hydra's, which says what each job asks for.
         cells: what `run` needs of each cell, by name.
         run: runs several of these in a job, and returns the exit code.
-    Raises:
-        ConfigError: the launcher is none of submitit's, or a key is none of SLURM's.
-        ChildProcessError: SLURM refuses.
     """
     cluster = CLUSTERS.get(launcher["_target_"].rpartition(".")[2])
     if cluster is None:
@@ -149,12 +142,7 @@ def submit(
 
 
 def submit_sweep(jobs: Jobs) -> str:
-    """Submit the runs of a sweep that have no result, and say what was submitted.
-
-    Raises:
-        ConfigError: a folder is of another config, or of two runs; see also `submit`.
-        ChildProcessError: SLURM refuses.
-    """
+    """Submit the runs of a sweep that have no result, and say what was submitted."""
     cells = {
         key: (run.config.replace("launch", cells_per_job=1), run.title)
         for key, run in _runs(jobs).items()

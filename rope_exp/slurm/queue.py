@@ -26,11 +26,7 @@ class Queue:
         write_json(self._path, self.jobs | added)
 
     def active(self, names: Collection[str]) -> dict[str, str]:
-        """Return `queued` or `running` for each of these cells whose job has not ended.
-
-        Raises:
-            ChildProcessError: SLURM does not answer.
-        """
+        """Return `queued` or `running` for each of these cells whose job has not ended."""
         jobs = {name: job for name, job in self.jobs.items() if name in names}
         states: dict[str, str] = {}
         if any(cluster == "slurm" for cluster, _ in jobs.values()):

@@ -37,11 +37,8 @@ def files(
 def all_seeds(report: Report, others: Iterable[Run]) -> Report | None:
     """Return a table joined with other campaigns' runs that differ from its own in the seed alone.
 
-    Campaigns that try several learning rates are left out, as their seeds chose a rate.
-
-    Returns:
-        None if no other run fits, a row has no other to be compared with, or the table's campaign
-        is of the first protocol, which tests its own seeds alone.
+    Campaigns that try several learning rates are left out, as their seeds chose a rate. None if no
+    run fits, or the table's campaign is of the first protocol, which tests its own seeds alone.
     """
     if len(report.rows) < 2 or not report.of_variants or not is_always_paired(report.runs):
         return None

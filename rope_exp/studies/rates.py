@@ -1,8 +1,7 @@
 """Learning rates: each variant's best one, and the differences between variants there.
 
 They show whether a difference is due to tuning (docs/paper/protocol.md). Learning rates are
-compared within a seed, because means over different seeds also differ by the seeds; a seed that was
-run at a single learning rate says nothing about them.
+compared within a seed; a seed that was run at a single learning rate says nothing about them.
 """
 
 import math
@@ -13,22 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rope_exp.comparable import (
-    OF_ROW,
-    OWN_RATE,
-    REFUSED_WITHIN_A_BLOCK,
-    ROW,
-    SEEDS,
-    alike,
-    check_blocks,
-    comparable,
-    differing_surroundings,
-    has_blocks,
-    label_of,
-    level_name,
-    name_of,
-    telling,
-)
+from rope_exp import comparable
+from rope_exp.comparable import OF_ROW, OWN_RATE, ROW, SEEDS, label_of, telling
 from rope_exp.errors import log
 from rope_exp.report import Report, build, paragraphs
 from rope_exp.runs import ReportError, Run
@@ -56,7 +41,8 @@ def files(
         others = [run for other, runs in plain.items() if other != name for run in runs]
         sweeps = find_sweeps(records[name], others)
         for runs in sweeps:
-            level = level_name(runs[0], sorted(runs[0].factors.keys() - {OWN_RATE, *SEEDS}))
+            keys = sorted(runs[0].factors.keys() - {OWN_RATE, *SEEDS})
+            level = comparable.level_name(runs[0], keys)
             file = f"rates-{level}.md" if level and len(sweeps) > 1 else "rates.md"
             made |= {f"{name}/{path}": content for path, content in of_group(runs, file).items()}
     return made
@@ -80,24 +66,23 @@ def _rates(runs: Iterable[Run]) -> set[float]:
 def find_sweeps(runs: Sequence[Run], others: Iterable[Run]) -> list[list[Run]]:
     """Return a campaign's runs that differ in row, seed and learning rate only, by setting.
 
-    Runs of other campaigns that fit are added, for variants of the campaign, unless its rows have
-    names, or the seed's runs were computed elsewhere. If another campaign ran the same cell, the
-    campaign's own run is used.
+    Other campaigns' runs of its variants that fit are added, unless they have row names, the seed's
+    runs were computed elsewhere, or the campaign ran the cell itself.
     """
-    if not has_blocks(runs) or not any(OWN_RATE in run.factors for run in runs):
+    if not comparable.has_blocks(runs) or not any(OWN_RATE in run.factors for run in runs):
         return []
     sweeps: list[list[Run]] = []
     factors = (OWN_RATE, "seed", *(OF_ROW if telling(runs) == [ROW] else ("pe",)))
     labels = {_label(run) for run in runs}
     lent = [run for run in others if run.config.row_name is None and _label(run) in labels]
     for run in [*runs, *lent]:
-        sweep = next((sweep for sweep in sweeps if alike(sweep[0], run, factors)), None)
+        sweep = next((sweep for sweep in sweeps if comparable.alike(sweep[0], run, factors)), None)
         if sweep is None and run.group == runs[0].group:
             sweeps.append([run])
         elif sweep is not None and all(_cell(run) != _cell(other) for other in sweep):
             block = [other for other in sweep if other.config.seed == run.config.seed]
-            differing = differing_surroundings([*block, run])
-            if run in runs or differing.keys().isdisjoint(REFUSED_WITHIN_A_BLOCK):
+            differing = comparable.differing_surroundings([*block, run])
+            if run in runs or differing.keys().isdisjoint(comparable.REFUSED_WITHIN_A_BLOCK):
                 sweep.append(run)
     return [sweep for sweep in sweeps if len(_rates(sweep)) > 1]
 
@@ -132,12 +117,8 @@ def markdown(runs: Sequence[Run]) -> str:
     """Return rates.md: losses by learning rate, and differences at common and best rates.
 
     The common learning rate has the most runs; among equals, it has the lowest mean.
-
-    Raises:
-        ReportError: the runs differ in more than variant, seed and learning rate, a block's runs
-            were computed differently, or no variant was run at two learning rates with one seed.
     """
-    check_blocks(runs)
+    comparable.check_blocks(runs)
     finished = [run for run in runs if run.loss is not None]
     losses = _losses(finished)
     means = pd.DataFrame({label: adjusted_means(table) for label, table in losses.groupby("label")})
@@ -148,7 +129,7 @@ def markdown(runs: Sequence[Run]) -> str:
 
     at_common = [run for run in finished if run.config.optim.lr == common]
     report = build(at_common, telling(at_common))
-    names = {_label(run): name_of(run, telling([run])) for run in finished}
+    names = {_label(run): comparable.name_of(run, telling([run])) for run in finished}
     marked = {_cell(run)[:2] for run in finished if _reads_far(run)}
     parts = [
         f"**Each variant by learning rate.** The loss at {common:g} is a mean over seeds. At "
@@ -199,7 +180,7 @@ def _losses(runs: Sequence[Run]) -> pd.DataFrame:
     share no seeds.
     """
     if runs:
-        comparable(runs, [*telling(runs), OWN_RATE])
+        comparable.rows_of(runs, [*telling(runs), OWN_RATE])
     columns = ["rate", "label", "seed", "loss"]
     lines = pd.DataFrame([(*_cell(run), run.loss) for run in runs], columns=columns)
     losses = lines.pivot(index=["label", "seed"], columns="rate", values="loss")

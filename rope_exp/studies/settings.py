@@ -44,21 +44,18 @@ def files(
     settings: dict[str, Report] = {}
     seen: list[set[str]] = []
     for place, report in sorted(tables.items(), key=lambda item: (-len(item[1].runs), item[0])):
-        cells = {run.config.config_sha256 for run in report.runs}
+        hashes = {run.config.config_sha256 for run in report.runs}
         is_setting = report.of_variants and report.reference.label == REFERENCE
         deltas = {report.lines[label]["delta"] for label in COLUMNS if label in report.rows}
-        if is_setting and deltas - {None} and not any(cells <= larger for larger in seen):
+        if is_setting and deltas - {None} and not any(hashes <= larger for larger in seen):
             settings[place] = report
-            seen.append(cells)
+            seen.append(hashes)
     if len(asked) < len(records) or len(settings) < 2:
         return {}
 
     titles = _titles(settings)
     names = {label: row.name for each in settings.values() for label, row in each.rows.items()}
     every = pd.DataFrame([line for item in settings.items() for line in _lines(*item)])
-    cells_of = every.pivot(index="setting", columns="pe", values="cell")
-    short = {label: names[label].removesuffix("-RoPE") for label in COLUMNS if label in names}
-    cells_of = cells_of[list(short)].rename(columns=short)
     parts = [
         f"**Each variant's loss minus that of {names[REFERENCE]}, in every setting with "
         "both:** mean within a seed, with the number of seeds in parentheses. A star marks a "
@@ -67,27 +64,31 @@ def files(
         "setting that only repeats cells of another is left out. A difference from one seed says "
         "little. Intervals, and variants beyond the nine, are in settings.csv."
     ]
+    first = every.groupby("setting", sort=False).first()
+    # A space is no part of a link.
+    links = [f"[{titles[place]}](../{quote(place, safe='/=,+')}/table.md)" for place in first.index]
+    lines = pd.DataFrame({"setting": links, "in": first["unit"]})
+    lines[["parameters", "tokens"]] = first[["parameters", "tokens"]].map(millions)
+    lines["warmup"] = first["warmup_steps"].map("{:,}".format)
+    cells = every.pivot(index="setting", columns="pe", values="cell")
+    for label in COLUMNS:
+        if label in names:
+            lines[names[label].removesuffix("-RoPE")] = cells[label]
     of_text = {place: report for place, report in settings.items() if report.task is None}
-    others = {place: report for place, report in settings.items() if report.task is not None}
-    for title, reports in (("Text, in nats per token", of_text), ("Generated data", others)):
-        lines = []
-        for place, report in reports.items():
-            # A space is no part of a link.
-            link = f"[{titles[place]}](../{quote(place, safe='/=,+')}/table.md)"
-            unit = {} if reports is of_text else {"in": report.unit}
-            sizes = {key: millions(value) for key, value in _sizes(report).items()}
-            warmup = f"{report.runs[0].config.num_warmup_steps:,}"
-            lines.append(
-                {"setting": link, **unit, **sizes, "warmup": warmup, **cells_of.loc[place]}
-            )
-        if lines:
-            parts += [f"{title}:", markdown_table(pd.DataFrame(lines))]
+    is_text = lines.index.isin(of_text)
+    for title, kept in (
+        ("Text, in nats per token:", lines[is_text].drop(columns="in")),
+        ("Generated data:", lines[~is_text]),
+    ):
+        parts += [title, markdown_table(kept)] if len(kept) else []
 
     table = every.drop(columns="cell").to_csv(index=False, float_format="%.6f")
     made = {"settings/settings.csv": table.encode()}
     chart = relations(of_text) if "style" in choices("figures") else None
     if chart is not None:
-        made["settings/figures/relations.svg"] = _style().svg_of(chart.to_dict())
+        made["settings/figures/relations.svg"] = chosen("figures", "style", "figures").svg_of(
+            chart.to_dict()
+        )
         parts.append("![relations](figures/relations.svg)")
     return {"settings/settings.md": paragraphs(*parts).encode(), **made}
 
@@ -115,15 +116,17 @@ def _lines(place: str, report: Report) -> Iterator[dict[str, Any]]:
     for label, line in report.lines.items():
         if line["delta"] is None or label == report.reference.label:
             continue
-        judged = report.against.get(label)
+        judged = report.against.get(label, {})
         star = "*" if judged and report.decided[label]["p_adjusted"] < ALPHA else ""
-        num_seeds = judged["num_seeds"] if judged else 1
+        num_seeds = judged.get("num_seeds", 1)
+        config = report.runs[0].config
         yield {
             "setting": place,
             "pe": label,
             "unit": report.unit,
-            **_sizes(report),
-            "warmup_steps": report.runs[0].config.num_warmup_steps,
+            "parameters": report.runs[0].result["params"],
+            "tokens": config.train.num_tokens,
+            "warmup_steps": config.num_warmup_steps,
             "num_seeds": num_seeds,
             **{key: line[key] for key in ("delta", "delta_ci_low", "delta_ci_high", "p_holm")},
             "verdict": WORDS[report.decided[label]["verdict"]] if judged else "untested",
@@ -131,17 +134,7 @@ def _lines(place: str, report: Report) -> Iterator[dict[str, Any]]:
         }
 
 
-def _sizes(report: Report) -> dict[str, int]:
-    run = report.runs[0]
-    return {"parameters": run.result["params"], "tokens": run.config.train.num_tokens}
-
-
 # -- the figure ------------------------------------------------------------------------------------
-
-
-def _style() -> Any:
-    """Return the style of figures."""
-    return chosen("figures", "style", "figures")
 
 
 def relations(settings: Mapping[str, Report]) -> alt.ConcatChart | None:
@@ -176,13 +169,18 @@ def relations(settings: Mapping[str, Report]) -> alt.ConcatChart | None:
         f"margin of {MARGIN:g} nats. Softmax attention, next token on text. A name ends with the "
         "values that differ from most settings."
     )
-    return alt.concat(*panels, columns=4, spacing=12, title=_style().explanation([explanation]))
+    return alt.concat(
+        *panels,
+        columns=4,
+        spacing=12,
+        title=chosen("figures", "style", "figures").explanation([explanation]),
+    )
 
 
 def _panel(points: pd.DataFrame, y: alt.Y) -> alt.LayerChart:
     """Draw one relation: a line for each setting that has it."""
     # A single seed may lie far off, so tested differences set the axis; arrows mark the others.
-    style = _style()
+    style = chosen("figures", "style", "figures")
     tested = points[points["is_tested"]]
     domain = style.limits([*tested["delta"], -MARGIN, MARGIN], [*tested["low"], *tested["high"]])
     shapes = ("triangle-left", "circle", "triangle-right")

@@ -1,10 +1,6 @@
-"""The caption and the summary of a table: its runs, and the order of its rows.
-
-They claim nothing that the runs do not support.
-"""
+"""The caption and the summary of a table: its runs, and the order of its rows."""
 
 import itertools
-import math
 
 import pandas as pd
 from scipy import stats
@@ -99,7 +95,5 @@ def _tau(report: Report) -> str:
     if len(both) < 3:
         return ""
     test = stats.kendalltau([ranks[row] for row in both], [theirs[row] for row in both])
-    tau = f"undefined (n = {len(both)})"
-    if not math.isnan(test.statistic):
-        tau = f"{test.statistic:.3f} (n = {len(both)}, p {spell_p(test.pvalue, '= ')})"
-    return f" Kendall's tau-b against the published losses is {tau}."
+    words = f"{test.statistic:.3f} (n = {len(both)}, p {spell_p(test.pvalue, '= ')})"
+    return f" Kendall's tau-b against the published losses is {words}."

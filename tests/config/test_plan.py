@@ -31,10 +31,9 @@ def test_a_sweep_costs_what_its_runs_cost_together() -> None:
     configs = [resolve(config) for config in compose_jobs(words, multirun=True).configs]
     single = sum(run_flops(config, 2048) for config in configs)
 
-    said, time = plan.sweep_lines(configs, 1000.0)
+    [said] = plan.sweep_lines(configs)
     assert f"4 runs, of which the above is the first: {360 * 16 * 256:,} tokens" in said
     assert f"{single:.3e} operations" in said
-    assert time == "time         0:24:35 at the 1,000 tokens/s measured in this group"
 
 
 def test_an_unknown_vocabulary_is_one_sentence() -> None:

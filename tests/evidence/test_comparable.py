@@ -122,11 +122,6 @@ REFUSED: dict[str, tuple[Runs, tuple[str, ...], str]] = {
     "other weights of a size": (
         [size(128), size(256, **LARGE), size(256, "vo_rope")], MODEL, "from different weights",
     ),
-    "two objectives": ([run(), run("qk_rope", 0, MLM)], PE, "are both qk_rope-s0"),
-    "other weights of an objective": (
-        [run("qk_rope", 0, MLM, **LARGE), run("vo_rope", 0, MLM)],
-        ("pe", *OBJECTIVE), "from different weights",
-    ),
 }  # fmt: skip
 
 

@@ -56,12 +56,16 @@ def test_a_run_that_was_set_aside_is_none(tmp_path: Path) -> None:
     assert (line["status"], line["val/loss"]) == ("unfinished", None)
 
 
-def test_a_table_is_by_variant() -> None:
+def test_a_table_is_by_variant(tmp_path: Path) -> None:
     folder = REPOSITORY / "results/english"
     for where in (folder, folder / "table.csv"):
         table = load_table(where)
         assert table.loc["nope", "rotate"] == ""
         assert table.loc["vo_rope", "delta"] > 0
+    with refused("is not a table.csv"):
+        load_table(tmp_path)
+    with refused("holds neither runs nor records"):
+        load_runs(tmp_path)
 
 
 def test_an_answer_has_a_line_for_each_place(tmp_path: Path) -> None:
@@ -84,13 +88,6 @@ def test_an_answer_has_a_line_for_each_place(tmp_path: Path) -> None:
     assert of_folders["where"].tolist() == ["g/qk_rope/seed0"] * 2
     assert of_folders["at"].tolist() == [0, 64]
     assert of_folders["value"].tolist() == [3.5, pytest.approx(float("nan"), nan_ok=True)]
-
-
-def test_what_is_none_is_refused(tmp_path: Path) -> None:
-    with refused("holds neither runs nor records"):
-        load_runs(tmp_path)
-    with refused("is not a table.csv"):
-        load_table(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,6 @@ def folder(recorded: Path, tmp_path: Path) -> Path:
     return shutil.copytree(recorded / "results/runs/mine" / NAME, tmp_path / "runs" / NAME)
 
 
-# -- written and read back -------------------------------------------------------------------------
-
-
 def test_a_record_is_what_the_runs_folder_says(folder: Path, record: Path) -> None:
     """The record's config, result, curve, environment and probes equal those in the run's files."""
     run = read_run(folder)
@@ -185,9 +182,6 @@ def test_a_folder_that_is_not_whole_leaves_no_record(
     with refused(NAME, part, by=RecordError):
         write_record(path, folder, "vo", FACTORS)
     assert not path.exists()
-
-
-# -- what is refused -------------------------------------------------------------------------------
 
 
 def test_any_digit_that_was_changed_is_found(record: Path) -> None:

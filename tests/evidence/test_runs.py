@@ -14,9 +14,6 @@ def read(runs: Path) -> list[Run]:
     return read_runs([runs / "g"])[0]
 
 
-# -- selection of folders --------------------------------------------------------------------------
-
-
 def test_groups_are_named_and_not_mixed_unless_asked_for(tmp_path: Path) -> None:
     with refused("holds no runs", "rope-exp train +experiment=nine"):
         find_groups(tmp_path, None)
@@ -47,9 +44,6 @@ def test_what_is_no_run_is_left_out_by_name(tmp_path: Path, name: str) -> None:
     assert [run.where for run in runs] == ["g/vo_rope/seed0"]
     assert sorted(left_out) == ["g/nope/seed0", "g/vo_rope/notes"]
     assert str(broken / name) in left_out["g/nope/seed0"]
-
-
-# -- contents of a folder --------------------------------------------------------------------------
 
 
 def test_a_run_says_what_its_folder_does(tmp_path: Path) -> None:

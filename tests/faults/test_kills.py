@@ -1,8 +1,4 @@
-"""Test of runs that are killed with SIGKILL at random moments, and started again.
-
-The dispatcher, one of its ranks, or all of them are killed. KILLS is the number of kills of each
-kind of run, and KILLS_SEED draws the moments.
-"""
+"""Test of KILLS kill -9 of the dispatcher, a rank or all, at moments drawn by KILLS_SEED."""
 
 import os
 import random

@@ -1,7 +1,4 @@
-"""Tests of submitting campaigns and sweeps, to submitit's local executor or a fake SLURM.
-
-tests/cluster/test_slurm.py does the same on a real SLURM.
-"""
+"""Tests of submission to submitit's local executor or a fake SLURM; a real one: tests/cluster."""
 
 import os
 import subprocess
@@ -33,10 +30,7 @@ def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, **outputs: str) -> N
 
 
 def test_a_sweep_is_rehearsed_on_this_machine(tmp_path: Path, corpus: Path, cache: Path) -> None:
-    """One job trains both runs; --list shows them as left, then as finished.
-
-    Without run.group, folders are named by a hash, which stays as the node resolves `auto`.
-    """
+    """One job trains both runs; the hash in their folders stays as the node resolves `auto`."""
     data = [f"data.path={corpus}", "data.holdout_fraction=0.2", f"data.cache_dir={cache}"]
     words = [*TINY, *data, "pe=nope,vo_rope", "launch=slurm_local"]
 

@@ -132,7 +132,9 @@ def test_the_environment_counts_where_the_config_keeps_a_default(
 
 def test_a_run_of_a_sweep_is_named_by_what_is_swept(tiny: Callable[..., RunConfig]) -> None:
     job = Job(resolve(tiny()), title="qk_rope-optim.lr=0.003-s0")
-    assert ranks._environment(job, 1)["WANDB_NAME"] == job.title
+    with mock.patch("subprocess.Popen") as started:
+        ranks.start(job)
+    assert started.call_args.kwargs["env"]["WANDB_NAME"] == job.title
 
 
 @pytest.mark.parametrize("place", ["wandb.init", "wandb.Run.log", "wandb.Run.finish"])

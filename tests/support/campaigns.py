@@ -18,12 +18,9 @@ RUNS = Path("results/runs")
 
 # A campaign must set these keys, because their defaults depend on the machine.
 DECIDED = (
-    "train.compile=false",
-    "train.deterministic=true",
-    "launch.device=cpu",
-    "launch.num_threads=1",
-    "launch.max_parallel=1",
-)
+    "train.compile=false", "train.deterministic=true", "launch.device=cpu",
+    "launch.num_threads=1", "launch.max_parallel=1",
+)  # fmt: skip
 FIXED = (*TINY, *DECIDED, "data.path=corpus", "data.holdout_fraction=0.2")
 # These runs are long enough for a test to interrupt them.
 LONG = ("train.num_steps=200", "train.save_every=10", "train.eval_every=100")

@@ -39,9 +39,5 @@ def words(chart: Any) -> list[str]:
     return [*drawn, explanation(chart)]
 
 
-def width(chart: Any) -> float:
-    return float(ElementTree.fromstring(svg_of(chart.to_dict())).attrib["width"])
-
-
 def explanation(chart: Any) -> str:
     return " ".join(chart.to_dict()["title"]["text"])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rope_exp.comparable import Row, comparable
+from rope_exp.comparable import Row, rows_of
 from rope_exp.config import RunConfig
 from rope_exp.files import json_sha256, read_json, write_json
 from rope_exp.folder import MetricsWriter, write_config
@@ -16,11 +16,9 @@ from rope_exp.runs import Run, find_groups, read_runs
 from support.configs import composed
 
 BUDGET = (
-    "train.num_steps=500",
-    "train.global_batch_size=16",
-    "train.seq_len=256",
+    "train.num_steps=500", "train.global_batch_size=16", "train.seq_len=256",
     "train.eval_every=50",
-)
+)  # fmt: skip
 TOKENS_PER_STEP = 16 * 256
 
 
@@ -124,7 +122,7 @@ def _write_curve(folder: Path, loss: float | None, last_step: int, num_steps: in
 
 
 def compared(runs: Path, *, keys: tuple[str, ...] = ("pe",)) -> dict[str, Row]:
-    return comparable(all_runs(runs), keys)
+    return rows_of(all_runs(runs), keys)
 
 
 def all_runs(runs: Path) -> list[Run]:

@@ -119,10 +119,10 @@ def test_nothing_published_stands_beside_hidden_tokens() -> None:
 def test_stages_are_said_and_drawn_at_their_tokens() -> None:
     """Steps have 4,096 tokens in the first stage and 8,192 in the second."""
     [run] = runs_of("english", "qk_rope", seeds=(0,))
-    stages = [[256, 400], [512, 100, 16]]
+    stages = ((256, 400), (512, 100, 16))
     staged = replace(run, config=run.config.replace("train", stages=stages))
     report = build([staged], ["pe"])
-    assert f"stages {stages}" in "\n".join(report.told("assumptions"))
+    assert "stages [[256, 400], [512, 100, 16]]" in "\n".join(report.told("assumptions"))
     assert f"{400 * 4096 + 100 * 512 * 16:,} tokens per run" in report.told("caption")[0]
 
     curve = by_tokens([staged], "val/loss")[0]

@@ -1,8 +1,4 @@
-"""Checks before a run starts, and acquisition of its folder.
-
-`admit` checks every run before anything is written; `acquire` locks a folder, checks again and
-writes the config.
-"""
+"""Checks before a run starts, and acquisition of its folder."""
 
 import functools
 import os
@@ -11,9 +7,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rope_exp.config import DEFAULT_OUTPUT, FACTORS, RunConfig, TrainConfig, differing_keys
+from rope_exp.config import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_keys
 from rope_exp.errors import EXIT_CODES, ConfigError, log
-from rope_exp.files import is_full, make_folders, try_lock
+from rope_exp.files import make_folders, try_lock
 from rope_exp.folder import (
     CONFIG,
     LOCK,
@@ -26,10 +22,9 @@ from rope_exp.folder import (
 )
 from rope_exp.generated import open_data
 from rope_exp.jobs import Job
-from rope_exp.prepare import pin_revision
+from rope_exp.prepare import pin
 from rope_exp.ranks import POLL_SECONDS
 from rope_exp.settle import resolve
-from rope_exp.tokenizer import pin_tokenizer
 from rope_exp.tracker import check_trackers
 
 # File with the SLURM id of the job that began a folder anew with run.fresh=true.
@@ -40,22 +35,18 @@ LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
 def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
     """Return a config as it runs here, with nothing left to the machine or to time.
 
-    Data and tokenizers of the hub are pinned to commits, initial weights to a hash, and `auto`
-    keys are resolved. In a job that SLURM has requeued run.fresh is false, because its first start
-    began anew.
+    In a job that SLURM has requeued run.fresh is false, because its first start began anew.
 
     Args:
-        world_size: of the launcher that started this process as one rank, perhaps with others on
-            other machines; None: we start all ranks here.
-    Raises:
-        ConfigError: this machine cannot run it, or run.init_from is unsuitable.
-        RecordError: the run at run.init_from is damaged.
-        DataError: the hub does not tell the commit of a branch.
+        world_size: of the launcher that started this process as a rank; None: we start all ranks.
     """
     config = resolve(pinned_config(config), world_size)
     # Only now is the folder known: its default name has the hash of a resolved config.
-    if config.run.fresh and _was_requeued(config.folder):
-        config = config.replace("run", fresh=False)
+    marker = config.folder / FRESH
+    is_requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+    if config.run.fresh and is_requeued and marker.exists():
+        is_ours = marker.read_text(encoding="utf-8") == os.environ.get("SLURM_JOB_ID")
+        config = config.replace("run", fresh=not is_ours)
     if config.pe.code is not None:
         # A mistake in a class of one's own ends here, before anything is written.
         from rope_exp.worker import certificate
@@ -66,125 +57,54 @@ def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
 
 def pinned_config(config: RunConfig) -> RunConfig:
     """Return a config with the commits of its data and tokenizer, and the hash of init_from."""
-    data = pin_revision(config.data)
-    pinned = replace(config, data=data, tokenizer=pin_tokenizer(config.tokenizer))
+    data, tokenizer = pin(config.data, config.tokenizer)
+    pinned = replace(config, data=data, tokenizer=tokenizer)
     if config.run.init_from is None:
         return pinned
+    # Imported late: it imports the model.
     from rope_exp.origin import with_origin
 
     return with_origin(pinned)
 
 
-def _was_requeued(folder: Path) -> bool:
-    """Return whether SLURM has requeued this job, after its first start began the folder anew."""
-    if os.environ.get("SLURM_RESTART_COUNT", "0") == "0" or not (folder / FRESH).exists():
-        return False
-    return (folder / FRESH).read_text(encoding="utf-8") == os.environ.get("SLURM_JOB_ID")
-
-
-def admit(configs: Sequence[RunConfig]) -> list[Job]:
-    """Check everything that can be checked before anything is written, and prepare the data.
+def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]:
+    """Check everything that can be checked, prepare the data, and then make the runs' folders.
 
     Args:
         configs: of the runs of one command, resolved for this machine.
-    Returns:
-        Their jobs; a run that is done already has its exit code.
-    Raises:
-        ConfigError: a run's folder or group does not allow it.
-        DataError, DiskError: there is no corpus, or no space to prepare it.
+        titles: of the runs, shown to users; (): variants and seeds.
     """
-    for config in configs:
-        if config.launch.cells_per_job > 1:
-            allowed = "is for the jobs of `rope-exp campaign` and `rope-exp sweep` on a cluster"
-            raise ConfigError("launch.cells_per_job", config.launch.cells_per_job, allowed)
-    jobs = [Job(config) for config in configs]
+    jobs = list(map(Job, configs, titles or [""] * len(configs)))
     if len(jobs) > 1:
         check_together(jobs)
-
+    fresh = [job.folder for job in jobs if job.config.run.fresh]
     for job in jobs:
+        cells = job.config.launch.cells_per_job
+        if cells > 1:
+            reason = "is for the jobs of `rope-exp campaign` and `rope-exp sweep` on a cluster"
+            raise ConfigError("launch.cells_per_job", cells, reason)
         check_folder(job)
 
     # One run represents all runs of a group that may share a table.
-    fresh = {job.folder for job in jobs if job.config.run.fresh}
-    places = {folder.resolve() for folder in fresh}
-    for job in jobs:
-        origin = job.config.run.init_from
-        if origin is not None and Path(origin).expanduser().resolve() in places:
-            raise ConfigError("run.fresh", True, f"would move aside run.init_from={origin}")
-    grouped = {(job.config.run.dir, job.config.group_sha256, job.config.group): job for job in jobs}
-    for job in grouped.values():
-        _check_group(job, leaving_out=fresh)
+    grouped = [config for config in configs if config.run.dir is None]
+    for config in {(config.group_sha256, config.group): config for config in grouped}.values():
+        _check_group(config, leaving_out=fresh)
 
-    check_trackers(job.config for job in jobs if job.exit_code is None)
+    left = [job for job in jobs if job.exit_code is None]
+    check_trackers(job.config for job in left)
     # Many runs read one corpus.
     open_once = functools.cache(open_data)
-    for job in jobs:
-        if job.exit_code is None:
-            train = job.config.train
-            data = open_once(job.config.data, job.config.tokenizer, seq_len=train.seq_len)
-            _check_stages(train, data.num_train_tokens)
-    return jobs
-
-
-def make_folder(job: Job) -> None:
-    """Make the run's folder.
-
-    Raises:
-        ConfigError: it cannot be made there.
-        OSError: the disk is full.
-    """
-    try:
+    for job in left:
+        train = job.config.train
+        data = open_once(job.config.data, job.config.tokenizer, seq_len=train.seq_len)
+        # Generated data have no end.
+        if data.num_train_tokens is not None and data.num_train_tokens <= train.longest:
+            reason = f"a window needs {train.longest + 1} tokens and the corpus has "
+            reason += f"{data.num_train_tokens} for train"
+            raise ConfigError("train.stages", train.stages, reason)
+    for job in left:
         make_folders(job.folder)
-    except OSError as error:
-        if is_full(error):
-            raise
-        raise _folder_error(job, f"cannot be made: {error.strerror}") from None
-
-
-def acquire(job: Job) -> bool:
-    """Acquire the lock of the run's folder, check the folder again, and write the run's config.
-
-    With run.fresh an old folder is moved aside, never deleted. After an exception the lock may
-    still be held; `Job.unlock` releases it.
-
-    Returns:
-        False if another process holds the lock. True otherwise; if the run proves to be done, the
-        job has its exit code.
-    """
-    make_folder(job)
-    lock = try_lock(job.folder / LOCK)
-    if lock is None:
-        job.seen_elsewhere = time.monotonic()
-        return False
-
-    job.lock = lock
-
-    # Another command may have made or finished it since it was admitted.
-    check_folder(job)
-    if job.config.run.fresh and not job.is_begun and (job.folder / CONFIG).exists():
-        number = 1
-        while (aside := job.folder.with_name(f".{job.folder.name}.old-{number}")).exists():
-            number += 1
-        job.folder.rename(aside)
-        job.unlock()
-        return acquire(job)
-    if job.exit_code is None:
-        _begin(job)
-        job.is_begun = True
-    return True
-
-
-def acquire_or_refuse(job: Job) -> None:
-    """Acquire the folder of the only run of a command.
-
-    Raises:
-        ConfigError: another process is running it; nothing was changed.
-    """
-    deadline = time.monotonic() + LOCK_SECONDS
-    while not acquire(job):
-        if time.monotonic() > deadline:
-            raise _folder_error(job, "another process is running this run; wait for it")
-        time.sleep(POLL_SECONDS)
+    return jobs
 
 
 def check_together(jobs: Sequence[Job]) -> None:
@@ -192,9 +112,8 @@ def check_together(jobs: Sequence[Job]) -> None:
     folders = set()
     for job in jobs:
         if job.config.launch.inline:
-            raise ConfigError(
-                "launch", "inline", "runs in this very process, and a sweep has several runs"
-            )
+            reason = "runs in this very process, and a sweep has several runs"
+            raise ConfigError("launch", "inline", reason)
         if job.folder.absolute() in folders:
             raise _folder_error(job, f"two runs of the sweep ({job.config.name}) would share it")
         folders.add(job.folder.absolute())
@@ -204,14 +123,11 @@ def check_folder(job: Job, *, settled: bool = True) -> None:
     """Refuse a folder of another config; set the job's exit code if the run is done.
 
     Args:
-        settled: the config is resolved; else `auto` keys, which another machine will resolve, are
-            not compared.
+        settled: false leaves out `auto` keys, which another machine will resolve.
     """
     folder = job.folder
     if not folder.exists():
         return
-    if not folder.is_dir():
-        raise _folder_error(job, "is a file; a run needs a folder")
     # List once: another command may begin the run between two listings.
     names = {path.name for path in folder.iterdir()}
     if CONFIG not in names:
@@ -225,17 +141,10 @@ def check_folder(job: Job, *, settled: bool = True) -> None:
     before = read_config(folder)
     differing = differing_keys(before.numeric, job.config.numeric)
     if not settled:
-        differing = [each for each in differing if not each.endswith("-> auto")]
+        differing = [change for change in differing if not change.endswith("-> auto")]
     if differing:
-        is_edited = before.pe.code_sha256 != job.config.pe.code_sha256
-        name = "give the changed file a pe.name of its own, " if is_edited else ""
-        longer = f" (run.init_from={folder} there trains the weights further)"
-        is_longer = before.train.num_steps < job.config.train.num_steps
-        raise _folder_error(
-            job,
-            f"belongs to another config ({'; '.join(differing)}); {name}choose another run.dir "
-            f"or run.group{longer if is_longer else ''}, or move it aside with run.fresh=true",
-        )
+        reason = f"belongs to another config ({'; '.join(differing)}); choose another run.dir or "
+        raise _folder_error(job, f"{reason}run.group, or move it aside with run.fresh=true")
 
     result = read_result(folder)
     if result is not None:
@@ -243,52 +152,52 @@ def check_folder(job: Job, *, settled: bool = True) -> None:
         return
     step = last_step(folder)
     if step > before.train.save_every and not list_steps(folder / "checkpoints"):
-        raise _folder_error(
-            job,
-            f"has metrics up to step {step} and no checkpoint; "
-            "restore its checkpoints/, or use run.fresh=true",
-        )
+        reason = f"has metrics up to step {step} and no checkpoint; restore its checkpoints/"
+        raise _folder_error(job, f"{reason}, or use run.fresh=true")
 
 
-def _check_group(job: Job, leaving_out: Collection[Path]) -> None:
-    """Refuse a run that cannot share a table with the others of its group.
-
-    Args:
-        leaving_out: folders of the group to ignore.
-    """
-    config = job.config
-    if config.run.dir is not None:
-        return
+def _check_group(config: RunConfig, leaving_out: Collection[Path]) -> None:
+    """Refuse a run that cannot share a table with the others of its group."""
     for path in sorted((DEFAULT_OUTPUT / config.group).glob(f"*/seed*/{CONFIG}")):
-        if path.parent in leaving_out:
-            continue
-        other = read_config(path.parent)
-        if other.group_sha256 != config.group_sha256:
-            differing = differing_keys(other.numeric, config.numeric, FACTORS)
-            raise ConfigError(
-                "run.group",
-                config.group,
-                f"holds runs of another config ({'; '.join(differing)}); choose another name, "
-                "or null",
-            )
-        return
+        if path.parent not in leaving_out:
+            other = read_config(path.parent)
+            if other.group_sha256 != config.group_sha256:
+                changes = "; ".join(differing_keys(other.numeric, config.numeric, FACTORS))
+                reason = f"holds runs of another config ({changes}); choose another name, or null"
+                raise ConfigError("run.group", config.group, reason)
+            return
 
 
-def _check_stages(train: TrainConfig, num_tokens: int | None) -> None:
-    """Refuse stages longer than the corpus; generated data have no end."""
-    if num_tokens is not None and num_tokens <= train.longest:
-        raise ConfigError(
-            "train.stages",
-            train.stages,
-            f"a window needs {train.longest + 1} tokens and the corpus has {num_tokens} for train",
-        )
+# -- acquisition -----------------------------------------------------------------------------------
 
 
-def _begin(job: Job) -> None:
-    """Prepare the folder for the ranks, which read its config."""
+def acquire(job: Job) -> bool:
+    """Acquire the lock of the run's folder, check the folder again, and write the run's config.
+
+    With run.fresh an old folder is moved aside, never deleted.
+
+    Returns:
+        False if another process holds the lock; true otherwise, even if the run proves to be done.
+    """
+    make_folders(job.folder)
+    lock = try_lock(job.folder / LOCK)
+    job.is_elsewhere = lock is None
+    if lock is None:
+        return False
+    job.lock = lock
+
+    # Another command may have made or finished it since it was admitted.
+    check_folder(job)
+    if job.exit_code is not None:
+        return True
     config = job.config
-    if not config.run.fresh:
-        _check_group(job, leaving_out=[job.folder])
+    if config.run.fresh and (job.folder / CONFIG).exists():
+        number = 1
+        while (aside := job.folder.with_name(f".{job.folder.name}.old-{number}")).exists():
+            number += 1
+        job.folder.rename(aside)
+        job.unlock()
+        return acquire(job)
 
     # Without a checkpoint the run begins anew, and drops metrics from before the first save.
     if not list_steps(job.folder / "checkpoints"):
@@ -298,14 +207,21 @@ def _begin(job: Job) -> None:
 
     # Later starts of the same run resume in this folder; only the first start is fresh.
     place = replace(config.run, fresh=False, dir=str(job.folder), group=config.group)
-    tracker = config.tracker
-    # Unless WANDB_NAME names the run.
-    if tracker.run_name is None and not os.environ.get("WANDB_NAME"):
-        tracker = replace(tracker, run_name=job.name)
-    write_config(job.folder, replace(config, run=place, tracker=tracker))
+    write_config(job.folder, replace(config, run=place))
     if config.run.fresh and (job_id := os.environ.get("SLURM_JOB_ID")):
         (job.folder / FRESH).write_text(job_id, encoding="utf-8")
+    job.config = config.replace("run", fresh=False)
+    return True
 
 
-def _folder_error(job: Job, allowed: str) -> ConfigError:
-    return ConfigError("run.dir", str(job.folder), allowed)
+def acquire_or_refuse(job: Job) -> None:
+    """Acquire the folder of the only run of a command; refuse one that another process runs."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while not acquire(job):
+        if time.monotonic() > deadline:
+            raise _folder_error(job, "another process is running this run; wait for it")
+        time.sleep(POLL_SECONDS)
+
+
+def _folder_error(job: Job, reason: str) -> ConfigError:
+    return ConfigError("run.dir", str(job.folder), reason)

@@ -3,16 +3,14 @@
 q, k and v are rotated by R at their own position; o is rotated back by R^T at the query's position,
 for each query head and before the output projection. Values rotate once, before heads are repeated.
 
-The cache holds keys and values, or their latent, or a state, as the kind of attention reads them:
-already rotated at their own positions. Under autocast keys and values keep the narrow dtype in
-which they are read. States are float32 at least: in a narrow sum over many tokens, the contribution
-of one more would vanish.
+The cache holds keys and values, or their latent, in the dtype in which they are read, or a state in
+float32 at least: in a narrow sum over many tokens, the contribution of one more would vanish.
 
 Shapes: B batch, T position, D model width, H query heads, G key/value heads, K features of a key,
 V of a value and of an output, E entries kept in the cache, F frequencies.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,26 +20,21 @@ from torch import Tensor, nn
 
 from rope_exp.encoding import Position
 from rope_exp.identity import chosen
-from rope_exp.kernels import attention, attention_after, wide
+from rope_exp.kernels import attention, wide
 from rope_exp.rope import rotate
 from rope_exp.sections import PAIRS, Kind, ModelConfig, SoftmaxConfig
 
 # cos_TF and sin_TF; or [B, T, F], if rows of a batch have different positions; or [B, G, T, F],
 # B possibly 1, if heads have their own frequencies.
 Tables = tuple[Tensor, Tensor]
-# The cache's name for the newest token's input.
-NEWEST = "newest"
-# Initial value of mu, the share of the token before in keys and values.
-TOKEN_SHIFT = 0.5
 
 
 class Positions(NamedTuple):
     """Position inputs of one layer.
 
     Attributes:
-        qk: the tables of q and k; a relative rotation needs no more.
-        vo: the tables of v and o; None: those of q and k.
-        bias_HTE: added to the scores of queries at the last T of E places; None: nothing.
+        vo: None: v and o rotate by the tables of q and k.
+        bias_HTE: added to the scores of queries at the last T of E places.
         document_BT: the document of each token; a query attends to its own only. None: to all.
         position_T: the positions themselves, or [B, T], for a class of one's own.
     """
@@ -50,37 +43,27 @@ class Positions(NamedTuple):
     vo: Tables | None = None
     bias_HTE: Tensor | None = None
     document_BT: Tensor | None = None
-    position_T: Tensor | None = None
+    position_T: Any = None
 
     def tables(self, site: str) -> Tables:
-        """Return the rotation tables of a site."""
         return self.qk if site in PAIRS[0] or self.vo is None else self.vo
-
-
-# -- the cache ------------------------------------------------------------------------------------
 
 
 @dataclass
 class LayerCache:
-    """One layer's part of the cache, without gradients.
+    """One layer's part of the cache: rows for each token, [B, E, ...], and states that do not grow.
 
-    Attributes:
-        window: the number of keys that a query attends to, including its own; None: all.
-        pads_B: the number of padding tokens at the start of each row; None: none.
-        num_seen: tokens so far, including padding.
-        rows: the rows kept for each token, [B, E, ...] each, by name.
-        states: tensors that do not grow with the tokens, by name.
+    They have no gradients, and are already rotated at their own positions.
     """
 
     window: int | None = None
-    pads_B: Tensor | None = None
     num_seen: int = 0
     rows: dict[str, Tensor] = field(default_factory=dict)
     states: dict[str, Tensor] = field(default_factory=dict)
 
-    def append(self, **new: Tensor) -> dict[str, Tensor]:
-        """Append new rows, [B, T, ...] each, by the same names each time; return all rows kept."""
-        for name, x in new.items():
+    def append(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Append new rows, by the same names each time; return all rows kept."""
+        for name, x in rows.items():
             x = x.detach()
             earlier = self.rows.get(name, x[:, :0])
             if self.window is not None:
@@ -90,85 +73,38 @@ class LayerCache:
         self.num_seen += x.shape[1]
         return self.rows
 
-    def replace(self, num_new: int, states: Mapping[str, Tensor]) -> None:
-        """Replace the states, after `num_new` more tokens."""
-        self.num_seen += num_new
-        self.states = {name: state.detach() for name, state in states.items()}
 
-    def is_prefill(self, num_new: int) -> bool:
-        """Return whether the newest tokens are the first ones, none of them padding."""
-        return self.pads_B is None and self.num_seen == num_new
-
-    @property
-    def num_pads(self) -> Tensor | None:
-        """The number of padding tokens among the entries kept; None: no row is padded."""
-        if self.pads_B is None:
-            return None
-        return self.pads_B - (self.num_seen - self.rows["k"].shape[1])
-
-    def is_real(self, num_new: int, *, before: int = 0) -> Tensor | None:
-        """Return whether each of the next tokens is not padding, [B, T, 1, 1]; None: all are real.
-
-        Args:
-            before: test the tokens this many places before them instead.
-        """
-        if self.pads_B is None:
-            return None
-        first = self.num_seen - before
-        place_T = torch.arange(first, first + num_new, device=self.pads_B.device)
-        return (place_T >= self.pads_B[:, None])[:, :, None, None]
+# The cache of all layers, from which `model(ids_BT, cache=cache)` continues.
+Cache = list[LayerCache]
 
 
-class Cache:
-    """The cache of all layers. `model(ids_BT, cache=cache)` continues from it.
+class HeadLinear(nn.Linear):
+    """A linear layer with one matrix per head, stacked in its rows (dim 0) or its columns (1)."""
 
-    Args:
-        windows: of each layer; None: it keeps all keys.
-    Attributes:
-        length: the tokens so far, including padding.
-    """
-
-    def __init__(self, windows: Sequence[int | None], pads_B: Tensor | None = None) -> None:
-        self.layers = [LayerCache(window, pads_B) for window in windows]
-        self.pads_B = pads_B
-        self.length = 0
-
-    def positions(self, num_new: int, device: torch.device) -> Tensor:
-        """Return the positions of the next tokens, [T], or [B, T] if rows are padded.
-
-        A padded row's positions begin at 0 after its padding; padding itself has position 0.
-        """
-        place_T = torch.arange(self.length, self.length + num_new, device=device)
-        if self.pads_B is not None:
-            place_T = (place_T - self.pads_B[:, None]).clamp(min=0)
-        return place_T
-
-
-# -- the layer ------------------------------------------------------------------------------------
+    def __init__(self, num_in: int, num_out: int, dim: int, num_heads: int) -> None:
+        super().__init__(num_in, num_out, bias=False)
+        self.split = (dim, num_heads)
 
 
 class Attention(nn.Module):
     """Self-attention; `sites` are those of q, k, v, o that rotate.
 
     Each kind defines its projections and computes its heads' outputs.
-
-    Attributes:
-        causal: whether queries attend to no later key; kinds with a state are always causal.
-        window: the number of latest keys that a query attends to; None: all.
-        sink_H: a learned score of each head without a key; None: softmax has none.
-        own: a position encoding of a user's own that acts in this layer.
-        chunk_size: tokens between two states held in training, for kinds with a state.
     """
 
     o_proj: nn.Linear
+    # A position encoding of a user's own that acts in this layer.
     own: Position | None
+    # A learned score of each head without a key.
     sink_H: nn.Parameter | None
+    # Kinds with a state are always causal, and hold one after so many tokens in training.
     causal = True
     chunk_size = 0
 
     def __init__(self, config: ModelConfig, attn: Kind, sites: Collection[str]) -> None:
         super().__init__()
         self.config = config
+        self.attn: Any = attn
         self.head_dim = config.features_per_head
         self.num_heads = config.num_attention_heads
         self.own = None
@@ -178,50 +114,35 @@ class Attention(nn.Module):
         self.rotary_dim = attn.rotary_dim(config)
         self.key_dim, self.out_dim = attn.widths(config)
 
+    def to_heads(self, num_heads: int, features: int, num_in: int | None = None) -> HeadLinear:
+        """Return the projection of a token, or of `num_in` features, onto heads."""
+        return HeadLinear(num_in or self.config.hidden_size, num_heads * features, 0, num_heads)
+
+    def from_heads(self) -> HeadLinear:
+        """Return the projection of all heads' outputs onto a token."""
+        num_in = self.num_heads * self.out_dim
+        return HeadLinear(num_in, self.config.hidden_size, 1, self.num_heads)
+
     def project_as_llama(self) -> None:
         """Create the projections of LLaMA's attention."""
-        width = self.config.hidden_size
         groups = self.config.num_key_value_heads
-        self.q_proj = to_heads(width, self.num_heads, self.head_dim)
-        self.k_proj = to_heads(width, groups, self.head_dim)
-        self.v_proj = to_heads(width, groups, self.head_dim)
-        self.o_proj = from_heads(self.num_heads, self.head_dim, width)
+        self.q_proj = self.to_heads(self.num_heads, self.head_dim)
+        self.k_proj = self.to_heads(groups, self.head_dim)
+        self.v_proj = self.to_heads(groups, self.head_dim)
+        self.o_proj = self.from_heads()
 
     def forward(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:
-        """Return the output to be added to the residual stream.
-
-        Args:
-            x_BTD: the normed input.
-            at: the positions of x's tokens.
-            cache: this layer's cache of earlier tokens, to which these are added.
-        """
+        """Return the output to be added to the residual stream; x's tokens enter the cache."""
         return self.o_proj(self.heads(x_BTD, at, cache).flatten(2))
 
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
         """Return o_BTHV, rotated back if O rotates, before the output projection."""
         raise NotImplementedError
 
-    def attend(
-        self,
-        q_BTHK: Tensor,
-        k_BEGK: Tensor,
-        values: Sequence[Tensor],
-        at: Positions,
-        cache: LayerCache | None,
-    ) -> Tensor:
-        """Return softmax attention of queries at the last T of E positions.
-
-        Args:
-            values: [B, E, G, ...] each; the output concatenates their features.
-        """
-        common: Any = {"window": self.window, "bias_HTE": at.bias_HTE, "sink_H": self.sink_H}
-        if cache is not None and not cache.is_prefill(q_BTHK.shape[1]):
-            return attention_after(q_BTHK, k_BEGK, values, num_pads_B=cache.num_pads, **common)
-        v_BTHV = values[0] if len(values) == 1 else torch.cat([*values], dim=-1)
-        causal = self.causal
-        return attention(
-            q_BTHK, k_BEGK, v_BTHV, causal=causal, document_BT=at.document_BT, **common
-        )
+    def attend(self, q_BTHK: Tensor, k_BEGK: Tensor, v_BEGV: Tensor, at: Positions) -> Tensor:
+        """Return softmax attention of queries at the last T of E positions."""
+        more: Any = {"bias_HTE": at.bias_HTE, "document_BT": at.document_BT, "sink_H": self.sink_H}
+        return attention(q_BTHK, k_BEGK, v_BEGV, window=self.window, causal=self.causal, **more)
 
     def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
         """Return o_BTHV by equivalent formulas, by the names of these."""
@@ -234,49 +155,22 @@ class Attention(nn.Module):
         return "k" not in self.sites and "v" not in self.sites
 
     def turn(self, site: str, x_BTHK: Tensor, at: Positions) -> Tensor:
-        """Return x rotated by its position, or back for o, if the site rotates.
-
-        A class of one's own acts before the rotation, and on outputs after it.
-        """
-        if site != "o":
-            x_BTHK = self._own_turn(site, x_BTHK, at)
+        """Return x rotated by its position, or back for o, if the site rotates."""
+        # A class of one's own acts before the rotation, and on outputs after it.
+        own = self.own if at.position_T is not None else None
+        if own is not None and site != "o":
+            x_BTHK = own.turn(site, x_BTHK, at.position_T).to(x_BTHK.dtype)
         if site in self.sites:
             x_BTHK = turned(x_BTHK, at.tables(site), self.rotary_dim, inverse=site == "o")
-        return self._own_turn(site, x_BTHK, at) if site == "o" else x_BTHK
-
-    def _own_turn(self, site: str, x_BTHK: Tensor, at: Positions) -> Tensor:
-        if self.own is None or at.position_T is None:
-            return x_BTHK
-        return self.own.turn(site, x_BTHK, at.position_T).to(x_BTHK.dtype)
-
-
-class HeadLinear(nn.Linear):
-    """A linear layer with one matrix per head, stacked in its rows or its columns.
-
-    Attributes:
-        split: the dimension of heads, 0 or 1, and their number.
-    """
-
-    def __init__(self, num_in: int, num_out: int, dim: int, num_heads: int) -> None:
-        super().__init__(num_in, num_out, bias=False)
-        self.split = (dim, num_heads)
-
-
-def to_heads(width: int, num_heads: int, features: int) -> HeadLinear:
-    """Return the projection of a token onto heads, without bias."""
-    return HeadLinear(width, num_heads * features, 0, num_heads)
-
-
-def from_heads(num_heads: int, features: int, width: int) -> HeadLinear:
-    """Return the projection of heads onto a token, without bias."""
-    return HeadLinear(num_heads * features, width, 1, num_heads)
+        if own is not None and site == "o":
+            x_BTHK = own.turn(site, x_BTHK, at.position_T).to(x_BTHK.dtype)
+        return x_BTHK
 
 
 def turned(x_BTHK: Tensor, tables: Tables, rotary_dim: int, *, inverse: bool = False) -> Tensor:
-    """Return x with its last `rotary_dim` features rotated.
+    """Return x with its last `rotary_dim` features rotated, or rotated back.
 
-    Outputs are rotated back: R_i^T undoes the query's position and leaves R_{j-i} on each value
-    (Su 2025, eq. 5).
+    On outputs, R_i^T undoes the query's position and leaves R_{j-i} on each value (Su 2025, eq. 5).
     """
     if num_left := x_BTHK.shape[-1] - rotary_dim:
         left, last = torch.split(x_BTHK, [num_left, rotary_dim], dim=-1)
@@ -298,8 +192,7 @@ def linears(x_BTD: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
 
 def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
     """Return x normalised in float32 at least, cast back to its own dtype."""
-    found: Tensor = norm(wide(x))
-    return found.to(x.dtype)
+    return norm(wide(x)).to(x.dtype)
 
 
 def split_heads(x: Tensor, features: int) -> Tensor:
@@ -307,13 +200,11 @@ def split_heads(x: Tensor, features: int) -> Tensor:
     return x.view(*x.shape[:2], -1, features)
 
 
-# -- softmax --------------------------------------------------------------------------------------
-
-
 class SoftmaxAttention(Attention):
     """o_i = sum over j <= i of softmax_j(q_i . k_j / sqrt(K)) v_j.
 
     With a sink s_h the softmax has one more term, exp(s_h), whose value is 0 (Agarwal et al. 2025).
+    With model.token_shift, k and v project x_t + mu (x_{t-1} - x_t).
     """
 
     def __init__(self, config: ModelConfig, attn: SoftmaxConfig, sites: Collection[str]) -> None:
@@ -325,98 +216,63 @@ class SoftmaxAttention(Attention):
         if attn.sink:
             self.sink_H = nn.Parameter(torch.zeros(self.num_heads))
         if config.token_shift:
-            self.token_shift = nn.Parameter(torch.full((config.hidden_size,), TOKEN_SHIFT))
+            self.token_shift = nn.Parameter(torch.full((config.hidden_size,), 0.5))
 
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
-        q, k, v = self._projected(x_BTD, at, cache)
-        q_BTHK = split_heads(q, self.head_dim)
-        k_BTGK = split_heads(k, self.head_dim)
+        if self.config.token_shift:
+            shifted_BTD = x_BTD + self.token_shift * (previous(x_BTD, at, cache) - x_BTD)
+            qkv = (self.q_proj(x_BTD), *linears(shifted_BTD, self.k_proj, self.v_proj))
+        else:
+            qkv = linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)
+        q_BTHK, k_BTGK, v_BTGK = (split_heads(x, self.head_dim) for x in qkv)
         if self.config.qk_norm:
             q_BTHK = normed(self.q_norm, q_BTHK)
             k_BTGK = normed(self.k_norm, k_BTGK)
         q_BTHK = self.turn("q", q_BTHK, at)
-        k_BTGK = self.turn("k", k_BTGK, at)
-        v_BTGK = self.turn("v", split_heads(v, self.head_dim), at)
-        rows = {"k": k_BTGK, "v": v_BTGK}
-        own = self.own if self.own is not None and self.own.overrides("scores") else None
-        if own is not None and at.position_T is not None:
+        rows = {"k": self.turn("k", k_BTGK, at), "v": self.turn("v", v_BTGK, at)}
+
+        own = self.own if at.position_T is not None else None
+        if own is not None and own.overrides("scores"):
             of_tokens = own.of_tokens(x_BTD, at.position_T)
             if taken := of_tokens.keys() & {*rows, "position_BE"}:
                 raise ValueError(f"of_tokens: the name {taken.pop()} is taken")
             rows |= {**of_tokens, "position_BE": at.position_T.expand(len(x_BTD), -1)}
         if cache is not None:
-            rows = cache.append(**rows)
-        if own is not None and at.position_T is not None:
-            at = with_scores(at, own.scores(rows, q_BTHK.shape[1]), q_BTHK, rows["k"])
+            rows = cache.append(rows)
 
-        o_BTHK = self.attend(q_BTHK, rows["k"], [rows["v"]], at, cache)
+        more_HTE = None if own is None else own.scores(rows, q_BTHK.shape[1])
+        if more_HTE is not None:
+            sizes = (self.num_heads, q_BTHK.shape[1], rows["k"].shape[1])
+            if more_HTE.shape[-3:] != sizes:
+                raise ValueError(f"scores returned the shape {tuple(more_HTE.shape)}, not {sizes}")
+            # A window may have dropped the first keys.
+            usual_HTE = 0.0 if at.bias_HTE is None else at.bias_HTE[..., -sizes[2] :]
+            at = at._replace(bias_HTE=usual_HTE + more_HTE)
+
+        o_BTHK = self.attend(q_BTHK, rows["k"], rows["v"], at)
         return self.turn("o", o_BTHK, at)
-
-    def _projected(
-        self, x_BTD: Tensor, at: Positions, cache: LayerCache | None
-    ) -> tuple[Tensor, ...]:
-        """Return q, k and v; with model.token_shift, k and v project x_t + mu (x_{t-1} - x_t)."""
-        if not self.config.token_shift:
-            return linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)
-        change_BTD = previous(x_BTD, at, cache) - x_BTD
-        shifted_BTD = x_BTD + self.token_shift * change_BTD
-        return self.q_proj(x_BTD), *linears(shifted_BTD, self.k_proj, self.v_proj)
-
-
-def with_scores(
-    at: Positions, more_HTE: Tensor | None, q_BTHK: Tensor, k_BEGK: Tensor
-) -> Positions:
-    """Return the inputs of a layer with more added to the scores, [H, T, E] or [B, H, T, E].
-
-    Raises:
-        ValueError: it has another shape.
-    """
-    if more_HTE is None:
-        return at
-    sizes = (q_BTHK.shape[2], q_BTHK.shape[1], k_BEGK.shape[1])
-    if more_HTE.shape[-3:] != sizes:
-        raise ValueError(f"scores returned the shape {tuple(more_HTE.shape)}, not {sizes}")
-    # A window may have dropped the first keys.
-    usual_HTE = 0.0 if at.bias_HTE is None else at.bias_HTE[..., -sizes[2] :]
-    return at._replace(bias_HTE=usual_HTE + more_HTE)
 
 
 def previous(x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:
-    """Return x_{t-1}; the first token of a row, of a document or after padding gives its own x_t.
-
-    Args:
-        cache: stores the newest x for the next call. Call this before appending to it.
-    """
+    """Return x_{t-1}; the first token of a row or of a document gives its own x_t."""
     before_B1D = x_BTD[:, :1]
     if cache is not None:
-        before_B1D = cache.states.get(NEWEST, before_B1D)
-    previous_BTD = _one_later(x_BTD, before_B1D)
+        before_B1D = cache.states.get("newest", before_B1D)
+    previous_BTD = torch.cat([before_B1D, x_BTD[:, :-1]], dim=1)
 
     if at.document_BT is not None:
-        earlier_BT = _one_later(at.document_BT, at.document_BT[:, :1])
+        earlier_BT = torch.cat([at.document_BT[:, :1], at.document_BT[:, :-1]], dim=1)
         goes_on_BT1 = (at.document_BT == earlier_BT)[..., None]
         previous_BTD = torch.where(goes_on_BT1, previous_BTD, x_BTD)
 
     if cache is not None:
-        is_real_BT11 = cache.is_real(x_BTD.shape[1], before=1)
-        if is_real_BT11 is not None:
-            previous_BTD = torch.where(is_real_BT11[..., 0], previous_BTD, x_BTD)
         # A copy: a view would keep a whole prompt.
-        cache.states[NEWEST] = x_BTD[:, -1:].detach().clone()
+        cache.states["newest"] = x_BTD[:, -1:].detach().clone()
     return previous_BTD
 
 
-def _one_later(x: Tensor, before: Tensor) -> Tensor:
-    """Return [B, T, ...] shifted by one place, with `before` in front and the last dropped."""
-    return torch.cat([before, x[:, :-1]], dim=1)
-
-
 def make_attention(config: ModelConfig, attn: Kind, sites: Collection[str]) -> Attention:
-    """Return the attention module of one layer.
-
-    Args:
-        sites: those of q, k, v, o that rotate.
-    """
+    """Return the attention module of one layer in which these sites rotate."""
     if isinstance(attn, SoftmaxConfig):
         return SoftmaxAttention(config, attn, sites)
     layer: type[Attention] = chosen("attn", attn.kind, "attn.kind").Layer

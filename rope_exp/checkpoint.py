@@ -31,13 +31,14 @@ from rope_exp.files import (
     sync_folder,
     write_json,
 )
-from rope_exp.folder import MANIFEST, MODEL, OPTIMIZER, STATE, Manifest, read_as
+from rope_exp.folder import MANIFEST, MODEL, OPTIMIZER, STATE, Manifest, checked
 from rope_exp.folder import list_steps as list_steps
 from rope_exp.folder import step_folder as step_folder
 
 # Name prefixes of folders that an interruption may leave behind.
 _SAVING = ".saving-"
 _DROPPED = ".dropped-"
+_FILES = (MODEL, OPTIMIZER, STATE)
 # The errors by which a file is not there; others may pass. Those of safetensors have no errno.
 MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
@@ -52,9 +53,6 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-# -- save ----------------------------------------------------------------------------------------
-
-
 def save(
     folder: Path,
     step: int,
@@ -62,13 +60,7 @@ def save(
     optimizer: Mapping[str, Tensor],
     state: Mapping[str, Any],
 ) -> None:
-    """Save a checkpoint below `folder` (the run's `checkpoints/`), whole or not at all.
-
-    Raises:
-        DiskError: the disk is full.
-        OSError: the disk is broken. In both cases the temporary folder is deleted, and older
-            checkpoints are kept.
-    """
+    """Save a checkpoint below `folder` (the run's `checkpoints/`), whole or not at all."""
     final = step_folder(folder, step)
     temporary = folder / f"{_SAVING}{step:08d}"
     needed_bytes = sum(tensor.nbytes for tensor in (*model.values(), *optimizer.values()))
@@ -76,12 +68,10 @@ def save(
         try:
             make_folders(folder)
             temporary.mkdir()
-
             write_json(temporary / STATE, {"step": step, **state})
             _save_tensors(temporary / MODEL, model)
             _save_tensors(temporary / OPTIMIZER, optimizer)
-            names = (MODEL, OPTIMIZER, STATE)
-            manifest = {name: {"sha256": _sha256(temporary / name)} for name in names}
+            manifest = {name: {"sha256": _sha256(temporary / name)} for name in _FILES}
             write_json(temporary / MANIFEST, manifest)
 
             # An existing one did not verify: the run resumed from an older one.
@@ -94,11 +84,25 @@ def save(
             raise
 
 
-def prune(folder: Path, keep: int, newest: int) -> None:
-    """Keep the last `keep` checkpoints up to step `newest`, which was just saved.
+def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    # Copy each tensor: safetensors refuses tensors that share memory, as a tied head does.
+    copies = {name: tensor.contiguous().to("cpu", copy=True) for name, tensor in tensors.items()}
+    try:
+        save_file(copies, path)
+    except SafetensorError as error:
+        # safetensors reports a system error only as text.
+        if number := re.search(r"os error (\d+)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+        raise
 
-    Later ones did not verify: the run resumed from an older one.
-    """
+    # safetensors creates files that only their owner can read.
+    shutil.copymode(path.with_name(STATE), path)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def prune(folder: Path, keep: int, newest: int) -> None:
+    """Keep the last `keep` checkpoints up to step `newest`; later ones did not verify."""
     steps = list_steps(folder)
     kept = [step for step in steps if step <= newest][-keep:]
     for step in steps:
@@ -108,9 +112,8 @@ def prune(folder: Path, keep: int, newest: int) -> None:
 
 def clear_leftovers(folder: Path) -> None:
     """Delete the leftovers of interrupted saves and deletions."""
-    for start in (_SAVING, _DROPPED):
-        for leftover in folder.glob(f"{start}*"):
-            shutil.rmtree(leftover)
+    for leftover in [*folder.glob(f"{_SAVING}*"), *folder.glob(f"{_DROPPED}*")]:
+        shutil.rmtree(leftover)
 
 
 def _drop(path: Path) -> None:
@@ -122,40 +125,16 @@ def _drop(path: Path) -> None:
     shutil.rmtree(aside)
 
 
-def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    # Copy each tensor: safetensors refuses tensors that share memory, as a tied head does.
-    copies = {name: tensor.contiguous().to("cpu", copy=True) for name, tensor in tensors.items()}
-    try:
-        save_file(copies, path)
-    except SafetensorError as error:
-        # safetensors reports a system error only as text.
-        number = re.search(r"os error (\d+)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-
-    # safetensors creates files that only their owner can read.
-    shutil.copymode(path.with_name(STATE), path)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
 def _sha256(path: Path) -> str:
     check_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# -- load ----------------------------------------------------------------------------------------
-
-
 def load_newest(folder: Path) -> Checkpoint | None:
     """Load the newest checkpoint that verifies; broken ones are skipped with a warning.
 
-    Returns:
-        None if there is no checkpoint at all.
-    Raises:
-        CheckpointError: there are checkpoints, and none verifies.
+    None if there is no checkpoint at all; a CheckpointError if there are some and none verifies.
     """
     broken = []
     for step in reversed(list_steps(folder)):
@@ -175,14 +154,12 @@ def load_newest(folder: Path) -> Checkpoint | None:
 def load(folder: Path, step: int) -> Checkpoint:
     """Load the checkpoint of `step` after verifying every byte.
 
-    Raises:
-        CheckpointError: a file is missing, or does not match the manifest.
-        OSError: a file cannot be read now (permissions, too many open files).
+    An OSError says that a file cannot be read now (permissions, too many open files).
     """
     path = step_folder(folder, step)
     try:
-        manifest = read_as(path / MANIFEST, Manifest)
-        for name in (MODEL, OPTIMIZER, STATE):
+        manifest = checked(path / MANIFEST, read_json(path / MANIFEST), Manifest)
+        for name in _FILES:
             if _sha256(path / name) != manifest[name]["sha256"]:
                 raise CheckpointError(f"{path / name} does not verify against its manifest")
         model, optimizer = (_load_tensors(path / name) for name in (MODEL, OPTIMIZER))
@@ -195,30 +172,19 @@ def load(folder: Path, step: int) -> Checkpoint:
 
 
 def _load_tensors(path: Path) -> dict[str, Tensor]:
-    """Load a file of tensors.
-
-    safetensors raises a RuntimeError both for a file that has disappeared and for lack of memory.
-    """
     with readable(path, SafetensorError, KeyError):
         try:
             return load_file(path)
         except RuntimeError as error:
+            # safetensors raises it for lack of memory, and for a file that has disappeared.
             if path.exists():
                 raise
             raise FileNotFoundError(errno.ENOENT, "is gone", str(path)) from error
 
 
-def load_weights(
-    what: str, model: nn.Module, tensors: Mapping[str, Tensor], *, assign: bool = False
-) -> None:
-    """Load a checkpoint's weights into a model; their names and shapes must match exactly.
-
-    Args:
-        assign: make the tensors themselves the model's, as a model on the meta device allows.
-    Raises:
-        CheckpointError: weights are missing, unknown or of another shape; the message names them.
-    """
+def load_weights(what: str, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Load a checkpoint's weights into a model; their names and shapes must match exactly."""
     try:
-        model.load_state_dict(tensors, assign=assign)
+        model.load_state_dict(tensors)
     except RuntimeError as error:
         raise CheckpointError(f"{what} is of another model: {first_line(error)}") from error

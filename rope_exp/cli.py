@@ -1,17 +1,12 @@
 """The command line: `rope-exp COMMAND ...`, or `python -m rope_exp COMMAND ...`.
 
-`train.py` and `scripts/report.py` are entry points to the same commands. Each command's logic is
-in its package; this module dispatches it and turns its errors into one sentence and an exit code:
-0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped with a checkpoint (the same command
-resumes). `--help` and a mistake in a config import no torch, which takes a second.
+Exit codes: 0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped with a checkpoint.
 """
 
 # Import nothing slow here: signals reach `leave` only after these imports.
-import argparse
 import logging
 import os
 import sys
-from pathlib import Path
 
 from rope_exp.errors import ConfigError, RecordError, explained
 from rope_exp.signals import starting_runs
@@ -33,35 +28,24 @@ HELP = """Where in attention should a rotation go?
 
 
 def main(command: str | None = None) -> int:
-    """Run the command that this process's command line names, and return its exit code.
-
-    Args:
-        command: train, or a file of `commands`; None: the first word of the command line.
-    """
-    _open_closed_streams()
-    words = sys.argv[1:]
-    if command is None:
-        command = words.pop(0) if words else "--help"
-
-    return explained(lambda: _run(command, words))
-
-
-def _open_closed_streams() -> None:
-    """Open /dev/null as each standard stream that is closed.
-
-    Otherwise the next file to be opened, such as a lock, gets the stream's number, and ranks write
-    to it.
-    """
+    """Run a command, by default the first word of the command line; return its exit code."""
+    # The next file to be opened, such as a lock, would get the number of a stream that is closed,
+    # and ranks, which inherit it, would write to it.
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            # It gets the lowest free number, and ranks inherit it.
             descriptor = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(descriptor, True)
             setattr(sys, name, os.fdopen(descriptor, "w" if number else "r", closefd=False))
 
+    words = sys.argv[1:]
+    if command is None:
+        command = words.pop(0) if words else "--help"
+    if command in ("train", "campaign", "sweep"):
+        return explained(lambda: starting_runs(lambda: _run(command, words)))
+    return explained(lambda: _run(command, words))
+
 
 def _run(command: str, words: list[str]) -> int:
-    """Run the command that `command` names."""
     if command in ("-h", "--help"):
         print(HELP, end="")
         return 0
@@ -70,30 +54,17 @@ def _run(command: str, words: list[str]) -> int:
 
         print(__version__)
         return 0
-
     if command == "train":
-        return starting_runs(lambda: train(words))
-    if command in ("campaign", "sweep"):
-        return starting_runs(lambda: _other(command, words))
-    return _other(command, words)
+        return train(words)
 
-
-def _other(command: str, words: list[str]) -> int:
     from rope_exp.identity import chosen
 
     module = chosen("commands", command.replace("-", "_"), "command", core="train")
     return int(module.main(words))
 
 
-# -- train -------------------------------------------------------------------------------------
-
-
 def train(words: list[str]) -> int:
-    """Let Hydra compose and run the jobs of a command line, or print the output of its flags.
-
-    Raises:
-        ConfigError: Hydra refuses the command line or a file; the message is ours.
-    """
+    """Let Hydra compose and run the jobs of a command line, or print the output of its flags."""
     from rope_exp.ranks import check_ranks
 
     check_ranks()
@@ -111,15 +82,10 @@ def train(words: list[str]) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from rope_exp.compose import CONFIGS, HYDRA_VERSION, check_folder, explain
+    from rope_exp.compose import CONFIGS, HYDRA_VERSION, explain
     from rope_exp.sweep import exit_codes, run_job
 
-    # Runs check every folder that Hydra reads; checking --config-dir here covers --cfg, too.
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--config-dir", "-cd", type=Path, nargs="?")
-    if (folder := parser.parse_known_args(words)[0].config_dir) is not None:
-        check_folder(folder)
-
+    mistakes = (HydraException, OmegaConfBaseException, yaml.YAMLError)
     try:
         hydra.main(str(CONFIGS), "config", HYDRA_VERSION)(run_job)()
     except SystemExit as end:
@@ -130,32 +96,23 @@ def train(words: list[str]) -> int:
             raise
     except (ConfigError, RecordError):
         raise
-    except (
-        HydraException,
-        OmegaConfBaseException,
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:
+    except (*mistakes, ValueError, RecursionError) as error:
         if shows_all:
             raise
-        raise explain(error, words) from error
+        raise explain(error) from error
     except RuntimeError as error:
         if '"srun"' not in str(error):
             raise
-        allowed = "there is no SLURM here (no srun); launch=slurm_local rehearses it"
-        raise ConfigError("launch", "slurm", allowed) from None
+        reason = "there is no SLURM here (no srun); launch=slurm_local rehearses it"
+        raise ConfigError("launch", "slurm", reason) from None
     return max(exit_codes, default=0)
 
 
 def _add_plugin() -> None:
-    """Register our launcher with Hydra, and make it the default.
-
-    Hydra finds plugins only in the package hydra_plugins. An installed copy of this package adds to
-    it; a checkout adds its folder to the paths of this process and of those that a launcher starts.
-    """
+    """Make our launcher Hydra's default; Hydra finds plugins only in the package hydra_plugins."""
     from rope_exp.machine import PACKAGE, child_environment
 
+    # A checkout adds its folder to the paths of this process and of those that a launcher starts.
     folder = PACKAGE / "plugin"
     if folder.is_dir():
         sys.path.append(str(folder))

@@ -1,15 +1,15 @@
 """Checks that runs are comparable: equal in every numeric key except some named factors.
 
 A factor is a key that can change a number, or a section of keys: `pe` and `seed` for a table of
-variants, `optim.lr` and `seed` for a sweep of learning rates, `model` and `seed` for sizes. The
-factor `row` is a name given by a campaign or an experiment (row_name); it covers variant, kind of
-attention and size at once.
+variants, `optim.lr` and `seed` for a sweep of learning rates. The factor `row` is a name given by a
+campaign or an experiment (row_name); it covers variant, kind of attention and size at once.
 A row is the runs that agree in every factor but the seed; a block is the runs of one seed. Runs
 that must not be compared raise a `ReportError`, one sentence that names the folders. No torch.
 """
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -53,12 +53,10 @@ ROW = "row"
 OF_ROW = ("pe", "attn", "model")
 # Each row of a campaign may have its own value of this key.
 OWN_RATE = "optim.lr"
-
 # As a factor, it gives runs of one seed different orders of tokens: they form no blocks.
 ORDER = "data.seed"
 # Runs of a block share these keys.
 SEEDS = ("seed", ORDER)
-
 # Surroundings of a run (provenance.MARKED) that must agree within a block. Other differences
 # are marked (docs/paper/protocol.md).
 REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")
@@ -79,25 +77,22 @@ _FACTS = (
 )
 
 
-def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
-    """Sort runs into rows and blocks, or refuse them.
+def rows_of(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
+    """Sort runs into rows by label, in the order of their values, or refuse them.
 
-    Args:
-        runs: at least one, in any order.
-        keys: the factors that distinguish rows, or `ROW`; every other numeric key must be equal,
-            except the seed and, within a campaign, `OWN_RATE`.
-    Returns:
-        The rows by label, in the order of their values.
-    Raises:
-        ReportError: naming two runs and their difference, or a factor that is no key.
+    Every numeric key besides these factors must be equal, except the seed and, within a campaign,
+    `OWN_RATE`.
     """
-    factors = (*keys, "seed", *(OF_ROW if ROW in keys else ()), *_own_keys(runs))
+    factors = (*keys, "seed", *(OF_ROW if ROW in keys else ()))
+    # A campaign can train every row at the learning rate that is best for it
+    # (docs/paper/protocol-2.md): the row's overrides set it, and it is no factor of the campaign.
+    if all(run.row and OWN_RATE not in run.factors for run in runs):
+        factors = (*factors, OWN_RATE)
     rows: dict[str, Row] = {}
     ordered = sorted(runs, key=lambda run: (_place(run, keys), run.config.seed, run.where))
     for run in ordered:
         label = label_of(run, keys)
-        name = name_of(run, keys)
-        row = rows.setdefault(label, Row(label, name, len(rows), []))
+        row = rows.setdefault(label, Row(label, name_of(run, keys), len(rows), []))
         # Sorted by seed, so a seed that is here twice is here in succession.
         if row.runs and row.runs[-1].config.seed == run.config.seed:
             raise ReportError(
@@ -105,23 +100,18 @@ def comparable(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
                 "keep one of them"
             )
         row.runs.append(run)
-        _check_equal(ordered[0], run, factors, "not comparable")
-        _check_equal(row.runs[0], run, ("seed",), "two variants under one name")
+        for first, but, complaint in (
+            (ordered[0], factors, "not comparable"),
+            (row.runs[0], ("seed",), "two variants under one name"),
+        ):
+            if differing := differing_keys(first.config.numeric, run.config.numeric, but):
+                raise ReportError(
+                    f"{first.folder} and {run.folder} are {complaint} ({'; '.join(differing)})"
+                )
 
-    for key, complaint, causes in _FACTS:
-        _check_fact(ordered, key, complaint, causes)
+    _check_facts(ordered)
     check_seeds(ordered)
     return rows
-
-
-def _own_keys(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return the keys that each row of a campaign may set for itself.
-
-    A campaign can train every row at the learning rate that is best for it
-    (docs/paper/protocol-2.md): the row's overrides set it, and it is no factor of the campaign.
-    """
-    is_tuned = all(run.row and OWN_RATE not in run.factors for run in runs)
-    return (OWN_RATE,) if is_tuned else ()
 
 
 def telling(runs: Sequence[Run]) -> list[str]:
@@ -141,54 +131,46 @@ def level_name(run: Run, keys: Iterable[str]) -> str:
 
 def mixed_blocks(runs: Sequence[Run]) -> dict[int, dict[str, list[str]]]:
     """Return the differing surroundings within each seed's runs, by seed and key."""
-    blocks: dict[int, list[Run]] = {}
-    for run in runs:
-        blocks.setdefault(run.config.seed, []).append(run)
-    found = {seed: differing_surroundings(block) for seed, block in sorted(blocks.items())}
-    return {seed: differing for seed, differing in found.items() if differing}
+    blocks = {}
+    for seed in sorted({run.config.seed for run in runs}):
+        block = [run for run in runs if run.config.seed == seed]
+        if differing := differing_surroundings(block):
+            blocks[seed] = differing
+    return blocks
 
 
 def check_blocks(runs: Sequence[Run]) -> None:
-    """Refuse blocks that docs/paper/protocol.md refuses: runs of one seed must be computed equally.
-
-    Raises:
-        ReportError: naming the seed, and the difference within it.
-    """
+    """Refuse runs of one seed whose surroundings docs/paper/protocol.md does not let differ."""
     for seed, differing in mixed_blocks(runs).items():
-        for key in REFUSED_WITHIN_A_BLOCK:
-            if key in differing:
-                values = " and ".join(differing[key])
-                raise ReportError(
-                    f"seed {seed} of {runs[0].group} has runs with {key} {values}, but a block "
-                    "must have only one (docs/paper/protocol.md); rerun one of them"
-                )
+        for key in (key for key in REFUSED_WITHIN_A_BLOCK if key in differing):
+            raise ReportError(
+                f"seed {seed} of {runs[0].group} has runs with {key} "
+                f"{' and '.join(differing[key])}, but a block must have only one "
+                "(docs/paper/protocol.md); rerun one of them"
+            )
 
 
 def differing_surroundings(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return the surroundings that differ between runs (device, torch, commit ...), by key."""
-    differing = {}
-    for key in provenance.MARKED:
-        values = {provenance.spelled(run.env[key]) for run in runs if key in run.env}
-        if len(values) > 1:
-            differing[key] = sorted(values)
-    return differing
+    values = {
+        key: sorted({provenance.spelled(run.env[key]) for run in runs if key in run.env})
+        for key in provenance.MARKED
+    }
+    return {key: differing for key, differing in values.items() if len(differing) > 1}
 
 
 def alike(first: Run, second: Run, but: Sequence[str]) -> bool:
     """Return whether two runs have one corpus, and equal numeric values except for some keys."""
-    if first.result.get("data_sha256") != second.result.get("data_sha256"):
-        return False
-    return not differing_keys(first.config.numeric, second.config.numeric, but)
+    is_one_corpus = first.result.get("data_sha256") == second.result.get("data_sha256")
+    return is_one_corpus and not differing_keys(first.config.numeric, second.config.numeric, but)
 
 
 def value_of(config: RunConfig, factor: str) -> Any:
-    """Return a config's value of a key that can change a number, or its values of a section.
-
-    Raises:
-        ReportError: there is no such key.
-    """
+    """Return a config's row name, its value of a numeric key, or its values of a section."""
+    if factor == ROW and config.row_name is None:
+        raise ReportError(f"--factors {ROW}: a run has no row_name; set it with row_name=NAME")
     try:
-        return config.numeric_value(factor)
+        return config.row_name if factor == ROW else config.numeric_value(factor)
     except KeyError:
         raise ReportError(
             f"--factors {factor}: no such config key that can change a number"
@@ -204,60 +186,42 @@ def spelled(config: RunConfig, factor: str) -> str:
     return str(section.label if isinstance(section, Kind) else section.name)
 
 
-def has_own_rates(rows: Mapping[str, Row], keys: Sequence[str]) -> bool:
-    """Return whether rows have learning rates of their own, which do not distinguish them."""
-    rates = {row.runs[0].config.optim.lr for row in rows.values()}
-    return OWN_RATE not in keys and len(rates) > 1
-
-
 def label_of(run: Run, keys: Sequence[str]) -> str:
     """Return a row's unique label: vo_rope, optim.lr=0.003, or several of these."""
-    return " ".join(run.config.pe.label if key == "pe" else _word(run, key) for key in keys)
+    labels = {"pe": run.config.pe.label}
+    return " ".join(labels.get(key) or f"{key}={spelled(run.config, key)}" for key in keys)
 
 
 def name_of(run: Run, keys: Sequence[str]) -> str:
     """Return a row's name for people: VO-RoPE, or the name that a campaign gives."""
     names = {"pe": run.variant_name, ROW: run.config.row_name}
-    return " ".join(names.get(key) or _word(run, key) for key in keys)
-
-
-def _word(run: Run, key: str) -> str:
-    if key != ROW:
-        return f"{key}={spelled(run.config, key)}"
-    if run.config.row_name is None:
-        raise ReportError(
-            f"--factors {ROW}: {run.folder} has no row_name; set it with row_name=NAME"
-        )
-    return f"{ROW}={run.config.row_name}"
+    return " ".join(names.get(key) or f"{key}={spelled(run.config, key)}" for key in keys)
 
 
 def _place(run: Run, keys: Sequence[str]) -> tuple[list[float], str]:
     """Return a row's sort key: its numbers, then its label."""
-    values = ("" if key == ROW else value_of(run.config, key) for key in keys)
+    values = (value_of(run.config, key) for key in keys)
     numbers = [value if isinstance(value, int | float) else math.inf for value in values]
     return numbers, label_of(run, keys)
 
 
-# -- refusals --------------------------------------------------------------------------------------
-
-
-def _check_equal(first: Run, second: Run, factors: tuple[str, ...], complaint: str) -> None:
-    keys = differing_keys(first.config.numeric, second.config.numeric, factors)
-    if keys:
-        raise ReportError(f"{first.folder} and {second.folder} are {complaint} ({'; '.join(keys)})")
-
-
-def _check_fact(runs: Iterable[Run], key: str, complaint: str, causes: Sequence[str]) -> None:
+def _check_facts(runs: Iterable[Run]) -> None:
     """Refuse runs that agree in the keys that determine a fact, but differ in the fact."""
-    seen: dict[tuple[Any, ...], tuple[Any, Run]] = {}
-    for run in runs:
-        if (fact := _fact(run, key)) is None:
+    seen: dict[tuple[str, ...], tuple[Any, Run]] = {}
+    for (key, complaint, causes), run in itertools.product(_FACTS, runs):
+        fact = run.result.get(key)
+        # In older runs, the only hash of weights includes learned frequencies.
+        if key == "shared_init_sha256" and fact is None and not run.config.pe.trainable:
+            fact = run.result.get("init_sha256")
+        # A diverged run has read only some of the tokens.
+        if fact is None or (key == "order_sha256" and run.status != "finished"):
             continue
+
         causing = list(causes)
         if key == "params":
             for name in numeric_values(run.config.pe, departing=True):
                 causing += _OWN_PARAMETERS.get(f"pe.{name}", ())
-        block = tuple(str(value_of(run.config, cause)) for cause in causing)
+        block = (key, *(str(value_of(run.config, cause)) for cause in causing))
         other, first = seen.setdefault(block, (fact, run))
         if fact != other:
             raise ReportError(
@@ -271,9 +235,6 @@ def check_seeds(runs: Iterable[Run]) -> None:
 
     Each seed draws its own weights. A run that began with the weights of a finished run is checked
     by its order of tokens, which `order_seed` draws.
-
-    Raises:
-        ReportError: naming two runs.
     """
     seen: dict[str, tuple[int, Run]] = {}
     for run in runs:
@@ -282,20 +243,9 @@ def check_seeds(runs: Iterable[Run]) -> None:
             key, seed = "order_sha256", run.config.order_seed
         if not run.result.get(key):
             continue
-        of, first = seen.setdefault(run.result[key], (seed, run))
-        if of != seed:
+        other, first = seen.setdefault(run.result[key], (seed, run))
+        if other != seed:
             raise ReportError(
-                f"{first.folder} and {run.folder} have seeds {of} and {seed}, but the same "
+                f"{first.folder} and {run.folder} have seeds {other} and {seed}, but the same "
                 f"{key} ({run.result[key]:.12}): one of them is a copy of the other"
             )
-
-
-def _fact(run: Run, key: str) -> Any:
-    """Return a fact of result.json; None if it cannot be compared with the others'."""
-    # A diverged run has read only some of the tokens.
-    if key == "order_sha256" and run.status != "finished":
-        return None
-    # In older runs, the only hash of weights includes learned frequencies.
-    if key == "shared_init_sha256" and key not in run.result and not run.config.pe.trainable:
-        key = "init_sha256"
-    return run.result.get(key)

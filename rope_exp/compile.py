@@ -1,6 +1,7 @@
 """The files of a report: all of them are made before any is written."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rope_exp.errors import RecordError
@@ -19,58 +20,41 @@ def write(
     *,
     replace: bool = True,
 ) -> list[str]:
-    """Read <runs>/<group>/<pe>/seed<k>, check, and only then write below `out`.
+    """Read <runs>/<group>/<pe>/seed<k>, check, write below `out`, and return the lines to print.
 
     Args:
-        runs: the folder that holds groups of runs.
-        group: the group's name; None: the only group. If rows are not variants, this is a pattern
-            for several groups, where * matches anything; None: all groups.
-        out: the folder for table.md, table.csv, table.tex, figures/ and report.html.
+        group: None: the only one. If rows are not variants, a pattern for several; None: all.
         reference: the row that others are compared with; None: the default of `build`.
         factors: the factors that distinguish rows: pe, or keys such as optim.lr.
         replace: whether the table of another group may be replaced.
-    Returns:
-        The lines to print.
     Raises:
         RecordError: a file cannot be read, or runs may not share a table; nothing is written.
         ReportError: the only factor is the seed, or another group's table may not be replaced.
         OSError: writing failed.
     """
     try:
-        found, left_out = read_runs(find_groups(runs, group, several=factors != ("pe",)))
+        read, left_out = read_runs(find_groups(runs, group, several=factors != ("pe",)))
     except OSError as error:
         raise RecordError(str(error)) from error
 
     keys = [factor for factor in factors if factor != "seed"]
     if not keys:
         raise ReportError("--factors seed: rows need another factor besides the seed, such as pe")
-    report = build(found, keys, reference, left_out)
-    if not replace:
-        _check_group(out, report)
+    report = build(read, keys, reference, left_out)
+    ours = theirs = {row.runs[0].group for row in report.rows.values()}
+    with suppress(ReportError):  # There is no table yet.
+        theirs = ours if replace else set(load_table(out)["group"].astype(str))
+    if theirs != ours:
+        raise ReportError(
+            f"{out / 'table.csv'} is the table of group {', '.join(sorted(theirs))}; pass "
+            "--out FOLDER to keep it, or --force to replace it"
+        )
     files = files_of(report) | pages_of({".": report}, report.runs)
     if factors != ("pe",):
         for of_group in parts("of_group", "studies").values():
             files |= of_group(report.runs)
     write_all(out, files)
     return [*report.told("terminal"), "", *(str(out / name) for name in files)]
-
-
-def _check_group(out: Path, report: Report) -> None:
-    """Refuse to replace the table of another group.
-
-    Raises:
-        ReportError: it is another group's.
-    """
-    try:
-        theirs = set(load_table(out)["group"].astype(str))
-    except ReportError:
-        return
-    ours = {row.runs[0].group for row in report.rows.values()}
-    if theirs != ours:
-        raise ReportError(
-            f"{out / 'table.csv'} is the table of group {', '.join(sorted(theirs))}; pass "
-            "--out FOLDER to keep it, or --force to replace it"
-        )
 
 
 def files_of(report: Report) -> dict[str, bytes]:

@@ -1,11 +1,11 @@
-"""The loss head: the product with the vocabulary and its cross-entropy, in chunks of tokens.
+"""The decoder: blocks, rotation tables, initial weights and their hashes, and the loss head.
 
 The logits of a whole batch are the largest tensor of a step (in float32, at V = 128k, 512 KB a
 token). Here each chunk's logits live only until its loss and gradients are computed, both in the
 forward pass, so memory does not grow with tokens times vocabulary, and a CPU keeps a chunk in its
 cache.
 
-Shapes: N tokens, C of a chunk, D model width, V vocabulary.
+Shapes: B batch, T position, N tokens, C of a chunk, D model width, V vocabulary.
 """
 
 import functools
@@ -20,14 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rope_exp.attention import (
-    Cache,
-    LayerCache,
-    Positions,
-    Tables,
-    linears,
-    make_attention,
-)
+from rope_exp.attention import Cache, LayerCache, Positions, Tables, linears, make_attention
 from rope_exp.batches import NO_TARGET
 from rope_exp.encoding import Position, ScoreBias, Sizes
 from rope_exp.errors import ConfigError
@@ -54,32 +47,17 @@ def summed_cross_entropy(
 ) -> Tensor:
     """Return the sum over n of -log softmax(head x_n)[target_n], in nats, in float32 at least.
 
-    Args:
-        x_ND: the last layer's normed output; products are taken in autocast's dtype, if it is on.
-        target_N: NO_TARGET where nothing is predicted.
-        gradients: `chunk_gradients`, possibly compiled.
+    `gradients` is `chunk_gradients`, possibly compiled.
     """
     if torch.is_grad_enabled():
         return _Summed.apply(x_ND, head_VD, target_N, gradients)  # type: ignore[no-untyped-call]
 
     narrow_VD = _narrow(head_VD)
-    of_chunks = []
+    nats = []
     for x_CD, target_C in zip(*chunks(_narrow(x_ND), target_N), strict=True):
         logits_CV = wide(x_CD @ narrow_VD.T)
-        nats = F.cross_entropy(logits_CV, target_C, reduction="sum", ignore_index=NO_TARGET)
-        of_chunks.append(nats)
-    return torch.stack(of_chunks).sum()
-
-
-def summed_squares(x_ND: Tensor, head_OD: Tensor, target_NO: Tensor) -> Tensor:
-    """Return the sum over n of the mean over o of (head x_n - target)^2, in float32 at least.
-
-    Args:
-        x_ND: the last layer's normed output; products are taken in autocast's dtype, if it is on.
-        target_NO: O real numbers to predict at each place.
-    """
-    error_NO = wide(F.linear(x_ND, head_OD)) - target_NO
-    return error_NO.square().mean(dim=-1).sum()
+        nats.append(F.cross_entropy(logits_CV, target_C, reduction="sum", ignore_index=NO_TARGET))
+    return torch.stack(nats).sum()
 
 
 def chunk_gradients(
@@ -132,15 +110,15 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *of_nats: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *d_nats: Tensor) -> tuple[Tensor | None, ...]:
         dx_ND, dhead_VD = ctx.saved_tensors
-        return dx_ND * of_nats[0], dhead_VD * of_nats[0], None, None
+        return dx_ND * d_nats[0], dhead_VD * d_nats[0], None, None
 
 
-def chunks(*of_tokens: Tensor) -> list[tuple[Tensor, ...]]:
+def chunks(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
     """Return each tensor's chunks, as few as possible, with sizes that differ by at most one."""
-    most = TOKENS_OF_A_CHUNK[of_tokens[0].device.type]
-    return [tensor.tensor_split(math.ceil(len(tensor) / most)) for tensor in of_tokens]
+    most = TOKENS_OF_A_CHUNK[tensors[0].device.type]
+    return [tensor.tensor_split(math.ceil(len(tensor) / most)) for tensor in tensors]
 
 
 def _narrow(x: Tensor) -> Tensor:
@@ -164,14 +142,9 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); a variant may rotate in some layers only."""
 
     def __init__(self, architecture: Architecture, number: int = 0) -> None:
-        """Build one layer.
-
-        Args:
-            number: the layer's index, from 0: a variant may rotate in some layers only.
-        """
         super().__init__()
         config = architecture.model
         sites = architecture.pe.sites_of(number)
@@ -189,26 +162,18 @@ class Block(nn.Module):
 
 
 class Rotary(nn.Module):
-    """The rotation tables of every layer.
+    """The rotation tables of every layer, from a head's `rotary_dim` features that could rotate.
 
     q and k share their tables, and so do v and o: a relative rotation needs no more. All four share
     them if nothing can move the two pairs apart.
-
-    Attributes:
-        learned: the names of learned frequencies by their pair of sites.
     """
 
+    # The names of learned frequencies by their pair of sites.
     learned: Mapping[str, str] = {}
 
     def __init__(
         self, rotary_dim: int, pe: PeConfig, num_layers: int = 1, num_heads: int = 1
     ) -> None:
-        """Make the frequencies of both pairs of sites.
-
-        Args:
-            rotary_dim: the number of a head's features that could rotate.
-            num_heads: the number of key/value heads, which may learn frequencies of their own.
-        """
         super().__init__()
         self.pe = pe
         self.num_layers = num_layers
@@ -226,10 +191,9 @@ class Rotary(nn.Module):
     def forward(self, position_T: Tensor) -> list[Positions]:
         """Return each layer's inputs for positions, [T] or [B, T]."""
         qk, vo = self.theta("qk"), self.theta("vo")
-        of_qk = self.tables(qk, position_T)
         # Compare identity, not values: a probe may extend either pair alone.
-        of_vo = [None] * self.num_layers if vo is qk else self.tables(vo, position_T)
-        return [Positions(*of_layer) for of_layer in zip(of_qk, of_vo, strict=True)]
+        vo_tables = [None] * self.num_layers if vo is qk else self.tables(vo, position_T)
+        return list(map(Positions, self.tables(qk, position_T), vo_tables))
 
     def tables(self, theta: Tensor, position_T: Tensor) -> list[Tables]:
         """Return the tables of each layer."""
@@ -245,26 +209,16 @@ POSITIONS = (FREQUENCIES, "model.added_positions.", "model.score_bias.")
 # In the name of each parameter of a user's class.
 OWN = ".own."
 ONTO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
-LLAMA_NORMS = (
-    "model.norm.weight",
-    ".input_layernorm.weight",
-    ".post_attention_layernorm.weight",
-)
+LLAMA_NORMS = ("model.norm.weight", "input_layernorm.weight", "post_attention_layernorm.weight")
 
 
 def encodings(architecture: Architecture, layer: int | None) -> dict[str, Position]:
-    """Return the position encodings that act at the input (None) or in a layer.
-
-    Those of the project have one instance, at the input.
-
-    Returns:
-        The encodings by the names of their modules.
-    """
+    """Return the position encodings at the input (layer None) or in a layer, by module names."""
     model = architecture.model
     pe = architecture.pe
-    names = {"own": "none" if pe.code is None else "own"}
+    choices = {"own": "none" if pe.code is None else "own"}
     if layer is None:
-        names = {"added_positions": pe.input, "score_bias": pe.bias, **names}
+        choices = {"added_positions": pe.input, "score_bias": pe.bias, **choices}
     sizes = Sizes(
         model.hidden_size,
         model.num_attention_heads,
@@ -275,22 +229,15 @@ def encodings(architecture: Architecture, layer: int | None) -> dict[str, Positi
         architecture.causal,
         layer,
     )
-    made = {
-        name: chosen("position", choice, "pe").make(pe, sizes)
-        for name, choice in names.items()
-        if choice != "none"
-    }
+    made = {}
+    for name, choice in choices.items():
+        if choice != "none":
+            made[name] = chosen("position", choice, "pe").make(pe, sizes)
     return {name: encoding for name, encoding in made.items() if encoding is not None}
 
 
 class Trunk(nn.Module):
-    """Embedding, blocks and last norm; separate because transformers' names begin with `model.`.
-
-    Attributes:
-        start: the position of the first token.
-        encodings: the position encodings at the input.
-        num_positions: one more than the last position that these have; None: no limit.
-    """
+    """Embedding, blocks and last norm; separate because transformers' names begin with `model.`."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -299,7 +246,8 @@ class Trunk(nn.Module):
         pe = architecture.pe
         self.pe = pe
         self.start = pe.start
-        blocks = [Block(architecture, number) for number in range(config.num_hidden_layers)]
+        num_layers = config.num_hidden_layers
+        blocks = [Block(architecture, number) for number in range(num_layers)]
 
         # nn.Embedding() would draw: on the meta device that imports torch's compiler, for a second.
         undrawn_VD = torch.empty(architecture.vocab_size, config.hidden_size)
@@ -310,12 +258,12 @@ class Trunk(nn.Module):
         rotary = Rotary
         if pe.trainable:
             rotary = chosen("position", "trainable", "pe.trainable").LearnedRotary
-        per_unit = (config.num_hidden_layers, attn.key_heads(config))
-        self.rotary_emb = rotary(attn.rotary_dim(config), pe, *per_unit)
+        self.rotary_emb = rotary(attn.rotary_dim(config), pe, num_layers, attn.key_heads(config))
         for name, encoding in encodings(architecture, layer=None).items():
             self.add_module(name, encoding)
+        # Those at the input, and one more than the last position that they all have.
         self.encodings = [child for child in self.children() if isinstance(child, Position)]
-        limits = [each.limit for each in self.encodings if each.limit is not None]
+        limits = [encoding.limit for encoding in self.encodings if encoding.limit is not None]
         self.num_positions = min(limits, default=None)
 
     def forward(
@@ -327,27 +275,17 @@ class Trunk(nn.Module):
         document_BT: Tensor | None = None,
     ) -> Tensor:
         if cache is not None and document_BT is not None:
-            raise ValueError(
-                "a cache does not say which document its keys are of: documents take the whole "
-                "rows at once, without a cache"
-            )
+            raise ValueError("a cache has no documents: pass whole rows at once, without a cache")
 
         num_new = ids_BT.shape[1]
-        num_keys = num_new
-        position_T = torch.arange(num_new, device=ids_BT.device)
-        of_layers: list[LayerCache | None] = [None] * len(self.layers)
-        if cache is not None:
-            position_T = cache.positions(num_new, ids_BT.device)
-            of_layers = [*cache.layers]
-            cache.length += num_new
-            num_keys = cache.length
-        if positions_BT is not None:
-            position_T = positions_BT
-        position_T = self.start + position_T
+        num_before = 0 if cache is None else cache[0].num_seen
+        layer_caches: Sequence[LayerCache | None] = cache or [None] * len(self.layers)
+        position_T = torch.arange(num_before, num_before + num_new, device=ids_BT.device)
+        position_T = self.start + (position_T if positions_BT is None else positions_BT)
         if self.num_positions is not None:
-            first, last = self.start, self.start + num_new - 1
+            first, last = self.start + num_before, self.start + num_before + num_new - 1
             # Reading a tensor waits for a GPU, so only positions that are given are read.
-            if cache is not None or positions_BT is not None:
+            if positions_BT is not None:
                 first, last = int(position_T.min()), int(position_T.max())
             if first < 0 or last >= self.num_positions:
                 known = self.num_positions - 1
@@ -356,23 +294,20 @@ class Trunk(nn.Module):
 
         x_BTD = self.embed_tokens(ids_BT)
         bias_HTE = None
-        place_1E = torch.arange(num_keys, device=ids_BT.device)[None]
+        place_1E = torch.arange(num_before + num_new, device=ids_BT.device)[None]
         for encoding in self.encodings:
             x_BTD = encoding.embed(x_BTD, position_T).to(x_BTD.dtype)
             if isinstance(encoding, ScoreBias):
                 bias_HTE = encoding.scores({"position_BE": place_1E}, num_new)
 
-        of_positions = self.rotary_emb(position_T)
-        for layer, at, of_layer in zip(self.layers, of_positions, of_layers, strict=True):
+        inputs = zip(self.layers, self.rotary_emb(position_T), layer_caches, strict=True)
+        for layer, at, layer_cache in inputs:
             at = Positions(at.qk, at.vo, bias_HTE, document_BT, position_T)
-            x_BTD = layer(x_BTD, at, of_layer)
+            x_BTD = layer(x_BTD, at, layer_cache)
         return self.last_norm(x_BTD)
 
     def last_norm(self, x_BTD: Tensor) -> Tensor:
-        """Normalise the last layer's output.
-
-        It is a method because torch.compile skips torch's own modules.
-        """
+        # A method, because torch.compile skips torch's own modules.
         return self.norm(x_BTD)
 
 
@@ -387,7 +322,8 @@ class Decoder(nn.Module):
         config = architecture.model
         self.architecture = architecture
         self.model = Trunk(architecture)
-        self.lm_head = nn.Linear(config.hidden_size, architecture.head_size, bias=False)
+        num_outputs = architecture.num_outputs or architecture.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, num_outputs, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.chunk_gradients = chunk_gradients
@@ -411,11 +347,8 @@ class Decoder(nn.Module):
             target_BT: or [B, T, O], O real numbers each.
             cache: earlier tokens, from which these ids continue; they are added to it.
             positions_BT: any real numbers; None: 0, 1, 2, ..., or those after the cache.
-            document_BT: tokens attend to tokens of the same number only; None: to all. Not
-                allowed with a cache.
+            document_BT: tokens attend to tokens of the same number only; not allowed with a cache.
             predicted_BP: the P places of each row that have targets, [B, P] like them; None: all.
-        Raises:
-            ValueError: both documents and a cache are given.
         """
         x_BTD = self.model(ids_BT, cache, positions_BT=positions_BT, document_BT=document_BT)
         x_BTD = at_places(x_BTD, predicted_BP)
@@ -424,33 +357,27 @@ class Decoder(nn.Module):
 
         x_ND = x_BTD.flatten(0, 1)
         if self.architecture.num_outputs is not None:
-            return summed_squares(x_ND, self.lm_head.weight, target_BT.flatten(0, 1))
+            error_NO = wide(F.linear(x_ND, self.lm_head.weight)) - target_BT.flatten(0, 1)
+            return error_NO.square().mean(dim=-1).sum()
         target_N = target_BT.flatten()
         return summed_cross_entropy(x_ND, self.lm_head.weight, target_N, self.chunk_gradients)
 
     def compile_parts(self) -> None:
-        """Compile one block, used by every layer, the last norm and a chunk of the loss.
-
-        This makes three graphs per sequence length, at any depth.
-        """
+        """Compile one block for all layers, the last norm and a chunk of the loss: three graphs."""
         for layer in self.model.layers:
             layer.compile(dynamic=False)
         last_norm = torch.compile(self.model.last_norm, dynamic=False)
         self.model.last_norm = last_norm  # type: ignore[method-assign]
         self.chunk_gradients = torch.compile(chunk_gradients, dynamic=False)
 
-    def new_cache(self, pads_B: Tensor | None = None) -> Cache:
-        """Return an empty cache; raise ConfigError if attention is bidirectional.
-
-        Args:
-            pads_B: the number of padding ids at the start of each row; None: none.
-        """
+    def new_cache(self) -> Cache:
+        """Return an empty cache; raise ConfigError if attention is bidirectional."""
         if not self.architecture.causal:
             allowed = "looks both ways: there is nothing to cache, and no next token to generate"
             raise ConfigError("train.objective", ..., allowed)
         model = self.architecture.model
-        windows = [model.window_of(layer) for layer in range(model.num_hidden_layers)]
-        return Cache(windows, pads_B)
+        layers = range(model.num_hidden_layers)
+        return [LayerCache(model.window_of(layer)) for layer in layers]
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
@@ -459,8 +386,8 @@ class Decoder(nn.Module):
         LLaMA's matrices are drawn on the CPU from one generator, in the order of their names: a
         pure function of the sizes and the seed, independent of the device, the variant and the
         kind of attention. A kind takes those that match its names and shapes. Any other matrix
-        draws from its own stream, so that it changes none of LLaMA's. (With other sizes, a changed
-        shape changes every later draw.)
+        draws from its own stream, seeded by SHA-256 of the run's seed and its name, so that it
+        changes none of LLaMA's.
         """
         shared = torch.Generator().manual_seed(seed)
         residual_std = INIT_STD / math.sqrt(2 * len(self.model.layers))
@@ -470,15 +397,17 @@ class Decoder(nn.Module):
             return torch.empty(shape).normal_(0.0, std, generator=generator)
 
         own = dict(self.named_parameters())
-        of_llama = llama_matrices(self.architecture)
-        for name, shape in sorted(of_llama.items()):
+        for name, shape in sorted(llama_matrices(self.architecture).items()):
             matrix = drawn(name, shape, shared)
             if name in own and own[name].shape == shape:
                 own.pop(name).copy_(matrix)
 
         for name, parameter in own.items():
             if parameter.ndim == 2 and not name.startswith(FREQUENCIES):
-                parameter.copy_(drawn(name, parameter.shape, own_stream(seed, name)))
+                digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+                stream = int.from_bytes(digest[:8], "little") >> 1
+                generator = torch.Generator().manual_seed(stream)
+                parameter.copy_(drawn(name, parameter.shape, generator))
 
 
 @functools.cache
@@ -499,12 +428,6 @@ def llama_matrices(architecture: Architecture) -> dict[str, torch.Size]:
     return {name: matrix.shape for name, matrix in named if matrix.ndim == 2}
 
 
-def own_stream(seed: int, name: str) -> torch.Generator:
-    """Return a generator for one parameter, seeded by SHA-256 of the run's seed and its name."""
-    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-
-
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters by name, as checkpoints store them and as hashes cover them.
 
@@ -515,10 +438,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def llama_weights(decoder: Decoder) -> dict[str, Tensor]:
-    """Return the weights whose names and shapes match transformers' LLaMA.
-
-    Every variant has them, whatever other position parameters it learns.
-    """
+    """Return the weights with names and shapes of transformers' LLaMA: every variant has them."""
     shapes = llama_matrices(decoder.architecture)
     return {
         name: tensor

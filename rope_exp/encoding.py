@@ -7,19 +7,13 @@ Shapes: B batch, T position, E keys (the last T are the queries' own), H query h
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from torch import Tensor, nn
 
 
 class Sizes(NamedTuple):
-    """The sizes of a decoder, and the place of one instance in it.
-
-    Attributes:
-        num_positions: one more than the last position of training.
-        causal: whether no token attends to a later one.
-        layer: from 0; None: the instance at the input.
-    """
+    """The sizes of a decoder, and the layer of one instance; None: the instance at the input."""
 
     hidden_size: int
     num_attention_heads: int
@@ -34,9 +28,9 @@ class Sizes(NamedTuple):
 class Position(nn.Module):
     """A position encoding. Override what it does; what is not overridden does nothing.
 
-    Parameters are those of any torch module. Matrices are drawn from N(0, 0.02^2) by their names;
-    others keep the values that `__init__` gives them, which must not be random. A model may be
-    built on torch's meta device, where tensors have no values.
+    Matrices are drawn from N(0, 0.02^2) by their names; other parameters keep the values that
+    `__init__` gives them, which must not be random. A model may be built on torch's meta device,
+    where tensors have no values.
 
     Attributes:
         relative: whether the logits stay the same when all positions grow by the same number. It
@@ -54,39 +48,29 @@ class Position(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Do to each tensor what `fn` does, but make nothing narrower than float32."""
 
-        def kept(x: Tensor) -> Tensor:
+        def narrowed(x: Tensor) -> Tensor:
             made = fn(x)
             is_narrower = made.is_floating_point() and made.itemsize < min(x.itemsize, 4)
             return x.to(made.device) if is_narrower else made
 
-        return super()._apply(kept, recurse)  # type: ignore[no-untyped-call]
+        return super()._apply(narrowed, recurse)  # type: ignore[no-untyped-call]
 
     def embed(self, x_BTD: Tensor, position_T: Tensor) -> Tensor:
         """Return the embeddings with something added; positions are [T] or [B, T]."""
         return x_BTD
 
     def turn(self, site: str, x_BTHK: Tensor, position_T: Tensor) -> Tensor:
-        """Return queries, keys or values before the scores, or the output after the sum.
-
-        Args:
-            site: q, k, v or o. The output is that of the query's position.
-        """
+        """Return q, k or v before the scores, or the output `o` of the query's position."""
         return x_BTHK
 
     def of_tokens(self, x_BTD: Tensor, position_T: Tensor) -> dict[str, Tensor]:
-        """Return what `scores` needs of each token, [B, T, ...] by name; it is cached.
-
-        Args:
-            x_BTD: the normed input of the layer's attention.
-        """
+        """Return what `scores` needs of each token, [B, T, ...] by name; it is cached."""
         return {}
 
     def scores(self, kept: Mapping[str, Tensor], num_queries: int) -> Tensor | None:
         """Return what is added to the scores, [H, T, E] or [B, H, T, E]; None: nothing.
 
-        Args:
-            kept: of E tokens, the last `num_queries` of which are the queries: what `of_tokens`
-                returned, and `position_BE`.
+        `kept` is what `of_tokens` returned for all E tokens, and `position_BE`.
         """
         return None
 
@@ -96,14 +80,10 @@ class Position(nn.Module):
         return any(getattr(cls, name) is not getattr(Position, name) for name in methods)
 
     @classmethod
-    def placed(cls, layer: int | None, **sizes: Any) -> Self | None:
-        """Return the instance of a layer, or of the input (None); None if it does nothing there.
-
-        Args:
-            sizes: the other fields of `Sizes`.
-        """
-        acts = ("embed",) if layer is None else ("turn", "of_tokens", "scores")
-        return cls(Sizes(**sizes, layer=layer)) if cls.overrides(*acts) else None
+    def placed(cls, sizes: Sizes) -> Self | None:
+        """Return the instance of a layer, or of the input; None if it does nothing there."""
+        acts = ("embed",) if sizes.layer is None else ("turn", "of_tokens", "scores")
+        return cls(sizes) if cls.overrides(*acts) else None
 
 
 class ScoreBias(Position):

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -63,11 +64,8 @@ class DiskError(OSError):
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """Return the message for an out-of-memory error; None for any other error.
-
-    Python and a GPU have their own error types for it. Torch on a CPU, C++, the system and their
-    wrappers are recognised only by their messages.
-    """
+    """Return the message for an out-of-memory error; None for any other error."""
+    # Torch on a CPU, C++, the system and their wrappers have no type of their own for it.
     words = "allocate memory|out of memory|enough memory|bad_alloc|ALLOC_FAILED|DefaultCPUAllocator"
     is_type = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     if not (is_type or re.search(words, str(error))):
@@ -76,26 +74,11 @@ def out_of_memory(error: BaseException) -> str | None:
     return f"out of memory ({first_line(error)}); {advice}"
 
 
-def sentence(error: Exception) -> str:
-    """Return the message for an error; raise it if it is neither ours nor a lack of memory."""
-    told = out_of_memory(error)
-    # If one rank fails, the others lose their connection to it.
-    is_lost = "gloo" in str(error) or type(error).__name__.startswith("Dist")
-    if "WORLD_SIZE" in os.environ and is_lost and not isinstance(error, MISTAKES):
-        told = f"lost the other processes of this run ({first_line(error)})"
-    ours = (*MISTAKES, DataError, LawError, OSError)
-    if told is None and not isinstance(error, ours):
-        raise error
-    return told or str(error)
-
-
 @contextlib.contextmanager
 def explained_by(code: str | None, *, every: bool = True) -> Iterator[None]:
-    """Turn an error of a user's class into one sentence, after the traceback of its own lines.
+    """Turn an error of a user's class (pe.code) into one sentence, after its own traceback.
 
-    Args:
-        code: pe.code; None: errors stay as they are.
-        every: also an error that is raised elsewhere, such as for a wrong shape.
+    `every`: also an error that is raised elsewhere, such as for a wrong shape.
     """
     try:
         yield
@@ -105,23 +88,21 @@ def explained_by(code: str | None, *, every: bool = True) -> Iterator[None]:
         if code is None or out_of_memory(error):
             raise
         path = f"{code.partition('.')[0]}.py"
-        frames = [
-            frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path
-        ]
+        stack = traceback.extract_tb(error.__traceback__)
+        frames = [frame for frame in stack if frame.filename == path]
         if not (frames or every):
             raise
-        said = f"{type(error).__name__}: {first_line(error)}"
+        message = f"{type(error).__name__}: {first_line(error)}"
         if frames:
             log("".join(traceback.format_list(frames)).rstrip())
-            said = f"{path}, line {frames[-1].lineno}: {said}"
-        raise ConfigError("pe.code", code, said) from error
+            message = f"{path}, line {frames[-1].lineno}: {message}"
+        raise ConfigError("pe.code", code, message) from error
 
 
 def explained(command: Callable[[], int], *, prints: bool = True) -> int:
     """Run a command and return its exit code; errors become one sentence on standard error.
 
-    Args:
-        prints: whether its output is what a reader may close, which is no error.
+    If it `prints`, a reader may close its output, which is no error.
     """
     try:
         code = command()
@@ -132,8 +113,16 @@ def explained(command: Callable[[], int], *, prints: bool = True) -> int:
             # The buffered rest would fail again when Python exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_DONE
-        log(f"error: {sentence(error)}")
-        return EXIT_USAGE if isinstance(error, MISTAKES) else EXIT_FAILED
+        message = out_of_memory(error)
+        is_mistake = isinstance(error, MISTAKES)
+        # If one rank fails, the others lose their connection to it.
+        is_lost = "gloo" in str(error) or type(error).__name__.startswith("Dist")
+        if "WORLD_SIZE" in os.environ and is_lost and not is_mistake:
+            message = f"lost the other processes of this run ({first_line(error)})"
+        if message is None and not isinstance(error, (*MISTAKES, DataError, LawError, OSError)):
+            raise
+        log(f"error: {message or error}")
+        return EXIT_USAGE if is_mistake else EXIT_FAILED
 
 
 def show(value: Any) -> str:
@@ -157,8 +146,7 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 300 else f"{text[:147]}...{text[-150:]}"
 
 
-BAR_SECONDS = 0.2  # between two updates of a bar
-LINE_SECONDS = 10.0  # between plain lines
+LINE_SECONDS = 10.0  # between two lines about one task
 # The columns of a run's metrics that are shown, with their formats.
 COLUMNS = {
     "train/loss": ", loss {:.4f}",
@@ -206,37 +194,31 @@ def log(line: str) -> None:
         sys.stderr.flush()
 
 
+@dataclass(frozen=True)
 class Estimate:
     """An estimate of the time that a task still takes, by its mean speed since the beginning."""
 
-    def __init__(self, now: float, done: int) -> None:
-        """Begin at a time of the monotonic clock, when `done` was done already."""
-        self._began = now
-        self._first = done
+    began: float  # by the monotonic clock
+    first: int  # done already at that time
 
     def left(self, now: float, done: int, total: int) -> str:
         """Return the time left in words."""
-        if done <= self._first:
+        if done <= self.first:
             return "no estimate yet"
-        a_unit = (now - self._began) / (done - self._first)
+        a_unit = (now - self.began) / (done - self.first)
         return f"{timedelta(seconds=round(a_unit * max(total - done, 0)))} left"
 
 
 def describe_row(row: Mapping[str, Any]) -> str:
     """Return the numbers of a row of metrics that are shown, each after a comma."""
-    words = ""
-    for column, form in COLUMNS.items():
-        value = row.get(column)
-        if isinstance(value, int | float):
-            words += form.format(value)
-    return words
+    shown = [column for column in COLUMNS if isinstance(row.get(column), int | float)]
+    return "".join(COLUMNS[column].format(row[column]) for column in shown)
 
 
 class Bars(progress.Progress):
     """Progress bars with text, if standard error is a terminal; otherwise `disable` is true."""
 
-    def __init__(self, *, shown: bool = True) -> None:
-        """Begin to draw; `shown` is false in processes that leave drawing to another one."""
+    def __init__(self) -> None:
         console = Console(stderr=True)
         super().__init__(
             "{task.description}",
@@ -244,7 +226,7 @@ class Bars(progress.Progress):
             "{task.fields[words]}",
             console=console,
             auto_refresh=False,
-            disable=not (shown and sys.stderr.isatty() and console.is_interactive),
+            disable=not (sys.stderr.isatty() and console.is_interactive),
         )
         self.start()
         # rich hides the cursor until the bars end, but a second signal exits before that.
@@ -263,61 +245,27 @@ class Bars(progress.Progress):
                 self.stop()
 
 
-class Progress(Bars):
-    """The progress of a long task: a bar on a terminal, otherwise a line every few seconds."""
+class Progress:
+    """The progress of a long task, as a line every few seconds."""
 
-    def __init__(self, name: str, total: int | None, done: int = 0, *, shown: bool = True) -> None:
-        """Begin with `done` of `total` (None: unknown); print nothing unless `shown`."""
-        super().__init__(shown=shown)
+    def __init__(self, name: str, total: int | None) -> None:
         self._name = name
         self._total = total
-        self._shown = shown
-        self._last_shown = time.monotonic()
-        self._estimate = Estimate(self._last_shown, done)
-        self._has_stepped = False
-        self._validation = ""
-        self._bar = self.add_task(name, total=total, completed=done, words="")
-
-    def compiling(self) -> None:
-        """Show that a run is compiling, until its first step is done."""
-        self.update(self._bar, words="compiling")
-        self.draw()
-        if self.disable and self._shown:
-            log(f"{self._name}: compiling")
-
-    def step(self, step: int, loss: float) -> None:
-        """Advance a run's bar, if there is one, after a step.
-
-        The estimate of the time left excludes the first step, which compiles.
-        """
-        if not self._has_stepped:
-            self._estimate = Estimate(time.monotonic(), step)
-        self._has_stepped = True
-        if not self.disable:
-            self.show(step, f"step {step}/{self._total}, loss {loss:.3f}{self._validation}")
+        self._last_line = time.monotonic()
+        self._estimate: Estimate | None = None
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Print a run's row: at evaluations, and without a bar also every few seconds."""
-        is_evaluated = "val/loss" in row
-        if is_evaluated:
-            self._validation = COLUMNS["val/loss"].format(row["val/loss"])
-
+        """Log a run's row of metrics; one of an evaluation at once."""
         words = f"step {row['step']}/{self._total}{describe_row(row)}"
-        if self.disable:
-            self.show(row["step"], words, at_once=is_evaluated)
-        elif is_evaluated:
-            log(f"{self._name}: {words}")
+        self.show(row["step"], words, at_once="val/loss" in row)
 
     def show(self, done: int, words: str, *, at_once: bool = False) -> None:
-        """Show the progress, unless something was shown a moment ago."""
+        """Log the progress, unless a line was logged a moment ago."""
         now = time.monotonic()
-        if self._total:
-            words += f", {self._estimate.left(now, done, self._total)}"
-        self.update(self._bar, completed=done, words=words)
-
-        pause = LINE_SECONDS if self.disable else BAR_SECONDS
-        if at_once or now - self._last_shown >= pause:
-            self._last_shown = now
-            self.draw()
-            if self.disable and self._shown:
-                log(f"{self._name}: {words}")
+        # It begins after the first step, which compiles.
+        self._estimate = self._estimate or Estimate(now, done)
+        if at_once or now - self._last_line >= LINE_SECONDS:
+            self._last_line = now
+            if self._total:
+                words += f", {self._estimate.left(now, done, self._total)}"
+            log(f"{self._name}: {words}")

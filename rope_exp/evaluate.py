@@ -1,7 +1,4 @@
-"""A model's loss on a batch, by micro-batches on the device, and its answers to probes.
-
-Shapes as in `batches`.
-"""
+"""A model's loss on a batch, by micro-batches on the device, and its answers to probes."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,54 +33,43 @@ class Inputs(NamedTuple):
 
     def features(self, decoder: Decoder) -> Tensor:
         """Return the last layer's normed output at every place, [B, T, D]."""
-        found: Tensor = decoder.model(
-            self.ids_BT, positions_BT=self.position_BT, document_BT=self.document_BT
-        )
-        return found
+        model: Callable[..., Tensor] = decoder.model
+        return model(self.ids_BT, positions_BT=self.position_BT, document_BT=self.document_BT)
 
     @property
-    def further(self) -> dict[str, Tensor]:
+    def further(self) -> dict[str, Tensor | None]:
         """The decoder's keyword arguments besides ids and targets."""
-        keywords = {
-            "predicted_BP": self.place_BP,
-            "positions_BT": self.position_BT,
-            "document_BT": self.document_BT,
-        }
-        return {name: tensor for name, tensor in keywords.items() if tensor is not None}
+        places = {"predicted_BP": self.place_BP, "positions_BT": self.position_BT}
+        return {**places, "document_BT": self.document_BT}
 
     def nats(self, model: nn.Module) -> Tensor:
         """Return the summed nats over the targets, or the summed squared errors."""
-        found: Tensor = model(self.ids_BT, self.target_BP, **self.further)
-        return found
+        nats: Tensor = model(self.ids_BT, self.target_BP, **self.further)
+        return nats
 
 
 def on_device(batch: Batch, device: torch.device) -> Inputs:
     """Copy a batch to a device without waiting for the copy."""
-
-    def copied(array: object) -> Tensor | None:
-        if array is None:
-            return None
-        tensor = torch.as_tensor(array)
-        if device.type == "cuda":
-            tensor = tensor.pin_memory()
-        return tensor.to(device, non_blocking=True)
-
-    # The fields of `Inputs` are fields of a batch.
-    return Inputs(*(copied(getattr(batch, name)) for name in Inputs._fields))  # type: ignore[arg-type]
+    tensors: dict[str, Any] = {}
+    for name in Inputs._fields:
+        array = getattr(batch, name)
+        tensors[name] = array
+        if array is not None:
+            tensor = torch.as_tensor(array)
+            tensor = tensor.pin_memory() if device.type == "cuda" else tensor
+            tensors[name] = tensor.to(device, non_blocking=True)
+    return Inputs(**tensors)
 
 
 def rounded(losses: Iterable[Any]) -> list[float | None]:
-    """Return losses rounded to six useful decimals; None for one that is not finite."""
-    numbers = map(float, losses)
-    return [round(number, 6) if math.isfinite(number) else None for number in numbers]
+    """Return losses rounded to six decimals; None for one that is not finite."""
+    return [round(loss, 6) if math.isfinite(loss) else None for loss in map(float, losses)]
 
 
-def significant(numbers: Tensor) -> list[float | None]:
-    """Return a 1-D tensor's numbers with six significant digits; None if not finite."""
-    return [
-        float(f"{number:.6g}") if math.isfinite(number) else None
-        for number in numbers.double().tolist()
-    ]
+def significant(numbers_N: Tensor) -> list[float | None]:
+    """Return numbers with six significant digits; None for one that is not finite."""
+    numbers = numbers_N.double().tolist()
+    return [float(f"{number:.6g}") if math.isfinite(number) else None for number in numbers]
 
 
 @torch.no_grad()
@@ -93,24 +79,15 @@ def held_out_loss(
     *,
     micro_batch_size: int,
     device: torch.device,
-    rank: int = 0,
-    world_size: int = 1,
+    parallel: Any = None,
     should_stop: Callable[[], bool] = lambda: False,
-    sum_over_ranks: Callable[[Tensor], Tensor] = lambda total: total,
 ) -> float | None:
-    """Return the mean nats per predicted token, the same on every rank.
+    """Return the mean nats per predicted token, or the mean squared error of real numbers.
 
-    For real numbers, return the mean squared error.
-
-    Args:
-        model: `model(ids, targets, ...)` returns summed nats.
-        held_out: all rows; the ranks share them.
-        micro_batch_size: the number of rows at a time.
-        should_stop: called before every micro-batch, and equally often on every rank.
-        sum_over_ranks: returns the sum of all ranks' nats, given this rank's.
-    Returns:
-        The loss; None if `should_stop` returned true.
+    It is the same on every rank of a `Parallel`. None if `should_stop`, called before every
+    micro-batch, returned true.
     """
+    rank, world_size = (parallel.rank, parallel.world_size) if parallel else (0, 1)
     mine = on_device(held_out.rows(slice(rank, None, world_size)), device)
     nats = torch.zeros((), dtype=torch.float64, device=device)
 
@@ -128,7 +105,8 @@ def held_out_loss(
             if inputs is not None:
                 nats += inputs.nats(model).double()
 
-    return float(sum_over_ranks(nats)) / held_out.num_targets
+    total = parallel.sum(nats) if parallel else nats
+    return float(total) / held_out.num_targets
 
 
 class _Stopped(Exception):  # noqa: N818
@@ -140,12 +118,8 @@ class Finished:
     """A finished model, which the files of probes/ question.
 
     Attributes:
-        decoder: trained, on its device.
-        data: the run's `Prepared` or `Generated` data set.
         rows_at_once: the rows of the training length in a micro-batch.
-        should_stop: called before every micro-batch.
-        crossings: how often each learned frequency has crossed 0 in training, for each pair of
-            sites that is counted.
+        crossings: how often each learned frequency has crossed 0 in training, by pair of sites.
     """
 
     decoder: Decoder
@@ -157,7 +131,6 @@ class Finished:
 
     def ask(self, probes: Sequence[str]) -> dict[str, Any] | None:
         """Return each probe's answer, as plain values, by its name; None if asked to stop."""
-        # Eager: compiling another graph does not pay off for a few batches.
         with torch.no_grad(), torch.compiler.set_stance("force_eager"), suppress(_Stopped):
             return {name: chosen("probes", name, "train.probes").ask(self) for name in probes}
         return None

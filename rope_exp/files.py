@@ -1,7 +1,4 @@
-"""Atomic and durable writes, locks that end with their processes, free disk space, and JSON.
-
-Nothing of the project but its errors.
-"""
+"""Atomic and durable writes, locks that end with their processes, free disk space, and JSON."""
 
 import errno
 import fcntl
@@ -49,17 +46,11 @@ def explaining_full_disk(folder: Path, needed_bytes: int, what: str) -> Iterator
         raise
 
 
-def write_atomically(path: Path, content: str | bytes, *, replace: bool = True) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace `path` atomically by a file of this content, and sync it to the disk.
 
     Other writers of the same file wait for their turn. After a kill, the next write overwrites the
-    leftover (`.<name>.new`).
-
-    Args:
-        replace: false keeps an existing file as it is.
-    Raises:
-        DiskError: the disk is full. The old file remains, or the complete new one.
-        OSError: the disk is broken; the same holds.
+    leftover (`.<name>.new`). If the disk is full or broken, the old file remains, or the new one.
     """
     temporary = path.with_name(f".{path.name}.new")
     if isinstance(content, str):
@@ -72,10 +63,7 @@ def write_atomically(path: Path, content: str | bytes, *, replace: bool = True) 
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-            if replace or not path.exists():
-                temporary.replace(path)
-            else:
-                temporary.unlink()
+            temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
@@ -100,15 +88,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def try_lock(path: Path, *, shared: bool = False) -> int | None:
-    """Acquire the lock of `path`, unless it is held already.
+    """Acquire the lock of `path`, unless it is held already; return its descriptor, or None.
 
     The lock is held as long as any process has the descriptor open, including children that
-    received it. The kernel releases it when the last one ends, however it ends.
-
-    Args:
-        shared: others may hold it as well, if theirs are shared, too.
-    Returns:
-        A descriptor that holds the lock, or None.
+    received it, and ends with the last one. A `shared` lock may be held by others, too.
     """
     try:
         return lock(path, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -117,11 +100,7 @@ def try_lock(path: Path, *, shared: bool = False) -> int | None:
 
 
 def lock(path: Path, flags: int = fcntl.LOCK_EX) -> int:
-    """Acquire the lock of `path`, and wait until it is free; otherwise like `try_lock`.
-
-    Args:
-        flags: of flock(2).
-    """
+    """Acquire the lock of `path` by these flags of flock(2); wait until it is free."""
     while True:
         # Open for writing: on NFS an exclusive lock needs that.
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
@@ -140,11 +119,7 @@ def lock(path: Path, flags: int = fcntl.LOCK_EX) -> int:
 
 @contextmanager
 def readable(what: object, *errors: type[Exception]) -> Iterator[None]:
-    """Refuse `what` by name if the block cannot read or parse it.
-
-    Raises:
-        RecordError: the block raised a system error, a value error, or one of `errors`.
-    """
+    """Refuse `what` by name if the block raises a system or value error, or one of `errors`."""
     refused: tuple[type[Exception], ...] = (OSError, ValueError, RecursionError, *errors)
     try:
         yield
@@ -158,21 +133,13 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse a folder, a pipe or a device in place of a file: reading it might never end.
-
-    Raises:
-        RecordError: naming it. A missing file is left to its reader.
-    """
+    """Refuse a folder, a pipe or a device in place of a file: reading it might never end."""
     if path.exists() and not path.is_file():
         raise RecordError(f"{path} is no regular file")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        RecordError: the file is missing, is no JSON, or holds no object.
-    """
+    """Read a JSON object; a RecordError names the file."""
     check_regular(path)
     with readable(path):
         content = path.read_bytes()
@@ -180,20 +147,16 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(what: object, content: bytes) -> dict[str, Any]:
-    """Return the JSON object in `content`; `what` names its source in errors.
-
-    Raises:
-        RecordError: it is no JSON, or holds no object.
-    """
+    """Return the JSON object in `content`; `what` names its source in errors."""
     with readable(what):
-        values = json.loads(content.decode(), parse_constant=refuse_constant)
+        values = json.loads(content.decode(), parse_constant=_refuse_constant)
         if not isinstance(values, dict):
             raise ValueError("it holds no JSON object")
     return values
 
 
-def refuse_constant(name: str) -> None:
-    """Refuse NaN and infinity, which Python reads and JSON does not have."""
+def _refuse_constant(name: str) -> None:
+    # Python reads NaN and infinity, which JSON does not have.
     raise ValueError(f"{name} is no JSON")
 
 
@@ -205,10 +168,7 @@ def files_sha256(files: Mapping[str, Path]) -> str:
 
 
 def json_sha256(values: Any) -> str:
-    """Return the SHA-256 of plain values as JSON with sorted keys.
-
-    It identifies configs, corpora and prepared folders.
-    """
+    """Return the SHA-256 of plain values as JSON with sorted keys."""
     return text_sha256(json.dumps(values, sort_keys=True, allow_nan=False))
 
 

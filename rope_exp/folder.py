@@ -1,9 +1,8 @@
-"""The files config.yaml, env.json, probes.json and result.json of a run's folder.
+"""The files config.yaml, env.json, metrics.jsonl, probes.json and result.json of a run's folder.
 
-Every file appears whole by an atomic rename. result.json comes last: its presence means that the
-run is done. Reading checks the type of each value, and the digest of probes.json; the error for a
-damaged or edited folder names the file. metrics.jsonl and checkpoints have modules of their own. No
-torch.
+result.json comes last: its presence means that the run is done. Reading checks the type of each
+value, and the digest of probes.json; the error for a damaged or edited folder names the file.
+Checkpoints have a module of their own. No torch.
 """
 
 import errno
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
 import yaml
-from pydantic import ConfigDict, Field, FiniteFloat, with_config
+from pydantic import Field, FiniteFloat
 from typing_extensions import TypedDict
 
 from rope_exp.config import RunConfig
@@ -35,8 +34,6 @@ from rope_exp.identity import (
     NonNegative,
     OrderSha256,
     Sha256,
-    choices,
-    chosen,
     convert,
 )
 
@@ -52,9 +49,12 @@ OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 MANIFEST = "manifest.json"
 
-# The first key of config.yaml. Later versions of the program read this format by giving new keys
-# their defaults; only a change that defaults cannot bridge needs another number.
+# The first key of config.yaml. Only a change that defaults of new keys cannot bridge needs another.
 FORMAT = 2
+# Keys of the tracker in files of version 0.2.0, which changed no number.
+_GONE = ("entity", "tags", "notes", "run_name")
+METRICS = "metrics.jsonl"
+NEWEST_BYTES = 4096  # enough for several rows
 
 _Losses = TypedDict(
     "_Losses", {"val/loss": FiniteFloat | None, "train/loss_last": FiniteFloat | None}
@@ -85,34 +85,25 @@ class Result(_Losses):
     probes_sha256: NotRequired[Sha256]
     tokens_per_s: NonNegative | None
     mfu: NonNegative | None
-    # Bounded, so that a campaign's sum is still a valid time.
-    wall_s: Annotated[float, Field(ge=0, le=1e8)]
+    wall_s: Annotated[float, Field(ge=0, le=1e8)]  # so that a campaign's sum is a valid time
 
 
-# Further keys of these are kept as they are.
-_open = with_config(ConfigDict(extra="allow"))
-
-
-@_open
 class _Sizes(TypedDict):
     train: Count
     validation: NotRequired[Count]
 
 
-@_open
 class _Corpus(TypedDict):
     # Generated data have no end.
     tokens: NotRequired[_Sizes]
     text_bytes: NotRequired[_Sizes]
 
 
-@_open
 class _Git(TypedDict):
     commit: str | None
     dirty: bool
 
 
-@_open
 class OriginFacts(TypedDict):
     """The facts about a run's origin in env.json, under `init_from`."""
 
@@ -123,7 +114,6 @@ class OriginFacts(TypedDict):
     weights_sha256: Sha256
 
 
-@_open
 class Env(TypedDict):
     """The keys of env.json that are read back: changes upon resuming, start times, and hardware."""
 
@@ -143,29 +133,23 @@ class Env(TypedDict):
     init_from: NotRequired[OriginFacts]
 
 
-class File(TypedDict):
-    """A manifest's entry for one file of a checkpoint. Older manifests also have the size."""
-
+class _File(TypedDict):
     sha256: Sha256
 
 
 Manifest = TypedDict(
-    "Manifest", {"model.safetensors": File, "optimizer.safetensors": File, "state.json": File}
+    "Manifest", {"model.safetensors": _File, "optimizer.safetensors": _File, "state.json": _File}
 )
 
 
 def write_config(folder: Path, config: RunConfig) -> None:
-    """Write config.yaml: the whole config, with every default."""
+    """Write config.yaml, with every default."""
     values = {"format": FORMAT, **config.to_dict()}
     write_atomically(folder / CONFIG, yaml.safe_dump(values, sort_keys=False))
 
 
 def read_config(folder: Path) -> RunConfig:
-    """Read config.yaml; keys that are newer than the file get their defaults.
-
-    Raises:
-        RecordError: it is missing, or is not a config of this version's format.
-    """
+    """Read config.yaml; keys that are newer than the file get their defaults."""
     path = folder / CONFIG
     check_regular(path)
     with readable(path, yaml.YAMLError):
@@ -173,9 +157,11 @@ def read_config(folder: Path) -> RunConfig:
 
     if isinstance(values, dict) and values.pop("format", 1) != FORMAT:
         raise RecordError(
-            f"{path} is of another format than this version's: it was written before a run's "
-            "identity covered departures from defaults; a new folder or run.fresh=true begins anew"
+            f"{path} is of another format than this version's; a new folder or run.fresh=true "
+            "begins anew"
         )
+    if isinstance(values, dict) and isinstance(tracker := values.get("tracker"), dict):
+        values["tracker"] = {key: tracker[key] for key in tracker if key not in _GONE}
     try:
         return RunConfig.from_dict(values)
     except ConfigError as error:
@@ -183,64 +169,36 @@ def read_config(folder: Path) -> RunConfig:
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
-    """Read result.json, a `Result`; None while the run is not done.
-
-    Raises:
-        RecordError: it is unreadable or invalid.
-    """
+    """Read result.json, a `Result`; None while the run is not done."""
     path = folder / RESULT
-    if not path.exists():
-        return None
-    return check_result(path, read_json(path))
+    return check_result(path, read_json(path)) if path.exists() else None
 
 
 def read_env(folder: Path) -> dict[str, Any]:
-    """Read env.json, an `Env` with further keys; {} before the run's first start.
-
-    Raises:
-        RecordError: it is unreadable or invalid.
-    """
+    """Read env.json, an `Env` with further keys; {} before the run's first start."""
     path = folder / ENV
-    return read_as(path, Env) if path.exists() else {}
-
-
-def probes_sha256(folder: Path) -> str:
-    """Return the SHA-256 of the values in probes.json.
-
-    Raises:
-        RecordError: it cannot be read.
-    """
-    return json_sha256(read_json(folder / PROBES))
+    if not path.exists():
+        return {}
+    env = read_json(path)
+    checked(path, env, Env)
+    return env
 
 
 def read_probes(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Read probes.json; {} if the run's result has no digest of it.
-
-    Raises:
-        RecordError: it is unreadable, or was changed since the run wrote it.
-    """
+    """Read probes.json; {} if the run's result has no digest of it."""
     if "probes_sha256" not in result:
         return {}
-    path = folder / PROBES
-    answers = read_json(path)
-    check_probes(path, answers, result)
+    answers = read_json(folder / PROBES)
+    check_probes(folder / PROBES, answers, result)
     return answers
 
 
 def check_probes(path: Path, answers: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-    """Refuse answers of other types, or with another digest than the result's, if it has one.
-
-    Raises:
-        RecordError: the content of `path` was changed since the run wrote it.
-    """
-    for name in choices("probes"):
-        if name in answers:
-            hint = chosen("probes", name, "train.probes").Answer
-            checked(f"{path} probes", answers[name], hint, name)
+    """Refuse answers with another digest than the result's, if it has one."""
     # JSON may hold numbers past a float's range, which Python reads as infinity.
     with readable(path):
-        found = json_sha256(answers)
-    if found != result.get("probes_sha256", found):
+        sha256 = json_sha256(answers)
+    if sha256 != result.get("probes_sha256", sha256):
         raise RecordError(f"{path} holds other probes than its result has the SHA-256 of")
 
 
@@ -251,40 +209,21 @@ def step_folder(checkpoints: Path, step: int) -> Path:
 
 def list_steps(checkpoints: Path) -> list[int]:
     """Return the steps of the checkpoints of a run, oldest first, verified or not."""
-    found = checkpoints.glob(f"step_{'[0-9]' * 8}")
-    return sorted(int(path.name.removeprefix("step_")) for path in found)
-
-
-def read_as(path: Path, hint: Any) -> dict[str, Any]:
-    """Read a JSON object as a TypedDict.
-
-    Raises:
-        RecordError: the file is unreadable or invalid; the message names it, and the faulty key.
-    """
-    return checked(path, read_json(path), hint)
+    folders = checkpoints.glob(f"step_{'[0-9]' * 8}")
+    return sorted(int(path.name.removeprefix("step_")) for path in folders)
 
 
 def checked(path: object, values: Mapping[str, Any], hint: Any, key: str = "") -> dict[str, Any]:
-    """Return the content of `path` as a TypedDict; further keys are left as they are.
-
-    Args:
-        key: of the values in the file; empty: they are all of it.
-    Raises:
-        RecordError: it is invalid; the message names file, key, value and the allowed values.
-    """
+    """Return the content of `path`, or of its `key`, as a TypedDict; further keys stay."""
     try:
-        found: dict[str, Any] = convert(hint, values, key)
+        converted: dict[str, Any] = convert(hint, values, key)
     except ConfigError as error:
         raise RecordError(f"{path} was damaged or edited: {error}") from error
-    return {**values, **found}
+    return {**values, **converted}
 
 
 def check_result(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of `path` as a `Result`, with the losses that its status requires.
-
-    Raises:
-        RecordError: see `checked`.
-    """
+    """Return the content of `path` as a `Result`, with the losses that its status requires."""
     result = checked(path, values, Result)
     return checked(path, result, _LOSS[result["status"]])
 
@@ -293,8 +232,8 @@ def describe_done(folder: Path) -> str:
     """Return the message that is shown instead of running a run that is done."""
     result = describe(read_json(folder / RESULT))
     return (
-        f"{folder} is done: {result}; run.fresh=true runs it anew, and a run of another run.dir "
-        f"trains its weights further with run.init_from={folder}"
+        f"{folder} is done: {result}; run.fresh=true runs it anew, and another run with "
+        "run.init_from of this folder trains its weights further"
     )
 
 
@@ -306,13 +245,7 @@ def describe(result: Mapping[str, Any]) -> str:
     return f"finished, val/loss {result['val/loss']:.4f}{rate}, {result['wall_s']:.0f} s"
 
 
-METRICS = "metrics.jsonl"
-NEWEST_BYTES = 4096  # enough for several rows
-
-
-class Row(TypedDict):
-    """The keys that every row must have."""
-
+class _Row(TypedDict):
     step: Count
 
 
@@ -320,10 +253,6 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of a run's metrics.jsonl in step order; [] if there are none yet.
 
     A last line without a newline is ignored: its process is still writing it, or died doing so.
-
-    Raises:
-        RecordError: the file cannot be read, a line is no row, or its step does not follow the
-            row before. The message names file and line.
     """
     path = folder / METRICS
     check_regular(path)
@@ -338,7 +267,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     step = 0
     for number, line in enumerate(lines, start=1):
         where = f"{path} line {number}"
-        row = checked(where, parse_json(where, line), Row)
+        row = checked(where, parse_json(where, line), _Row)
         if row["step"] <= step:
             raise RecordError(f"{where}: step {row['step']} does not follow the row before")
         step = row["step"]
@@ -351,14 +280,12 @@ def newest_values(folder: Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
     path = folder / METRICS
     # Opening a pipe would wait for a writer.
-    if not path.is_file():
-        return values
-    with suppress(OSError, RecordError), path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(size - NEWEST_BYTES, 0))
-        # The first line may lack its beginning, and the last its end.
-        for line in file.read().split(b"\n")[size > NEWEST_BYTES : -1]:
-            values |= checked(METRICS, parse_json(METRICS, line), Row)
+    if path.is_file():
+        with suppress(OSError, RecordError):
+            content = path.read_bytes()
+            # The first line may lack its beginning, and the last its end.
+            for line in content[-NEWEST_BYTES:].split(b"\n")[len(content) > NEWEST_BYTES : -1]:
+                values |= checked(METRICS, parse_json(METRICS, line), _Row)
     return values
 
 
@@ -368,18 +295,10 @@ def last_step(folder: Path) -> int:
 
 
 class MetricsWriter:
-    """Appends rows to a run's metrics.jsonl.
-
-    Attributes:
-        last: the last row, {} before the first.
-    """
+    """Appends rows to a run's metrics.jsonl; `last` is the last row, {} before the first."""
 
     def __init__(self, folder: Path, step: int = 0) -> None:
-        """Drop the rows past `step`, the step of the checkpoint from which the run resumes.
-
-        Raises:
-            RecordError: the file is damaged; it is left as it is.
-        """
+        """Drop the rows past `step`, the step of the checkpoint from which the run resumes."""
         rows = [row for row in read_metrics(folder) if row["step"] <= step]
         self.last: dict[str, Any] = rows[-1] if rows else {}
         self._path = folder / METRICS
@@ -387,11 +306,7 @@ class MetricsWriter:
         self._file = self._path.open("ab", buffering=0)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append one whole row; steps increase.
-
-        Raises:
-            DiskError: the disk is full; no part of the row remains in the file.
-        """
+        """Append one row; if the disk is full, no part of it remains in the file."""
         line = _to_line(row).encode()
         with explaining_full_disk(self._path.parent, len(line), "a row of metrics"):
             written = self._file.write(line)
@@ -401,11 +316,7 @@ class MetricsWriter:
         self.last = dict(row)
 
     def sync(self) -> None:
-        """Sync all rows to the disk, before a checkpoint that follows them.
-
-        Raises:
-            DiskError: the disk is full; some file systems report it only here.
-        """
+        """Sync all rows to the disk; some file systems report only here that it is full."""
         with explaining_full_disk(self._path.parent, self._file.tell(), "its metrics"):
             os.fsync(self._file.fileno())
 

@@ -1,6 +1,5 @@
 """Results as pandas frames: runs, curves, answers to probes, and tables that `report` wrote."""
 
-import re
 from collections.abc import Mapping
 from operator import attrgetter
 from os import PathLike
@@ -10,90 +9,78 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rope_exp.config import DEFAULT_OUTPUT, RunConfig
+from rope_exp.comparable import Row
+from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.costs import kept
 from rope_exp.folder import Result
 from rope_exp.identity import choices, chosen
 from rope_exp.records import PACKED, read_records
 from rope_exp.runs import ReportError, Run, is_run, read_run
 
-# Columns from config.yaml, named as on the command line; other keys that differ are added.
-_OF_CONFIG = (
-    "seed",
-    "data.name",
-    "data.seed",
-    "model.name",
-    "model.hidden_size",
-    "optim.lr",
-    "train.num_steps",
-    "train.seq_len",
-    "train.precision",
-    "train.compile",
-    "train.micro_batch_size",
-    "pe.precision",
-    "launch.num_threads",
-)
-_OF_ENV = ("device", "torch", "num_threads")
+# Columns from config.yaml; other keys that differ are added.
+_OF_CONFIG = [
+    *("data.name", "data.seed", "model.name", "model.hidden_size", "optim.lr", "pe.precision"),
+    *("train.num_steps", "train.seq_len", "train.precision", "train.compile"),
+    *("train.micro_batch_size", "launch.num_threads"),
+]
 # Left out: where a run goes, how it is watched, keys that `pe` and `rotate` repeat, and the text
 # behind a hash.
-_NOT_TOLD = ("run.", "launch.", "tracker.", "pe.name", "pe.rotate", "pe.source")
+_LEFT_OUT = ("run.", "launch.", "tracker.", "pe.name", "pe.rotate", "pe.source")
 
 
 def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
-    """Return a frame with one line per run.
+    """Return a frame with one line per run at or below a folder, or per record.
 
-    Args:
-        where: a folder at or above run folders, or at or above records.
-    Returns:
-        Columns have the keys of result.json and of the command line; `where` names the run, and is
-        the index. Every key that differs between these runs is included, except where they lie and
-        how they were watched. `cached` counts the numbers that a layer caches per token, `state`
-        those that do not grow. A run that is not done has no loss.
+    Columns have the keys of result.json and of the command line; `where` names the run, and is the
+    index. Every key that differs between these runs is included, except where they lie and how they
+    were watched. `cached` counts the numbers that a layer caches per token, `state` those that do
+    not grow. A run that is not done has no loss.
+
     Raises:
         RecordError: a run or a record cannot be read, or there is none.
     """
-    lines = pd.DataFrame([_line(run) | keys for run, keys in _read(Path(where))])
-    return lines.set_index("where", drop=False).rename_axis(index=None)
+    lines = []
+    for run, keys in _read(Path(where)):
+        config = run.config
+        cached, state = kept(config.attn, config.model, config.pe)
+        line: dict[str, Any] = {
+            **{key: run.result.get(key) for key in Result.__annotations__},
+            "group": run.group,
+            "row": run.row,
+            "variant": run.variant_name,
+            "kind": config.attn.label,
+            "cached": cached,
+            "state": state,
+            **{key: attrgetter(key)(config) for key in _OF_CONFIG},
+            **{key: run.env.get(key) for key in ("device", "torch", "num_threads")},
+            "commit": (run.env.get("git") or {}).get("commit"),
+        }
+        own = {"rotate": "".join(config.pe.rotate), "status": run.status}
+        lines.append(line | own | keys)
+    return pd.DataFrame(lines).set_index("where", drop=False).rename_axis(index=None)
 
 
 def load_metrics(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
-    """Return a frame with one line per row of a run's metrics: step, tokens, losses, and its keys.
-
-    Every key that differs between these runs is included, as in `load_runs`.
-
-    Args, Raises: as `load_runs`.
-    """
-    found = _read(Path(where))
-    return pd.DataFrame(
-        [{**row, **_names(run), **keys} for run, keys in found for row in run.metrics]
-    )
+    """Return a frame with one line per row of a run's metrics, with keys as in `load_runs`."""
+    return pd.DataFrame([row | keys for run, keys in _read(Path(where)) for row in run.metrics])
 
 
 def load_probes(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     """Return a frame with one line per number from a finished model's probes: `value`, by place.
 
-    `probe` and `at` are the name and the place of the number, as `by_place` explains and as in a
-    report's probes.csv. Every key that differs between these runs is included, as in `load_runs`;
-    without answers there is no line.
-
-    Args, Raises: as `load_runs`.
+    `probe` and `at` are the name and the place of the number, as in a report's probes.csv; other
+    keys are as in `load_runs`.
     """
     lines: list[dict[Any, Any]] = []
     for run, keys in _read(Path(where)):
         for probe in [probe for probe in probes_by_place() if probe in run.probes]:
-            numbers = by_place(probe, run.probes[probe]).reset_index(name="value")
-            lines += [{**_names(run), **keys, **line} for line in numbers.to_dict("records")]
+            numbers = _by_place(probe, run).rename("value").reset_index()
+            lines += [keys | line for line in numbers.to_dict("records")]
     return pd.DataFrame(lines, columns=None if lines else ["where", "probe", "at", "value"])
 
 
 def load_table(path: str | PathLike[str]) -> pd.DataFrame:
-    """Read a table.csv, with `pe` as the index.
-
-    Args:
-        path: the file, or its folder.
-    Raises:
-        ReportError: there is no such table.
-    """
+    """Read a table.csv, or that of a folder, with `pe` as the index."""
     file = Path(path)
     file = file / "table.csv" if file.is_dir() else file
     try:
@@ -112,15 +99,21 @@ def probes_by_place() -> list[str]:
     return sorted(found, key=lambda name: probes[name].ORDER)
 
 
-def by_place(probe: str, answer: Mapping[str, Any]) -> "pd.Series[float]":
-    """Return a run's answer to a probe with PLACES: numbers by `probe`, their name, and `at`.
+def by_seed(row: Row, probe: str) -> pd.DataFrame:
+    """Return a row's answers to a probe with PLACES: a line for each seed.
 
-    PLACES has the keys of an answer's places and numbers, by the name of the numbers: losses by
-    length of window (`positions`), by the first position of a bin (`bins`), by start of positions
-    (`shift`), without the rotation of a site (`ablation`), at the first and the second reading
-    (`repeat`); the mean weight on a key by its distance, over layers (`distance`), beside uniform
-    weights (`uniform`).
+    Columns are by `probe`, the name of the numbers, and `at`. Runs with other places than the
+    first's are left out.
     """
+    runs = [run for run in row.runs if probe in run.probes]
+    first, *others = (_by_place(probe, run) for run in runs)
+    same = [first, *(answer for answer in others if answer.index.equals(first.index))]
+    return pd.DataFrame(same)
+
+
+def _by_place(probe: str, run: Run) -> "pd.Series[float]":
+    """Return a run's answer, named by its seed: numbers by their name and place."""
+    answer = run.probes[probe]
     found = {}
     for name, (places, numbers) in chosen("probes", probe, "train.probes").PLACES.items():
         values = answer[numbers]
@@ -128,75 +121,32 @@ def by_place(probe: str, answer: Mapping[str, Any]) -> "pd.Series[float]":
             values = np.mean(list(values.values()), axis=0)
         # The last edge begins no bin.
         found[name] = pd.Series(values, answer[places][: len(values)], dtype=float)
-    return pd.concat(found, names=["probe", "at"])
+    return pd.concat(found, names=["probe", "at"]).rename(run.config.seed)
 
 
 def _read(folder: Path) -> list[tuple[Run, dict[str, Any]]]:
-    """Return every run at or below a folder, by path; if there are none, every record.
-
-    Returns:
-        Each run with its values of its campaign's factors, and of the keys in which runs differ.
-    Raises:
-        RecordError: one cannot be read, or there is none.
-    """
+    """Return every run below a folder, or else every record, with its name, factors and keys."""
+    places = [path for path in sorted([folder, *folder.rglob("*")]) if is_run(path)]
     # Hidden folders hold runs that were set aside.
-    names = [path.relative_to(folder) for path in sorted(folder.rglob("*"))]
-    shown = [folder / name for name in names if not re.search(r"(^|/)\.", name.as_posix())]
-    runs = [read_run(path) for path in (folder, *shown) if is_run(path)]
+    hidden = [any(part[0] == "." for part in path.relative_to(folder).parts) for path in places]
+    runs = [read_run(path) for path, is_hidden in zip(places, hidden, strict=True) if not is_hidden]
     if not runs:
         # The folder may be that of one campaign, packed or not.
-        packed = [folder.with_name(f"{folder.name}{PACKED}"), *folder.rglob(f"*{PACKED}")]
-        places = {(path.parent, path.name.removesuffix(PACKED)) for path in packed if path.exists()}
-        places |= {(path.parent.parent, path.parent.name) for path in folder.rglob("*.json")}
-        runs = [run for place, name in sorted(places) for run in read_records(place, name)]
+        packed = [*folder.parent.glob(f"{folder.name}{PACKED}"), *folder.rglob(f"*{PACKED}")]
+        campaigns = {path.with_name(path.name.removesuffix(PACKED)) for path in packed}
+        campaigns |= {path.parent for path in folder.rglob("*.json")}
+        runs = [run for path in sorted(campaigns) for run in read_records(path.parent, path.name)]
     if not runs:
         raise ReportError(f"{folder} holds neither runs nor records")
 
-    configs = [_keys(run.config) for run in runs]
-    every = dict.fromkeys(key for config in configs for key in config)
-    differ = [key for key in every if len({repr(config.get(key)) for config in configs}) > 1]
+    configs: Any = pd.json_normalize([run.config.to_dict() for run in runs]).astype(object)
+    configs = configs.where(configs.notna(), None)
+    shown = [key for key in configs if not key.startswith(_LEFT_OUT)]
+    differ = [key for key in shown if configs[key].map(repr).nunique() > 1]
     found = []
-    for run, config in zip(runs, configs, strict=True):
-        # Keys of the launcher are no part of the config here, but may be a factor.
-        keys = dict.fromkeys([*run.factors, *differ])
-        found.append((run, {key: config.get(key, run.factors.get(key)) for key in keys}))
+    for run, config in zip(runs, configs[shown].to_dict("records"), strict=True):
+        names = {"where": run.where, "pe": run.config.pe.label, "seed": run.config.seed}
+        # Keys of the launcher are not shown, but may be a factor.
+        keys = dict.fromkeys(["optim.lr", *run.factors, *differ])
+        found.append((run, names | {key: config.get(key, run.factors.get(key)) for key in keys}))
     return found
-
-
-def _keys(config: RunConfig) -> dict[str, Any]:
-    """Return a config's values by key, as the command line spells it."""
-    [values] = pd.json_normalize(config.to_dict()).to_dict("records")
-    found = {str(key): value for key, value in values.items()}
-    return {key: value for key, value in found.items() if not key.startswith(_NOT_TOLD)}
-
-
-def _names(run: Run) -> dict[str, Any]:
-    """Return the columns of each line of a longer frame."""
-    config = run.config
-    return {
-        "where": run.where,
-        "pe": config.pe.label,
-        "seed": config.seed,
-        "optim.lr": config.optim.lr,
-    }
-
-
-def _line(run: Run) -> dict[str, Any]:
-    cached, state = kept(run.config.attn, run.config.model, run.config.pe)
-    line: dict[str, Any] = {
-        **{key: run.result.get(key) for key in Result.__annotations__},
-        "where": run.where,
-        "group": run.group,
-        "row": run.row,
-        "pe": run.config.pe.label,
-        "variant": run.variant_name,
-        "rotate": "".join(run.config.pe.rotate),
-        "kind": run.config.attn.label,
-        "cached": cached,
-        "state": state,
-        "status": run.status,
-    }
-    line |= {key: attrgetter(key)(run.config) for key in _OF_CONFIG}
-    line |= {key: run.env.get(key) for key in _OF_ENV}
-    line["commit"] = (run.env.get("git") or {}).get("commit")
-    return line

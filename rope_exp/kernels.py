@@ -1,22 +1,18 @@
-"""Two kernels of softmax attention: of whole sequences, and of new queries after a cache.
+"""Softmax attention by torch's fused kernel, or on a CPU by weights that are written out.
 
-Whole sequences take torch's fused kernel, or on a CPU weights that are written out, with their
-gradient.
+A sink is one more score in each softmax, whose value is 0.
 
 Shapes: B batch, T queries, E keys, H query heads, G key/value heads, K features of a key, V of a
 value; C queries of a block.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.attention import SDPBackend
-from torch.overrides import TorchFunctionMode
 
 # Longest sequence with explicit attention weights, on a CPU: their memory grows with the square
 # of the length.
@@ -36,8 +32,8 @@ def meets(num_queries: int, num_keys: int, window: int | None, device: torch.dev
 
 def attention(
     q_BTHK: Tensor,
-    k_BTGK: Tensor,
-    v_BTGV: Tensor,
+    k_BEGK: Tensor,
+    v_BEGV: Tensor,
     *,
     window: int | None = None,
     causal: bool = True,
@@ -47,70 +43,49 @@ def attention(
 ) -> Tensor:
     """Return o_i = sum over j <= i of softmax_j(q_i . k_j / sqrt(K)) v_j, in the inputs' dtype.
 
-    The softmax is taken in float32 at least. Each of the G heads of keys and values serves H/G
-    query heads, in order.
+    The queries are at the last T of E positions. The softmax is taken in float32 at least. Each of
+    the G heads of keys and values serves H/G query heads, in order.
 
     Args:
         window: the number of keys that a query attends to, its own being the last; None: all.
         causal: the sum is over j <= i; otherwise over all j, without a window.
-        bias_HTE: added to the score of query i and key j; it may have a gradient, and a batch:
-            [B, H, T, T].
+        bias_HTE: added to the scores; it may have a gradient, a batch, [B, H, T, E], and more keys,
+            of which these are the last.
         document_BT: a query attends only to keys of the same number; None: to all.
-        sink_H: one more score in each softmax, whose value is 0; None: none.
     """
     assert causal or window is None
-    num_shared = q_BTHK.shape[2] // k_BTGK.shape[2]
-    length = q_BTHK.shape[1]
-    window = None if window is None or window >= length else window
+    num_queries, num_keys = q_BTHK.shape[1], k_BEGK.shape[1]
+    window = None if window is None or window >= num_keys else window
+    bias_HTE = None if bias_HTE is None else bias_HTE[..., -num_keys:]
 
-    # Which keys each query attends to, [T, T] or [B, 1, T, T]; None: all.
+    # Which keys each query attends to, [T, E] or [B, 1, T, T]; None: all.
     is_met = None
-    is_written_out = q_BTHK.device.type == "cpu" and length <= MAX_WRITTEN_OUT
-    is_masked = any(each is not None for each in (window, bias_HTE, document_BT, sink_H))
-    if causal and (is_masked or is_written_out):
-        is_met = meets(length, length, window, q_BTHK.device)
+    fits = num_queries == num_keys <= MAX_WRITTEN_OUT
+    is_written_out = q_BTHK.device.type == "cpu" and fits
+    is_masked = any(x is not None for x in (window, bias_HTE, document_BT, sink_H))
+    if causal and (is_masked or is_written_out or num_queries < num_keys):
+        is_met = meets(num_queries, num_keys, window, q_BTHK.device)
     if document_BT is not None:
         is_same = (document_BT[:, :, None] == document_BT[:, None, :])[:, None]
         is_met = is_same if is_met is None else is_met & is_same
 
     if not is_written_out:
-        mask = _mask(is_met, bias_HTE, sink_H, q_BTHK)
-        if sink_H is not None:
-            # The key of the mask's last column: 0, like its value.
-            k_BTGK, v_BTGV = (F.pad(x, (0, 0, 0, 0, 0, 1)) for x in (k_BTGK, v_BTGV))
-        return _fused(q_BTHK, k_BTGK, v_BTGV, mask, causal=causal)
+        return _fused(q_BTHK, k_BEGK, v_BEGV, is_met, bias_HTE, sink_H, causal)
 
-    if num_shared > 1:
-        k_BTGK = k_BTGK.repeat_interleave(num_shared, dim=2)
-        v_BTGV = v_BTGV.repeat_interleave(num_shared, dim=2)
-    heads_first = [x.transpose(1, 2).contiguous() for x in (q_BTHK, k_BTGK, v_BTGV)]
+    per_query = (for_queries(x, q_BTHK.shape[2]) for x in (q_BTHK, k_BEGK, v_BEGV))
+    heads_first = [x.transpose(1, 2).contiguous() for x in per_query]
     o_BHTV: Tensor = _Short.apply(*heads_first, bias_HTE, is_met, window, causal, sink_H)  # type: ignore[no-untyped-call]
     return o_BHTV.transpose(1, 2)
 
 
-def _mask(
-    is_met: Tensor | None, bias_HTT: Tensor | None, sink_H: Tensor | None, q_BTHK: Tensor
-) -> Tensor | None:
-    """Return a mask for torch's kernel: added to the scores if it holds numbers, else boolean.
-
-    A sink is one more column.
-    """
-    if bias_HTT is None and sink_H is None:
-        return is_met
-
-    mask = q_BTHK.new_zeros(()) if bias_HTT is None else bias_HTT.to(q_BTHK.dtype)
-    if is_met is not None:
-        mask = torch.where(is_met, mask, -math.inf)
-    if sink_H is None:
-        return mask
-    length = q_BTHK.shape[1]
-    mask = mask.expand(*mask.shape[:-3], len(sink_H), length, length)
-    column = sink_H.to(mask.dtype)[:, None, None].expand(*mask.shape[:-1], 1)
-    return torch.cat([mask, column], dim=-1)
-
-
 def _fused(
-    q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, mask: Tensor | None, *, causal: bool
+    q_BTHK: Tensor,
+    k_BEGK: Tensor,
+    v_BEGV: Tensor,
+    mask: Tensor | None,
+    bias_HTE: Tensor | None,
+    sink_H: Tensor | None,
+    causal: bool,
 ) -> Tensor:
     """Return the same by torch's kernel.
 
@@ -118,98 +93,39 @@ def _fused(
     zeros. With grouped heads they support neither a mask nor a width past `MAX_FLASH`; on a CPU,
     grouped heads take up to twice as long as repeated heads.
     """
-    key_dim = q_BTHK.shape[3]
-    out_dim = v_BTGV.shape[3]
+    num_queries, num_heads, key_dim = q_BTHK.shape[1:]
+    num_keys, num_groups, out_dim = v_BEGV.shape[1:]
+    if bias_HTE is not None or sink_H is not None:
+        added = q_BTHK.new_zeros(()) if bias_HTE is None else bias_HTE.to(q_BTHK.dtype)
+        mask = added if mask is None else torch.where(mask, added, -math.inf)
+    if sink_H is not None and mask is not None:
+        # The sink is a last column of the mask, with a key and a value of 0.
+        mask = mask.expand(*mask.shape[:-3], num_heads, num_queries, num_keys)
+        column = sink_H.to(mask.dtype)[:, None, None].expand(*mask.shape[:-1], 1)
+        mask = torch.cat([mask, column], dim=-1)
+        k_BEGK, v_BEGV = (F.pad(x, (0, 0, 0, 0, 0, 1)) for x in (k_BEGK, v_BEGV))
+
     if key_dim != out_dim:
         widest = max(key_dim, out_dim)
         q_BTHK = F.pad(q_BTHK, (0, widest - key_dim))
-        k_BTGK = F.pad(k_BTGK, (0, widest - key_dim))
-        v_BTGV = F.pad(v_BTGV, (0, widest - out_dim))
+        k_BEGK = F.pad(k_BEGK, (0, widest - key_dim))
+        v_BEGV = F.pad(v_BEGV, (0, widest - out_dim))
 
-    num_shared = q_BTHK.shape[2] // k_BTGK.shape[2]
     is_plain = mask is None and q_BTHK.shape[3] <= MAX_FLASH
-    repeats = num_shared > 1 and not (is_plain and q_BTHK.device.type != "cpu")
+    repeats = num_groups < num_heads and not (is_plain and q_BTHK.device.type != "cpu")
     if repeats:
-        k_BTGK = k_BTGK.repeat_interleave(num_shared, dim=2)
-        v_BTGV = v_BTGV.repeat_interleave(num_shared, dim=2)
+        k_BEGK, v_BEGV = (for_queries(x, num_heads) for x in (k_BEGK, v_BEGV))
 
     o_BHTV = F.scaled_dot_product_attention(
         q_BTHK.transpose(1, 2),
-        k_BTGK.transpose(1, 2),
-        v_BTGV.transpose(1, 2),
+        k_BEGK.transpose(1, 2),
+        v_BEGV.transpose(1, 2),
         attn_mask=mask,
         is_causal=causal and mask is None,
         scale=key_dim**-0.5,
-        enable_gqa=num_shared > 1 and not repeats,
+        enable_gqa=num_groups < num_heads and not repeats,
     )
     return o_BHTV[..., :out_dim].transpose(1, 2)
-
-
-class ChosenBackends(TorchFunctionMode):
-    """Notes which backend torch chooses for its attention, at each call within the context.
-
-    Attributes:
-        names: of torch.nn.attention.SDPBackend in lower case, such as cudnn, flash or math.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            backend = SDPBackend(torch._fused_sdp_choice(*args, **kwargs))
-            self.names.add(backend.name.lower().removesuffix("_attention"))
-        return func(*args, **kwargs)
-
-
-def attention_after(
-    q_BTHK: Tensor,
-    k_BEGK: Tensor,
-    values: Sequence[Tensor],
-    *,
-    scale: float | None = None,
-    window: int | None = None,
-    num_pads_B: Tensor | None = None,
-    bias_HTE: Tensor | None = None,
-    sink_H: Tensor | None = None,
-) -> Tensor:
-    """Return o_BTHV of queries at the last T of E positions, as decoding needs it.
-
-    Args:
-        values: [B, E, G, ...] each; the output concatenates their features.
-        scale: factor on the scores; None: 1/sqrt(K).
-        num_pads_B: the number of a row's first keys that are padding; None: none.
-        bias_HTE: added to the scores, or [B, H, T, E]; it may cover more keys, of which these are
-            the last.
-        sink_H: one more score in each softmax, whose value is 0; None: none.
-    """
-    num_keys, num_groups = k_BEGK.shape[1:3]
-    scale = scale or q_BTHK.shape[-1] ** -0.5
-    meets_1TE = meets(q_BTHK.shape[1], num_keys, window, q_BTHK.device)[None]
-    if num_pads_B is not None:
-        key_E = torch.arange(num_keys, device=q_BTHK.device)
-        meets_1TE = meets_1TE & (key_E >= num_pads_B[:, None, None])
-
-    q_BTGSK = torch.unflatten(q_BTHK, 2, (num_groups, -1))
-    score_BGSTE = wide(torch.einsum("btgsk,begk->bgste", q_BTGSK, k_BEGK)) * scale
-    if bias_HTE is not None:
-        bias_GSTE = torch.unflatten(bias_HTE[..., -num_keys:], -3, (num_groups, -1))
-        score_BGSTE = score_BGSTE + bias_GSTE
-    score_BGSTE = score_BGSTE.masked_fill(~meets_1TE[:, None, None], -math.inf)
-    if sink_H is not None:
-        sink_GS11 = torch.unflatten(sink_H, 0, (num_groups, -1))[..., None, None]
-        sink = sink_GS11.to(score_BGSTE.dtype).expand(*score_BGSTE.shape[:-1], 1)
-        score_BGSTE = torch.cat([score_BGSTE, sink], dim=-1)
-    weight_BGSTE = score_BGSTE.softmax(-1)[..., :num_keys].to(q_BTHK.dtype)
-    if num_pads_B is not None:
-        # Padding itself attends to nothing: 0, and not 0/0.
-        meets_any_1T1 = meets_1TE.any(-1, keepdim=True)
-        weight_BGSTE = torch.where(meets_any_1T1[:, None, None], weight_BGSTE, 0.0)
-
-    parts = [torch.einsum("bgste,begv->btgsv", weight_BGSTE, v_BEGV) for v_BEGV in values]
-    return torch.cat(parts, dim=-1).flatten(2, 3)
 
 
 class _Short(torch.autograd.Function):
@@ -237,11 +153,20 @@ class _Short(torch.autograd.Function):
         sink_H: Tensor | None,
     ) -> Tensor:
         scale = 1 / math.sqrt(q_BHTK.shape[3])
-        ctx.blocks = _blocks(q_BHTK.shape[2], window, causal)
+        # Each block's queries, and the keys that they attend to. At most four blocks: more would
+        # save less in products than they cost in calls.
+        length = q_BHTK.shape[2]
+        size = max(math.ceil(length / 4), MIN_BLOCK)
+        reach = length if window is None else window - 1
+        blocks = []
+        for start in range(0, length, size):
+            end = min(start + size, length)
+            keys = slice(max(start - reach, 0), end) if causal else slice(0, length)
+            blocks.append((slice(start, end), keys))
 
         outputs = []
         kept = []
-        for queries, keys in ctx.blocks:
+        for queries, keys in blocks:
             s_BHCE = wide(q_BHTK[:, :, queries] @ k_BHTK[:, :, keys].mT) * scale
             if bias_HTT is not None:
                 s_BHCE = s_BHCE + bias_HTT[..., queries, keys]
@@ -262,6 +187,7 @@ class _Short(torch.autograd.Function):
             outputs.append((wide(w_BHCE @ v_BHTV[:, :, keys]) / sum_BHC1).to(q_BHTK.dtype))
             kept += [w_BHCE, sum_BHC1, sink_BHC1]
 
+        ctx.blocks = blocks
         o_BHTV = torch.cat(outputs, dim=2)
         ctx.save_for_backward(q_BHTK, k_BHTK, v_BHTV, o_BHTV, bias_HTT, *kept)
         return o_BHTV
@@ -305,19 +231,10 @@ class _Short(torch.autograd.Function):
         return *dqkv, dbias_HTT, None, None, None, dsink_H
 
 
-def _blocks(length: int, window: int | None, causal: bool) -> list[tuple[slice, slice]]:
-    """Return the queries of each block, and the keys that they attend to.
-
-    At most four blocks: more would save less in products than they cost in calls.
-    """
-    block = max(math.ceil(length / 4), MIN_BLOCK)
-    reach = length if window is None else window - 1
-    found = []
-    for start in range(0, length, block):
-        end = min(start + block, length)
-        keys = slice(max(start - reach, 0), end) if causal else slice(0, length)
-        found.append((slice(start, end), keys))
-    return found
+def for_queries(x_BTGK: Tensor, num_heads: int) -> Tensor:
+    """Repeat each key/value head for the query heads that it serves, in order."""
+    num_shared = num_heads // x_BTGK.shape[2]
+    return x_BTGK if num_shared == 1 else x_BTGK.repeat_interleave(num_shared, dim=2)
 
 
 def wide(x: Tensor) -> Tensor:

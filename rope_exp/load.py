@@ -14,17 +14,15 @@ from rope_exp.tokenizer import load_tokenizer
 
 
 def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Decoder, Tokenizer]:
-    """Return the model and the tokenizer of a run folder.
+    """Return the model and the tokenizer of a run folder, results/runs/<group>/<pe>/seed<k>.
 
     Args:
-        run_dir: results/runs/<group>/<pe>/seed<k>.
         step: a saved step; None: the newest checkpoint that verifies.
     Returns:
         The model in eval mode and float32 (`model(ids_BT)` gives logits_BTV) and its tokenizer.
         Under train.objective=mlm the model's last id is the mask, one past the tokenizer's.
     Raises:
-        RecordError: the folder is not a run.
-        CheckpointError: there is no such checkpoint, or it does not verify.
+        RecordError, CheckpointError: there is no such run or checkpoint, or it is damaged.
     """
     return load_checkpoint(Path(run_dir), step)[:2]
 
@@ -38,23 +36,15 @@ def load_checkpoint(folder: Path, step: int | None = None) -> tuple[Decoder, Tok
     tokenizer = load_tokenizer(folder / "tokenizer.json")
 
     # The vocabulary's size comes from the weights; that they are embeddings is checked below.
-    table = saved.model.get("model.embed_tokens.weight", torch.empty(1, 1))
-    num_rows = len(table) if table.ndim else 1
-    architecture = config.architecture(num_rows - config.num_own_ids)
-
-    where = f"the checkpoint of step {saved.step} in {folder}"
-    model = Decoder(architecture)
-    checkpoint.load_weights(where, model, saved.model)
+    shape = saved.model.get("model.embed_tokens.weight", torch.empty(1)).shape
+    num_rows = shape[0] if shape else 1
+    model = Decoder(config.architecture(num_rows - config.num_own_ids))
+    checkpoint.load_weights(f"the checkpoint of step {saved.step} in {folder}", model, saved.model)
     return model.eval(), tokenizer, saved.step
 
 
 def end_of_text(run_dir: Path, decoder: Decoder) -> int:
-    """Return the id that ends a document in a run's text.
-
-    Raises:
-        ConfigError: its generated data have none.
-        RecordError: the run does not record it.
-    """
+    """Return the id that ends a document in a run's text; generated data have none."""
     corpus = read_env(run_dir).get("corpus", {})
     end_id = corpus.get("end_id")
     if end_id is None and "vocabulary" in corpus:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sysconfig
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from rope_exp.errors import first_line
@@ -15,21 +16,15 @@ from rope_exp.errors import first_line
 CPU_INFO = Path("/proc/cpuinfo")
 
 
-# -- GPUs --------------------------------------------------------------------------------------
-
-
 def gpus() -> list[str]:
-    """Return the GPUs that runs may use; [] on a machine without a driver.
+    """Return the UUIDs of the GPUs that runs may use, as an index may be another card elsewhere.
 
-    Indices become UUIDs, because an index may be another card in another container.
-    CUDA_VISIBLE_DEVICES limits the GPUs as it does in CUDA: entries after an unknown index are
-    hidden, too.
+    CUDA_VISIBLE_DEVICES limits them as in CUDA: entries after an unknown index are hidden, too.
     """
-    uuid_by_index = {index: uuid for index, uuid in _nvidia_smi("index", "uuid")}  # noqa: C416
+    uuid_by_index: dict[str, str] = dict(_nvidia_smi("index", "uuid"))  # type: ignore[arg-type]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not uuid_by_index:
         return list(uuid_by_index.values())
-
     named = []
     for gpu in map(str.strip, visible.split(",")):
         if gpu not in uuid_by_index and not gpu.startswith(("GPU-", "MIG-")):
@@ -38,61 +33,51 @@ def gpus() -> list[str]:
     return named
 
 
-def gpus_have_bf16() -> bool:
-    """Return whether every GPU multiplies bfloat16 in hardware (compute capability 8.0 or up)."""
-    return all(float(capability) >= 8.0 for (capability,) in _nvidia_smi("compute_cap"))
+def has_bf16(device: str) -> bool:
+    """Return whether the CPU, or every GPU, multiplies bfloat16 in hardware."""
+    if device == "cuda":
+        return all(float(capability) >= 8.0 for (capability,) in _nvidia_smi("compute_cap"))
+    return re.search("amx_bf16|avx512_bf16", _cpu_info()) is not None
 
 
 @functools.cache
 def _nvidia_smi(*columns: str) -> list[tuple[str, ...]]:
     """Return one row per GPU, in the order of the PCI bus; [] if there is no driver."""
     query = f"--query-gpu={','.join(columns)}"
-    try:
+    rows: list[tuple[str, ...]] = []
+    with suppress(ChildProcessError):
         listed = output_of("nvidia-smi", query, "--format=csv,noheader,nounits")
-    except ChildProcessError:
-        return []
-    return [tuple(line.split(", ")) for line in listed.splitlines()]
-
-
-# -- the host ----------------------------------------------------------------------------------
+        rows = [tuple(line.split(", ")) for line in listed.splitlines()]
+    return rows
 
 
 def num_cores() -> int:
     """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def cpu_has_bf16() -> bool:
-    """Return whether the CPU multiplies bfloat16 in hardware; else bf16 is tens of times slower."""
-    return re.search("amx_bf16|avx512_bf16", _cpu_info()) is not None
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_name() -> str:
     """Return the CPU's name, as the kernel reports it."""
-    name = re.search(r"^model name\s*:\s*(.*)$", _cpu_info(), re.MULTILINE)
-    return name[1].strip() if name else platform.processor() or platform.machine()
+    return _cpu_facts("model name") or platform.processor() or platform.machine()
 
 
 def cpu_kind() -> str:
     """Return the CPU's vendor, family and model: CPUs of one name may round differently."""
-    keys = ("vendor_id", "cpu family", "model")
-    found = [re.search(rf"^{key}\s*:\s*(.*)$", _cpu_info(), re.MULTILINE) for key in keys]
-    return " ".join(match[1].strip() for match in found if match) or platform.machine()
+    return _cpu_facts("vendor_id", "cpu family", "model") or platform.machine()
+
+
+def _cpu_facts(*keys: str) -> str:
+    """Return the first CPU's values of some keys, "" if the kernel reports none."""
+    facts = [re.search(rf"^{key}\s*:\s*(.*)$", _cpu_info(), re.MULTILINE) for key in keys]
+    return " ".join(fact[1].strip() for fact in facts if fact)
 
 
 def _cpu_info() -> str:
-    if not CPU_INFO.exists():
-        return ""
-    return CPU_INFO.read_text(encoding="ascii", errors="replace")
+    return CPU_INFO.read_text(encoding="ascii", errors="replace") if CPU_INFO.exists() else ""
 
 
 def has_compiler(device: str) -> bool:
-    """Return whether torch.compile finds a compiler and Python's headers.
-
-    It needs a C compiler for a GPU, and a C++ compiler for a CPU.
-    """
+    """Return whether torch.compile finds a compiler, C for a GPU, and Python's headers."""
     compilers = ("gcc", "clang", "cc") if device == "cuda" else ("g++", "clang++", "c++")
     headers = Path(sysconfig.get_path("include"), "Python.h")
     return headers.exists() and any(map(shutil.which, compilers))
@@ -119,11 +104,7 @@ def child_environment(**changes: str) -> dict[str, str]:
 
 
 def output_of(*command: str, env: Mapping[str, str] | None = None) -> str:
-    """Return a program's output.
-
-    Raises:
-        ChildProcessError: there is no such program, or it fails; the message has its name and why.
-    """
+    """Return a program's output, or raise ChildProcessError with its name and why it failed."""
     try:
         done = subprocess.run(
             command, env=env, capture_output=True, encoding="utf-8", errors="replace", check=True

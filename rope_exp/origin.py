@@ -18,6 +18,7 @@ from rope_exp.config import RunConfig
 from rope_exp.decoder import FREQUENCIES, OWN, POSITIONS, Decoder, llama_weights, weights
 from rope_exp.decoder import weights_sha256 as sha256
 from rope_exp.errors import ConfigError, RecordError, log
+from rope_exp.files import read_json
 from rope_exp.load import load_run
 
 
@@ -41,11 +42,7 @@ class Origin(NamedTuple):
 
 
 def with_origin(config: RunConfig) -> RunConfig:
-    """Return a config with the hash of the weights of run.init_from, if it names a run.
-
-    Raises ConfigError or RecordError if that is no finished run, or its weights mean something else
-    in this model.
-    """
+    """Return a config with the hash of the weights of run.init_from, if it names a run."""
     if config.run.init_from is None:
         return config
     try:
@@ -60,7 +57,7 @@ def with_origin(config: RunConfig) -> RunConfig:
 
     # These determine the meaning of weights, and do not show in their shapes.
     heads = ["num_attention_heads", "num_key_value_heads", "tie_word_embeddings"]
-    both_learn = set(config.pe.trained_pairs) & set(origin.config.pe.trained_pairs)
+    both_learn = config.pe.learned.keys() & origin.config.pe.learned.keys()
     for key in [f"model.{key}" for key in heads] + ["pe.trainable"] * bool(both_learn):
         own, other = map(attrgetter(key), (config, origin.config))
         if own != other:
@@ -79,7 +76,8 @@ def find_origin(config: RunConfig) -> Origin:
     checkpoint = files.step_folder(folder / "checkpoints", result["steps"])
     if not checkpoint.exists():
         raise _unfit(config, f"the checkpoint of its last step, {result['steps']}, is gone")
-    found = files.read_as(checkpoint / files.MANIFEST, files.Manifest)[files.MODEL]["sha256"]
+    path = checkpoint / files.MANIFEST
+    found = files.checked(path, read_json(path), files.Manifest)[files.MODEL]["sha256"]
     if config.init_weights not in (None, found):
         raise _unfit(config, f"has other weights than init_weights={config.init_weights:.12}")
     return Origin(folder, files.read_config(folder), result["steps"], found)
@@ -91,7 +89,7 @@ def begin(
 ) -> dict[str, str]:
     """Set the initial weights of a decoder that was drawn from its seed; return their hashes.
 
-    {} if the run resumes from its own checkpoints. Raises ConfigError if run.init_from is unfit.
+    {} if the run resumes from its own checkpoints.
     """
     own = weights(decoder)
     if config.init_weights is not None:
@@ -104,24 +102,26 @@ def begin(
         # Learned frequencies are of a pair of sites; the first pair that learns has the first name.
         here = _learned(config)
         names = {n: here.get(p, f"{n} of {p}") for p, n in _learned(origin.config).items()}
-        found = {names.get(name, name): each for name, each in weights(theirs).items()}
-        for name, tensor in sorted(found.items()):
+        given = {names.get(name, name): tensor for name, tensor in weights(theirs).items()}
+        for name, tensor in sorted(given.items()):
             is_position = name.startswith(POSITIONS) or OWN in name
             if own[name].shape != tensor.shape if name in own else not is_position:
                 raise _unfit(config, f"has {name} of {list(tensor.shape)}, which does not fit here")
-        for name in found.keys() & own.keys():
-            own[name].copy_(found[name])
+        for name in given.keys() & own.keys():
+            own[name].copy_(given[name])
         if is_main:
-            apart = {"left out": found.keys() - own.keys(), "begun anew": own.keys() - found.keys()}
-            said = "".join(f"; {k}: {', '.join(sorted(v))}" for k, v in apart.items() if v)
-            log(f"{config.name}: begins with step {origin.step} of {origin.folder}{said}")
+            left_out = ", ".join(sorted(given.keys() - own.keys())) or "nothing"
+            drawn = ", ".join(sorted(own.keys() - given.keys())) or "nothing"
+            log(
+                f"{config.name}: begins with step {origin.step} of {origin.folder}; "
+                f"left out: {left_out}; begun anew: {drawn}"
+            )
     return {"init_sha256": sha256(own), "shared_init_sha256": sha256(llama_weights(decoder))}
 
 
 def _learned(config: RunConfig) -> dict[str, str]:
     """Return the names of learned frequencies by their pair of sites."""
-    names = [FREQUENCIES + name for name in config.pe.learned_names]
-    return dict(zip(config.pe.trained_pairs, names, strict=True))
+    return {pair: FREQUENCIES + name for pair, name in config.pe.learned.items()}
 
 
 def _unfit(config: RunConfig, reason: str) -> ConfigError:

@@ -1,7 +1,7 @@
 """The ranks of one run: the only module that uses accelerate and torch.distributed.
 
-Launchers have started one process when two were requested, and have chosen another strategy than
-the one requested. So the world is compared with the run's config before training.
+Launchers have started fewer processes or chosen another strategy than requested, so the world is
+compared with the run's config before training.
 """
 
 import gc
@@ -52,20 +52,11 @@ class Heartbeat:
 
 
 class Parallel:
-    """This process among the ranks of its run.
+    """This process among the ranks of its run; rank 0 (`is_main`) writes the run's record.
 
-    Attributes:
-        rank: from 0 to world_size - 1.
-        world_size: the number of processes that train the run together.
-        is_main: whether this is rank 0, which writes the run's record.
-        device: the device of this rank.
-
-    Args:
-        device: launch.device, "cpu" or "cuda".
-        precision: train.precision, "bf16" or "fp32".
-        num_processes: launch.num_processes.
     Raises:
-        ConfigError: the launcher or the machine provides another world than requested.
+        ConfigError: the launcher or the machine provides another world than requested by
+            launch.device, train.precision ("bf16" or "fp32") and launch.num_processes.
     """
 
     def __init__(self, device: str, precision: str, num_processes: int | str) -> None:
@@ -81,8 +72,9 @@ class Parallel:
         self._check(device, precision, num_processes)
 
         # Always on the host: a question to the other ranks must not wait for the device.
-        self._hosts = distributed.new_group(backend="gloo") if self.world_size > 1 else None
-        self._heartbeat = Heartbeat() if self.world_size > 1 else None
+        if self.world_size > 1:
+            self._hosts = distributed.new_group(backend="gloo")
+            self._heartbeat = Heartbeat()
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Move `model` to the device; return it wrapped for precision and averaged gradients."""
@@ -105,7 +97,7 @@ class Parallel:
 
     def any(self, flag: bool) -> bool:
         """Return whether `flag` is true on any rank; all ranks must call it at the same places."""
-        if self._hosts is None:
+        if self.world_size == 1:
             return flag
         flags = torch.tensor(float(flag))
         distributed.all_reduce(flags, op=distributed.ReduceOp.MAX, group=self._hosts)
@@ -121,13 +113,12 @@ class Parallel:
 
     def end(self) -> None:
         """Leave the process group; nothing may still hold a prepared model."""
-        if self._heartbeat is not None:
+        if self.world_size > 1:
             self._heartbeat.end()
         if not distributed.is_initialized():
             return
-
-        # Free the wrapped model, which holds the process group, before the group ends: a group
-        # that is freed last can wait for its own thread forever.
+        # Free the wrapped model first: a process group that is freed last can wait for its own
+        # thread forever.
         self._accelerator.free_memory()
         gc.unfreeze()
         gc.collect()
@@ -143,40 +134,26 @@ class Parallel:
         }
 
     def _check(self, device: str, precision: str, num_processes: int | str) -> None:
-        if self.world_size != num_processes:
-            raise ConfigError(
-                "launch.num_processes",
-                num_processes,
-                f"but this launcher started {self.world_size}",
-            )
-        if self.device.type != device:
-            raise ConfigError(
-                "launch.device", device, f"torch finds no such device here, and gives {self.device}"
-            )
-
+        started = f"but this launcher started {self.world_size}"
+        found = f"torch finds no such device here, and gives {self.device}"
         backend = self._accelerator.state.dynamo_plugin.backend.name
-        if backend != "NO":
-            raise ConfigError(
-                "ACCELERATE_DYNAMO_BACKEND",
-                backend,
-                "must be unset: train.compile decides what is compiled",
-            )
-
-        # torchrun may also start one process.
         strategy = self._accelerator.distributed_type.name
         plain = "MULTI_GPU" if device == "cuda" else "MULTI_CPU"
-        if strategy != plain and (strategy != "NO" or self.world_size > 1):
-            raise ConfigError(
-                "accelerate's distributed_type",
-                strategy,
-                f"must be {plain}: the weights are held whole by every rank",
-            )
-
+        # torchrun may also start one process.
+        is_plain = strategy == plain or (strategy == "NO" and self.world_size == 1)
         # Emulated bf16 is slower than fp32.
-        has_bf16 = device == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
-        if precision == "bf16" and not has_bf16:
-            raise ConfigError(
-                "train.precision",
-                precision,
-                f"{torch.cuda.get_device_name()} has no bf16; use fp32",
-            )
+        can = precision == "fp32" or device == "cpu" or torch.cuda.is_bf16_supported(False)
+        for holds, key, value, reason in [
+            (self.world_size == num_processes, "launch.num_processes", num_processes, started),
+            (self.device.type == device, "launch.device", device, found),
+            (
+                backend == "NO",
+                "ACCELERATE_DYNAMO_BACKEND",
+                backend,
+                "must be unset: use train.compile",
+            ),
+            (is_plain, "accelerate's distributed_type", strategy, f"must be {plain}"),
+            (can, "train.precision", precision, "this GPU has no bf16; use fp32"),
+        ]:
+            if not holds:
+                raise ConfigError(key, value, reason)

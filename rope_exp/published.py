@@ -1,8 +1,9 @@
 """Published results to compare our rows with; their numbers are in published.yaml."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import yaml
 
@@ -16,28 +17,25 @@ REFERENCE = "qk_rope"
 UNROTATED = "nope"
 
 
-@dataclass(frozen=True)
-class Published:
-    """A published table, or a claim about rows without numbers.
+class Published(NamedTuple):
+    """A published table, or a claim about rows without numbers; empty: nothing was published."""
 
-    Attributes:
-        source: the citation.
-        short: the same for fonts without Chinese.
-        setting: the known facts about its training.
-        losses: in nats per token, by the rows' labels, best first; empty for a claim.
-        order: the source's own, with ">" for better and "≈" for too close to distinguish; empty:
-            it gives none.
-        relations: that order as pairs of neighbours, with the sign between them.
-        cached: the numbers that a layer caches per token, by the rows' labels.
-    """
-
-    source: str
-    short: str = ""
-    setting: str = ""
-    losses: Mapping[str, float] = field(default_factory=dict)
+    source: str = ""  # the citation
+    short: str = ""  # the same for fonts without Chinese
+    setting: str = ""  # the known facts about its training
+    # In nats per token, by the rows' labels, best first; empty for a claim.
+    losses: Mapping[str, float] = MappingProxyType({})
+    # The source's own, with ">" for better and "≈" for too close to distinguish.
     order: str = ""
+    # That order as pairs of neighbours, with the sign between them.
     relations: Sequence[tuple[str, str, str]] = ()
-    cached: Mapping[str, int] = field(default_factory=dict)
+    # The numbers that a layer caches per token, by the rows' labels.
+    cached: Mapping[str, int] = MappingProxyType({})
+
+    @property
+    def signs(self) -> dict[tuple[str, str], str]:
+        """The signs of the relations, by their pairs."""
+        return {(a, b): sign for a, sign, b in self.relations}
 
     @property
     def cited(self) -> str:
@@ -54,18 +52,18 @@ SEQUEL = TASKS.pop("sequel")
 SEQUEL_MODELS = ("sequel", "sequel_mini")
 
 
-def about(runs: Sequence[Run], keys: Sequence[str]) -> Published | None:
-    """Return what was published about rows that these factors distinguish, or None."""
+def about(runs: Sequence[Run], keys: Sequence[str]) -> Published:
+    """Return what was published about rows that these factors distinguish."""
     # The published runs started from random weights.
     if any(run.config.init_weights for run in runs):
-        return None
+        return Published()
     kinds = {run.config.data.kind for run in runs}
     if len(kinds) == 1 and list(keys) == ["pe"] and TASKS.keys() >= kinds:
         return TASKS[kinds.pop()]
     if any(run.config.data.task or run.config.train.objective != "causal" for run in runs):
-        return None
+        return Published()
     is_sequel = all(run.config.model.name in SEQUEL_MODELS for run in runs)
     if list(keys) == ["pe"]:
         is_softmax = all(isinstance(run.config.attn, SoftmaxConfig) for run in runs)
-        return TABLE if is_softmax and not is_sequel else None
-    return SEQUEL if list(keys) == [ROW] and is_sequel else None
+        return TABLE if is_softmax and not is_sequel else Published()
+    return SEQUEL if list(keys) == [ROW] and is_sequel else Published()

@@ -1,11 +1,7 @@
-"""The processes of a run, one per rank: start, polling, stop signals and the run's exit code.
-
-The ranks also hold the run's lock and its GPUs, so that both live as long as the work.
-"""
+"""The processes of a run, one per rank: start, polling, stop signals and the run's exit code."""
 
 import itertools
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -33,18 +29,33 @@ STOP_SECONDS = 60.0  # the same if the rank was stopped: the first rank saves me
 
 
 def start(job: Job) -> None:
-    """Start one process per rank; they find each other by torch's environment variables.
-
-    The run's lock must be held, its config written and its GPUs leased.
-    """
-    num_ranks = int(job.config.launch.num_processes)
-    environment = _environment(job, num_ranks)
+    """Start one process per rank, which inherit the run's lock and leases."""
+    launch = job.config.launch
+    num_ranks = int(launch.num_processes)
+    environment = child_environment(**{DISPATCHER_ID: str(os.getpid())})
+    # The run's name at a tracker.
+    environment.setdefault("WANDB_NAME", job.name[:128])
+    num_threads = num_cores() // (num_ranks * int(launch.max_parallel))
+    environment.setdefault("OMP_NUM_THREADS", str(max(num_threads, 1)))
+    # By default, threads that wait for a parallel region spin for long. Beside other work they take
+    # the cores from the threads that they wait for (docs/performance.md).
+    if "OMP_WAIT_POLICY" not in environment:
+        environment.setdefault("GOMP_SPINCOUNT", "1000")
+    if launch.device == "cpu":
+        environment["ACCELERATE_USE_CPU"] = "true"
+    if job.leases:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(job.leases)
+    if num_ranks > 1:
+        with socket.create_server(("localhost", 0)) as probe:
+            port = probe.getsockname()[1]
+        environment["WORLD_SIZE"] = environment["LOCAL_WORLD_SIZE"] = str(num_ranks)
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
     # A stop signal before a rank has installed its handlers would make it fail.
     with held_back(), job.log.open("ab") if job.log else nullcontext() as output:
         for rank in range(num_ranks):
             if num_ranks > 1:
-                environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                environment["RANK"] = environment["LOCAL_RANK"] = str(rank)
             process = subprocess.Popen(
                 [sys.executable, "-m", "rope_exp.worker", str(job.folder)],
                 env=environment,
@@ -58,10 +69,9 @@ def start(job: Job) -> None:
 
 
 def poll(job: Job) -> None:
-    """Check for ended ranks, and set the run's exit code once all have ended.
+    """Set the run's exit code once all ranks have ended, or kill the rest after a grace period.
 
-    If a rank has failed or left, the others are killed after a grace period. A rank reports the
-    reason of its failure itself, unless a signal ended it.
+    A rank reports the reason of its failure itself, unless a signal ended it.
     """
     codes = [process.poll() for process in job.ranks]
     ended = [code for code in codes if code is not None]
@@ -70,10 +80,11 @@ def poll(job: Job) -> None:
     job.ended_at = job.ended_at or time.monotonic()
 
     if min(ended) < 0 and not job.was_killed and not job.reason:
-        who = "its process"
-        if len(codes) > 1:
-            who = f"process {codes.index(min(ended))} of {len(codes)}"
-        job.reason = f"{who} was ended by {_signal_name(-min(ended))}"
+        rank = codes.index(min(ended))
+        who = f"process {rank} of {len(codes)}" if len(codes) > 1 else "its process"
+        job.reason = f"{who} was ended by {signal.Signals(-min(ended)).name}"
+        if min(ended) == -signal.SIGKILL:
+            job.reason += " (the kernel does that where memory runs out)"
     has_failed = bool(job.reason) or not {*ended} <= {*EXIT_CODES.values(), -signal.SIGKILL}
 
     if len(ended) < len(codes):
@@ -115,20 +126,12 @@ class SignalRelay(StopSignal, AbstractContextManager["SignalRelay"]):
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         # Another package's handler raised: submitit's does, ahead of its job's time limit.
         if error is not None:
-            self.requested = True
-            self.on_request()
+            self.request()
             deadline = time.monotonic() + STOP_SECONDS
-            for job in self._jobs:
-                for process in job.ranks:
-                    with suppress(subprocess.TimeoutExpired):
-                        process.wait(max(deadline - time.monotonic(), 0.0))
+            for process in itertools.chain(*(job.ranks for job in self._jobs)):
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(deadline - time.monotonic(), 0.0))
         self.restore()
-
-    def start(self, job: Job) -> None:
-        """Start a job's ranks, and stop them at once if a stop was requested meanwhile."""
-        start(job)
-        if self.requested:
-            stop(job)
 
     def on_request(self) -> None:
         """Ask every rank to stop."""
@@ -141,114 +144,43 @@ class SignalRelay(StopSignal, AbstractContextManager["SignalRelay"]):
             kill(job)
 
 
-def _signal_name(number: int) -> str:
-    name = signal.Signals(number).name
-    return f"{name} (the kernel does that where memory runs out)" if name == "SIGKILL" else name
-
-
-def _environment(job: Job, num_ranks: int) -> dict[str, str]:
-    """Return the environment variables shared by all ranks of a run."""
-    launch = job.config.launch
-    environment = child_environment(**{DISPATCHER_ID: str(os.getpid())})
-
-    num_threads = num_cores() // (num_ranks * int(launch.max_parallel))
-    environment.setdefault("OMP_NUM_THREADS", str(max(num_threads, 1)))
-    # By default, threads that wait for a parallel region spin for long. Beside other work they take
-    # the cores from the threads that they wait for (docs/performance.md).
-    if "OMP_WAIT_POLICY" not in environment:
-        environment.setdefault("GOMP_SPINCOUNT", "1000")
-    if launch.device == "cpu":
-        environment["ACCELERATE_USE_CPU"] = "true"
-    if job.leases:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(job.leases)
-    if num_ranks > 1:
-        # A port that is free now.
-        with socket.create_server(("localhost", 0)) as probe:
-            port = probe.getsockname()[1]
-        environment |= {
-            "WORLD_SIZE": str(num_ranks),
-            "LOCAL_WORLD_SIZE": str(num_ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-    return environment
-
-
-# Accelerate's settings that would change training, each with the project's own rule.
-INSTEAD = {
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "train.micro_batch_size splits a batch",
-    "ACCELERATE_USE_FSDP": "every rank holds all weights",
-    "ACCELERATE_USE_DEEPSPEED": "every rank holds all weights",
-    "ACCELERATE_USE_MEGATRON_LM": "every rank holds all weights",
-    "ACCELERATE_USE_PARALLELISM_CONFIG": "every rank holds all weights",
-}
-# Values by which a launcher marks a setting as unused.
-UNUSED = ("", "0", "1", "no", "false")
+# -- this process as a rank ------------------------------------------------------------------------
 
 
 def is_rank() -> bool:
-    """Return whether a launcher started this process.
-
-    torchrun sets RANK, `accelerate launch` at least its precision.
-    """
+    """Return whether a launcher started this process, such as torchrun or `accelerate launch`."""
     return "RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
 
 
 def check_ranks() -> None:
-    """Refuse invalid variables of a rank, missing ranks, and settings of accelerate.
+    """Refuse invalid variables of a rank, missing ranks, and settings of accelerate."""
+    # Accelerate would divide losses by it.
+    name = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+    steps = os.environ.get(name, "1")
+    if steps != "1":
+        raise ConfigError(name, steps, "must be 1: train.micro_batch_size splits a batch")
 
-    Raises:
-        ConfigError: naming the variable of the environment.
-    """
-    for name, instead in INSTEAD.items():
-        value = os.environ.get(name, "")
-        if value.lower() not in UNUSED:
-            raise ConfigError(name, value, f"is not followed, and must be unset: {instead}")
-
-    given = {}
-    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
-        value = os.environ.get(name, "")
-        if re.fullmatch("[0-9]{1,9}", value):
-            given[name] = int(value)
-        elif name in os.environ:
-            raise ConfigError(
-                name,
-                value,
-                "is no number of a process; a launcher sets it, and without one it is unset",
-            )
-    if not given:
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    if "RANK" not in os.environ and world_size == "1":
         # `accelerate launch` sets the address if asked for several processes. On a CPU, or without
         # --multi_gpu, it starts only one.
         if is_rank() and "MASTER_ADDR" in os.environ:
-            raise ConfigError(
-                "accelerate launch --num_processes",
-                ...,
-                "asked for several processes, and one was started; use --multi_gpu on GPUs, or "
-                "launch.num_processes=N without a launcher",
-            )
+            reason = "asked for several processes, and one was started; use --multi_gpu on GPUs, "
+            reason += "or launch.num_processes=N without a launcher"
+            raise ConfigError("accelerate launch --num_processes", ..., reason)
         return
 
-    world_size = given.pop("WORLD_SIZE", 1)
-    for name, rank in given.items():
-        if rank >= world_size:
-            raise ConfigError(name, rank, f"must be below WORLD_SIZE={world_size}")
-
-    needed = ["RANK"] if world_size == 1 else ["RANK", "MASTER_ADDR", "MASTER_PORT"]
+    needed = ["RANK"] if world_size == "1" else ["RANK", "MASTER_ADDR", "MASTER_PORT"]
     for name in needed:
-        if not os.environ.get(name):
-            raise ConfigError(
-                name,
-                ...,
-                f"a launcher sets it beside WORLD_SIZE={world_size}; without one all are unset",
-            )
+        if name not in os.environ:
+            raise ConfigError(name, ..., f"a launcher sets it beside WORLD_SIZE={world_size}")
+    rank = os.environ["RANK"]
+    if not (rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)):
+        raise ConfigError("RANK", rank, f"must be a number below WORLD_SIZE={world_size}")
 
 
 def run_as_rank(config: RunConfig) -> int:
-    """Train one run in this process, which is a rank, and return the exit code.
-
-    Raises:
-        ConfigError, DataError, DiskError: before anything is written.
-    """
+    """Train one run in this process, which is a rank, and return the exit code."""
     # Imported late: these are slow to import, and every command calls `is_rank`.
     from rope_exp.admit import acquire_or_refuse, admit, resolved
     from rope_exp.folder import describe_done, read_result
@@ -259,7 +191,6 @@ def run_as_rank(config: RunConfig) -> int:
     if asked not in (1, "all", world_size):
         raise ConfigError("launch.num_processes", asked, f"but this launcher started {world_size}")
     config = resolved(config, world_size)
-    _check_precision(config)
 
     # The other ranks need only the config; the first rank prepares the data.
     if os.environ.get("RANK", "0") == "0":
@@ -270,27 +201,12 @@ def run_as_rank(config: RunConfig) -> int:
             print(describe_done(job.folder))
 
     result = None if config.run.fresh else read_result(config.folder)
-    if result is not None:
-        return EXIT_CODES[result["status"]]
-    return run_here(config)
-
-
-def _check_precision(config: RunConfig) -> None:
-    """Refuse a launcher that asks for another precision than the run has.
-
-    `accelerate launch` sets "no" by default.
-    """
-    name = "ACCELERATE_MIXED_PRECISION"
-    value = os.environ.get(name, "no").lower()
-    if value not in ("no", config.train.precision):
-        allowed = f"is not followed: train.precision={config.train.precision} decides"
-        raise ConfigError(name, value, allowed)
+    return run_here(config) if result is None else EXIT_CODES[result["status"]]
 
 
 def run_here(config: RunConfig) -> int:
     """Train one run in this process, and return its exit code."""
     from rope_exp import worker
-    from rope_exp.signals import StopSignal
 
     return worker.end_process(
         explained(lambda: worker.run(config, config.folder, StopSignal()), prints=False)

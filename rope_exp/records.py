@@ -38,11 +38,7 @@ _NOT_OF_CONFIG = ("run", "tracker")
 _NOT_OF_ENV = ("accelerate", "platform", "params")
 _Curve = TypedDict(
     "_Curve",
-    {
-        "step": list[Count],
-        "train/loss": list[FiniteFloat],
-        "val/loss": list[FiniteFloat | None],
-    },
+    {"step": list[Count], "train/loss": list[FiniteFloat], "val/loss": list[FiniteFloat | None]},
 )
 
 
@@ -62,35 +58,33 @@ class _Record(TypedDict):
 
 
 def cell_name(row: str, factors: Mapping[str, Any]) -> str:
-    """Return a cell's unique name, made of its row, its factors and its seed.
-
-    Factors are sorted by name, because a record keeps no other order.
-    """
+    """Return a cell's unique name, made of its row, its factors and its seed."""
+    # Sorted, because a record keeps no other order.
     parts = [f"{key}={show(value)}" for key, value in sorted(factors.items()) if key != "seed"]
-    whole = "-".join([row, *parts, f"s{show(factors.get('seed'))}"])
-    return re.sub(r"[^\w.+=,-]", "_", whole)
+    name = "-".join([row, *parts, f"s{show(factors.get('seed'))}"])
+    return re.sub(r"[^\w.+=,-]", "_", name)
 
 
 def write_record(
     path: Path, folder: Path, row: str, factors: Mapping[str, Any], test: Test | None = None
 ) -> None:
-    """Write the record of a run's folder; a record that exists is kept.
+    """Write the record of a finished run's folder; a record that exists is kept.
 
-    Args:
-        path: <records>/<campaign>/<cell>.json.
-        row, factors, test: see `Run`.
     Raises:
-        ReportError: the folder is no complete record of one run, the run is not done, or its code
-            was changed since its commit. An installed package has no commit, and is accepted.
-        RecordError: a file of the folder cannot be read.
-        OSError: the record cannot be written.
+        RecordError: the folder is no complete record of one run, or any of its starts used code
+            that its commit does not contain. An installed package has no commit, and is accepted.
     """
     if path.exists():
         return
     run = read_run(folder)
     if not run.result:
         raise ReportError(f"{folder} holds no result: the run is not done")
-    _check_commit(run)
+    git = run.env.get("git") or {}
+    if any(state and state["dirty"] for state in [git, *run.env.get("earlier_git", ())]):
+        raise ReportError(
+            f"{folder} was trained with code that was changed since {git.get('commit')!s:.10}: "
+            "remove it and commit, and the campaign reruns this cell"
+        )
 
     config = run.config.to_dict()
     # This path is valid on one machine only.
@@ -113,37 +107,22 @@ def write_record(
     # A record that cannot be read back is not written; otherwise the cell would count as done.
     read_record(path, text.encode())
     make_folders(path.parent)
-    write_atomically(path, text, replace=False)
-
-
-def _check_commit(run: Run) -> None:
-    """Refuse a run if any of its starts used code that its commit does not contain."""
-    git = run.env.get("git") or {}
-    states = [git, *run.env.get("earlier_git", ())]
-    if any(state and state["dirty"] for state in states):
-        raise ReportError(
-            f"{run.folder} was trained with code that was changed since {git.get('commit')!s:.10}: "
-            "remove it and commit, and the campaign reruns this cell"
-        )
+    write_atomically(path, text)
 
 
 def stored_records(records: Path, campaign: str) -> dict[Path, bytes]:
-    """Return the content of every record of a campaign, by place, in the order of the cells.
-
-    Raises:
-        RecordError: a file cannot be read, or two records are of one cell.
-    """
+    """Return the content of every record of a campaign, by place, in the order of the cells."""
     packed = records / f"{campaign}{PACKED}"
     lines = []
     if packed.exists():
         with readable(packed, EOFError, zlib.error):
             lines = gzip.decompress(packed.read_bytes()).splitlines(keepends=True)
     stored: dict[str, tuple[Path, bytes]] = {}
-    for number, line in enumerate(lines, start=1):
-        name = f"{parse_json(f'{packed}, line {number},', line).get('cell')}.json"
-        if name in stored:
-            raise ReportError(f"{packed} has two records of {name.removesuffix('.json')}")
-        stored[name] = packed / name, line
+    for line in lines:
+        cell = parse_json(packed, line).get("cell")
+        if f"{cell}.json" in stored:
+            raise ReportError(f"{packed} has two records of {cell}")
+        stored[f"{cell}.json"] = packed / f"{cell}.json", line
 
     for path in (records / campaign).glob("*.json"):
         check_regular(path)
@@ -156,14 +135,10 @@ def stored_records(records: Path, campaign: str) -> dict[Path, bytes]:
 
 
 def read_record(path: Path, content: bytes | None = None) -> Run:
-    """Read and verify one record.
+    """Read and verify the record at a place, whose content may be given.
 
-    Args:
-        path: its place.
-        content: None: that of the file.
     Raises:
-        ReportError: it was changed since it was written, or contradicts itself.
-        RecordError: it cannot be read.
+        RecordError: it cannot be read, was changed since it was written, or contradicts itself.
     """
     values = read_json(path) if content is None else parse_json(path, content)
     # JSON may hold numbers past a float's range, which Python reads as infinity.
@@ -190,7 +165,7 @@ def read_record(path: Path, content: bytes | None = None) -> Run:
         config=config,
         result=result,
         metrics=_rows(path, record["curve"], config),
-        env=record["env"],
+        env=values["env"],
         where=where,
         group=record["campaign"],
         row=record["row"],
@@ -199,24 +174,18 @@ def read_record(path: Path, content: bytes | None = None) -> Run:
         test=record.get("test"),
     )
     run.check()
-    _check_cell(run, record["cell"])
-    return run
-
-
-def _check_cell(run: Run, cell: str) -> None:
-    """Refuse a record if its run does not match its cell's name, or its probes its config."""
-    if cell != cell_name(run.row, run.factors) or run.factors.get("seed") != run.config.seed:
+    if record["cell"] != cell_name(run.row, run.factors) or run.factors.get("seed") != config.seed:
         raise ReportError(
-            f"{run.folder} states the row {run.row} and the factors {show(run.factors)}, "
-            f"which do not match {cell}, or not its config"
+            f"{path} states the row {run.row} and the factors {show(run.factors)}, which do not "
+            "match its cell or its config"
         )
-
-    asked = run.config.train.probes if run.status == "finished" else ()
-    if set(run.probes) != set(asked):
+    asked = config.train.probes if run.status == "finished" else ()
+    if run.probes.keys() != {*asked}:
         raise ReportError(
-            f"{run.folder} holds the probes {show(sorted(run.probes))}, but its config asks for "
+            f"{path} holds the probes {show(sorted(run.probes))}, but its config asks for "
             f"{show(sorted(asked))}"
         )
+    return run
 
 
 def _rows(path: Path, curve: Mapping[str, Any], config: RunConfig) -> list[dict[str, Any]]:
@@ -232,13 +201,8 @@ def _rows(path: Path, curve: Mapping[str, Any], config: RunConfig) -> list[dict[
 
 
 def read_records(records: Path, campaign: str) -> list[Run]:
-    """Read every record of a campaign, by name.
-
-    Raises:
-        RecordError: one of them cannot be read, or (as a ReportError) does not verify.
-    """
-    stored = stored_records(records, campaign)
-    return [read_record(path, content) for path, content in stored.items()]
+    """Read and verify every record of a campaign, in the order of the cells."""
+    return [read_record(*stored) for stored in stored_records(records, campaign).items()]
 
 
 def recorded_campaigns(records: Path) -> list[str]:

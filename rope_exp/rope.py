@@ -22,16 +22,11 @@ FAR = 2**16
 def frequencies(dim: int, base: float, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return theta_f = base^(-2f/dim) for f = 0 .. dim/2 - 1 (Su 2021, before eq. 14).
 
+    They are in radians a position, on the CPU, with the order of operations of transformers' LLaMA,
+    so that they match to the last bit. bfloat16 cannot hold positions above 256.
+
     Args:
-        dim: number of features that rotate, even.
-        base: 10000 in the article.
-        dtype: float32 in training; float64 to check a law. bfloat16 cannot hold positions above
-            256.
-    Returns:
-        theta_F in radians a position, on the CPU, with the order of operations of transformers'
-        LLaMA, so that it matches to the last bit.
-    Raises:
-        ValueError: `dim` is odd or below 2.
+        dim: number of features that rotate; ValueError if it is odd or below 2.
     """
     if dim < 2 or dim % 2:
         raise ValueError(f"the number of rotating features must be even and at least 2, not {dim}")
@@ -62,14 +57,11 @@ def angles(theta_F: Tensor, position_T: Tensor) -> Tensor:
 def rotate(x_BTHK: Tensor, cos_TF: Tensor, sin_TF: Tensor, *, inverse: bool = False) -> Tensor:
     """Rotate each feature pair (f, f + F) of position t by its angle, or back if `inverse`.
 
-    Implements eqs. (2) and (5) of Su 2025: R_i x_i, and R_i^T o_i when `inverse`.
+    Implements eqs. (2) and (5) of Su 2025: R_i x_i, and R_i^T o_i when `inverse`. Products are
+    taken in the tables' dtype; the output has x's. Features past 2F are unchanged.
 
     Args:
-        x_BTHK: any floating dtype; the products are taken in the tables' dtype.
-        cos_TF, sin_TF: of the angles t * theta_f. Or [B, T, F], if rows of a batch have different
-            positions.
-    Returns:
-        A tensor of x's shape and dtype. Features past 2F are unchanged.
+        cos_TF, sin_TF: of the angles t * theta_f; or [B, T, F].
     Raises:
         ValueError: K is odd or below 2F, or T differs between the arguments.
     """

@@ -1,21 +1,22 @@
 """The toolkit of generated tasks: random numbers, the facts about a task, and packed rows.
 
 Random numbers are a pure function of (seed, stream, index). They are computed from the raw words of
-a Philox counter generator (Salmon et al. 2011), which numpy keeps stable over its versions, unlike
-the distributions of `Generator`. The key is (seed, stream) and the counter's second word is the
-index, so each index has 2^66 words of its own. Whole numbers are the same on every machine; normals
-are too, up to the last bits of its logarithm and cosine.
+a Philox counter generator (Salmon et al. 2011), which numpy keeps stable over its versions. The key
+is (seed, stream) and the counter's second word is the index, so each index has 2^66 words of its
+own. Real numbers are the same on every machine up to the last bits of its logarithm and cosine.
 """
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_exp.batches import NO_TARGET, Batch
+from rope_exp.batches import NO_TARGET, Batch, Ints, Reals
+
+Bools = NDArray[np.bool_]
 
 # The splits of a task, each with its own random stream.
 TRAIN = "train"
@@ -24,22 +25,17 @@ LONGER = "longer"  # examples longer than any of training, in rows of the same l
 
 END = ";"
 PAD = "_"
-
 NO_ANSWER = -1
+# A row's text, and for each prediction the number of its example, or NO_ANSWER, and its span.
+Row = tuple[str, Ints, Ints]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a kind of generated data; each file of tasks/ has them as FACTS.
+    """Facts about a task; each file of tasks/ has them as FACTS.
 
     Attributes:
-        tokens: the vocabulary in the order of ids; a text has one character per token.
         least_seq_len: the smallest T at which rows hold its longest examples.
-        splits: those that it has.
-        version: of the generator; it changes when the rows change.
-        unit: of its loss.
-        objective: of training.
-        probe: the probe of a finished model.
         key: the key of `data` that only this kind has; empty: none.
         span: the unit of an example's span; empty: there are no examples to be right or wrong.
         bins: the first span of each bin in a table of matches.
@@ -47,7 +43,7 @@ class Facts:
         num_outputs: the count of real numbers predicted there; None: a token is predicted.
     """
 
-    tokens: Sequence[str]
+    tokens: Sequence[str]  # in the order of ids
     least_seq_len: int
     splits: tuple[str, ...] = (TRAIN, TEST)
     version: int = 1
@@ -62,13 +58,7 @@ class Facts:
 
 
 class Draws:
-    """The random numbers of one index, in the order of the calls.
-
-    Args:
-        seed: of the data set, 0 to 2^64 - 1.
-        stream: a name, such as "copying train"; different names give independent numbers.
-        index: of the row, 0 to 2^64 - 1.
-    """
+    """The random numbers of one row of a stream such as "copying train", in the order of calls."""
 
     def __init__(self, seed: int, stream: str, index: int) -> None:
         digest = hashlib.sha256(stream.encode()).digest()
@@ -77,45 +67,34 @@ class Draws:
         self._bits = np.random.Philox(key=key, counter=counter)
 
     def below(self, bound: int) -> int:
-        """Return a whole number from 0 to bound - 1.
-
-        The remainder of a 64-bit word is biased by a factor of 1 + bound / 2^64 at most, which is
-        5e-10 for ten digits.
-        """
+        """Return a whole number from 0 to bound - 1, with a bias of 1 + bound / 2^64 at most."""
         return int(self._bits.random_raw()) % bound
 
-    def many_below(self, bound: int, count: int) -> NDArray[np.int64]:
-        """Return `count` whole numbers from 0 to bound - 1, as `below` does."""
+    def many_below(self, bound: int, count: int) -> Ints:
+        """Return `count` whole numbers as `below` does."""
         return (self._bits.random_raw(count) % np.uint64(bound)).astype(np.int64)
 
-    def order(self, count: int) -> NDArray[np.int64]:
-        """Return a permutation of 0..count-1, the one that sorts `count` words."""
+    def order(self, count: int) -> Ints:
+        """Return the permutation of 0..count-1 that sorts `count` words."""
         return np.argsort(self._bits.random_raw(count), kind="stable")
 
-    def uniforms(self, count: int) -> NDArray[np.float64]:
+    def uniforms(self, count: int) -> Reals:
         """Return `count` numbers in [0, 1), multiples of 2^-53."""
         whole = self._bits.random_raw(count) >> np.uint64(11)
         return whole.astype(np.float64) * 2.0**-53
 
-    def exponentials(self, count: int) -> NDArray[np.float64]:
+    def exponentials(self, count: int) -> Reals:
         """Return `count` numbers of density exp(-x), by the inverse of 1 - exp(-x)."""
         return -np.log1p(-self.uniforms(count))
 
-    def normals(self, count: int) -> NDArray[np.float64]:
+    def normals(self, count: int) -> Reals:
         """Return `count` numbers of mean 0 and variance 1 (Box and Muller 1958, the cosines)."""
         radius = np.sqrt(2 * self.exponentials(count))
         return radius * np.cos(2 * np.pi * self.uniforms(count))
 
 
-@dataclass(frozen=True)
-class Example:
-    """A question and its answer.
-
-    Attributes:
-        question: the given text.
-        answer: the text to predict, including END.
-        span: the length or distance of the example, by which exact matches are reported.
-    """
+class Example(NamedTuple):
+    """A question, its answer with END, and its span: a length or distance, which matches go by."""
 
     question: str
     answer: str
@@ -123,102 +102,61 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One row as text.
-
-    Attributes:
-        text: S characters.
-        answer_T: for each prediction, the number of its example in the row, from 0; or NO_ANSWER.
-        span_T: the span of that example; 0 where there is no answer.
-    """
-
-    text: str
-    answer_T: NDArray[np.int64]
-    span_T: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
 class Rows:
-    """Rows as token ids; the other attributes are those of `Row`, stacked."""
+    """Rows as token ids."""
 
-    ids_NS: NDArray[np.int64]
-    answer_NT: NDArray[np.int64]
-    span_NT: NDArray[np.int64]
+    ids_NS: Ints
+    answer_NT: Ints
+    span_NT: Ints
 
     @property
-    def mask_NT(self) -> NDArray[np.bool_]:
+    def mask_NT(self) -> Bools:
         """True for the tokens of ids_NS[:, 1:] that are to be predicted."""
         return np.not_equal(self.answer_NT, NO_ANSWER)
 
     @property
     def batch(self) -> Batch:
-        """The batch that predicts each token of an answer from the tokens before it.
-
-        Its hash covers the tokens and the mask of predicted ones.
-        """
+        """The batch that predicts each token of an answer from the tokens before it."""
         target_NT = np.where(self.mask_NT, self.ids_NS[:, 1:], NO_TARGET)
         hashed_NS = np.concatenate([self.ids_NS, self.mask_NT], axis=1)
         return Batch(self.ids_NS[:, :-1], target_NT, hashed_NS)
 
-    def exact_matches(
-        self, is_right_NT: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the span of each example, and whether every token of its answer is right.
-
-        Args:
-            is_right_NT: whether the prediction is the token of ids_NS[:, 1:].
-        Returns:
-            Two arrays of shape [E], in the order of the rows, and of the examples in each.
-        """
+    def exact_matches(self, is_right_NT: Bools) -> tuple[Ints, Bools]:
+        """Return the span of each example, row by row, and whether all of its answer is right."""
         row_A, place_A = np.nonzero(self.mask_NT)
         example_A = row_A * self.mask_NT.shape[1] + self.answer_NT[row_A, place_A]
         _, first_E, which_A = np.unique(example_A, return_index=True, return_inverse=True)
-
         num_wrong_E = np.bincount(which_A[~is_right_NT[row_A, place_A]], minlength=len(first_E))
         return self.span_NT[row_A, place_A][first_E], num_wrong_E == 0
 
 
 def pack(draws: Draws, draw: Callable[[Draws], Example], longest: int, width: int) -> Row:
-    """Fill a row of `width` characters with consecutive examples.
+    """Fill a row of `width` characters with examples while the longest possible one would fit.
 
-    Another example is added as long as the longest possible one would fit. If examples were added
-    whenever they fit, long ones would be rarer than they were drawn. The remaining width is padded
-    before and after, in a random proportion, so that the first example also begins anywhere.
+    Otherwise long ones would be rarer than they were drawn. The remaining width is padded before
+    and after, in a random proportion, so that the first example also begins anywhere.
     """
     examples = []
     left = width
     while left >= longest:
         example = draw(draws)
         examples.append(example)
-        left -= len(example.question) + len(example.answer)
+        left -= len(example.question + example.answer)
 
-    before = draws.below(left + 1)
-    text = PAD * before
-    answer_T = np.full(width - 1, NO_ANSWER, dtype=np.int64)
-    span_T = np.zeros(width - 1, dtype=np.int64)
-
-    for number, example in enumerate(examples):
-        text += example.question
-        # Prediction t is for character t + 1.
-        places = slice(len(text) - 1, len(text) - 1 + len(example.answer))
-        answer_T[places] = number
-        span_T[places] = example.span
-        text += example.answer
-
-    return Row(text.ljust(width, PAD), answer_T, span_T)
+    text = PAD * draws.below(left + 1)
+    answer_S = np.full(width, NO_ANSWER, dtype=np.int64)
+    span_S = np.zeros(width, dtype=np.int64)
+    for number, (question, answer, span) in enumerate(examples):
+        text += question
+        answer_S[len(text) : len(text + answer)] = number
+        span_S[len(text) : len(text + answer)] = span
+        text += answer
+    # Prediction t is for character t + 1.
+    return text.ljust(width, PAD), answer_S[1:], span_S[1:]
 
 
 def stack(rows: Iterable[Row], tokens: Sequence[str]) -> Rows:
-    """Stack rows, and convert their text to ids."""
-    place = {token: id_ for id_, token in enumerate(tokens)}
-    rows = list(rows)
-    return Rows(
-        ids_NS=np.array([[place[token] for token in row.text] for row in rows], dtype=np.int64),
-        answer_NT=np.stack([row.answer_T for row in rows]),
-        span_NT=np.stack([row.span_T for row in rows]),
-    )
-
-
-def spell(ids: Sequence[int] | NDArray[np.int64], tokens: Sequence[str]) -> str:
-    """Return the characters of one row's ids."""
-    return "".join(tokens[id_] for id_ in ids)
+    """Stack rows, with their texts as ids."""
+    texts, answers, spans = zip(*rows, strict=True)
+    ids = [[tokens.index(token) for token in text] for text in texts]
+    return Rows(np.array(ids, dtype=np.int64), np.stack(answers), np.stack(spans))

@@ -4,7 +4,6 @@ import fnmatch
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,14 +29,7 @@ Status = Literal["finished", "diverged", "unfinished"]
 # The test of differences that a campaign's file states; its records repeat it.
 Test = Literal["paired"]
 
-# Values of result.json that repeat config.yaml, and the last row of metrics.jsonl.
-_FROM_CONFIG = {
-    "pe": "pe.label",
-    "rotate": "pe.rotate",
-    "seed": "seed",
-    "group_sha256": "group_sha256",
-    "config_sha256": "config_sha256",
-}
+# Values of result.json that repeat the last row of metrics.jsonl.
 _LAST_ROW = {"train/loss": "train/loss_last"}
 _LAST_ROW_OF_FINISHED = _LAST_ROW | {"step": "steps", "tokens": "tokens", "val/loss": "val/loss"}
 # Types of a row's losses, in addition to those of rope_exp/folder.py.
@@ -55,8 +47,7 @@ class Run:
     Attributes:
         folder: <runs>/<group>/<pe>/seed<k>, or the file that is its record.
         result: {} while the run is not done.
-        where: <group>/<pe>/seed<k>, or <campaign>/<cell>, so that tables do not depend on the
-            location of the runs.
+        where: <group>/<pe>/seed<k>, or <campaign>/<cell>: the same wherever the runs lie.
         group: the group of its folder, or the campaign of its record.
         row: the row of its campaign's cell; else empty, like its factors.
         probes: its model's answers, by probe; NaN replaces a number that is not finite.
@@ -78,7 +69,7 @@ class Run:
     @property
     def status(self) -> Status:
         """The status in result.json; unfinished while there is none."""
-        return self.result["status"] if self.result else "unfinished"
+        return self.result.get("status", "unfinished")
 
     @property
     def loss(self) -> float | None:
@@ -98,19 +89,23 @@ class Run:
         return self.config.train.num_tokens / sizes["train"] if sizes else None
 
     def check(self) -> None:
-        """Refuse a result that contradicts the config, the initial weights or the curve.
-
-        Raises:
-            ReportError: naming the folder's file, or the record.
-        """
+        """Refuse a result that contradicts the config, the initial weights or the curve."""
+        config = self.config
+        expected = {
+            "pe": config.pe.label,
+            "rotate": config.pe.rotate,
+            "seed": config.seed,
+            "group_sha256": config.group_sha256,
+            "config_sha256": config.config_sha256,
+            "init_weights": config.init_weights,
+        }
         init_weights = self.env.get("init_from", {}).get("weights_sha256")
-        facts = [(ENV, "init_weights", init_weights, "init_weights")]
-        facts += [(RESULT, key, self.result[key], name) for key, name in _FROM_CONFIG.items()]
-        for file, key, stated, name in facts:
-            value = attrgetter(name)(self.config)
-            if stated != value:
+        stated = self.result | {"init_weights": init_weights}
+        for key, value in expected.items():
+            if stated[key] != value:
+                file = self._file(ENV if key == "init_weights" else RESULT)
                 raise ReportError(
-                    f"{self._file(file)} says {key}={stated!r}, but by its config it is {value!r}: "
+                    f"{file} says {key}={stated[key]!r}, but by its config it is {value!r}: "
                     "one of them was edited, or belongs to another run"
                 )
 
@@ -129,7 +124,6 @@ class Run:
             )
 
     def _file(self, name: str) -> Path:
-        """Return the file with a fact of this run: one in its folder, or its record."""
         return self.folder / name if self.folder.is_dir() else self.folder
 
 
@@ -140,10 +134,7 @@ def perplexity(loss: float) -> float:
 
 
 def bits_per_byte(loss: float, config: RunConfig, env: Mapping[str, Any]) -> float | None:
-    """Return a loss in nats per token as bits per byte of text, by the whole held-out side.
-
-    None if the run does not predict text token after token, or does not record both counts.
-    """
+    """Return a loss in nats per token as bits per byte of held-out text; None if it has none."""
     corpus = env.get("corpus", {})
     sizes = [corpus.get(key, {}).get("validation") for key in ("tokens", "text_bytes")]
     if None in sizes or not config.causal:
@@ -154,19 +145,9 @@ def bits_per_byte(loss: float, config: RunConfig, env: Mapping[str, Any]) -> flo
 
 
 def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> list[Path]:
-    """Find the folders of groups by name.
-
-    Args:
-        runs: the folder of groups.
-        pattern: a group's name, with * for anything; None: any.
-        several: whether more than one may match.
-    Raises:
-        ReportError: there is none, none of this name, or more than one to choose from.
-    """
+    """Return the groups below `runs` whose names match a pattern; one only, unless `several`."""
     groups = [
-        group.name
-        for group in folders_in(runs)
-        if any(is_run(folder) for pe in folders_in(group) for folder in folders_in(pe))
+        path.name for path in sorted(runs.glob("[!.]*")) if any(map(is_run, folders_in(path)))
     ]
     if not groups:
         raise ReportError(
@@ -174,23 +155,19 @@ def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> li
             "trains the nine, and a run with a custom run.dir must be moved to such a folder"
         )
 
-    found = fnmatch.filter(groups, pattern or "*")
-    if not found or (len(found) > 1 and not several):
-        named = f"groups {pattern}" if pattern else "groups"
+    names = fnmatch.filter(groups, pattern or "*")
+    if not names or (len(names) > 1 and not several):
         raise ReportError(
-            f"{runs} holds {len(found) or 'no'} {named}, but a table takes one (or several, with "
-            "--factors and the keys that differ, such as pe optim.lr). Available for --group: "
-            f"{', '.join(found or groups)}"
+            f"{runs} holds {len(names) or 'no'} groups {pattern or ''}, but a table takes one (or "
+            "several, with --factors and the keys that differ, such as pe optim.lr). Available for "
+            f"--group: {', '.join(names or groups)}"
         )
-    return [runs / name for name in found]
+    return [runs / name for name in names]
 
 
 def read_runs(groups: Iterable[Path]) -> tuple[list[Run], dict[str, str]]:
-    """Read every run of some groups.
+    """Return every run of some groups, and the folders that were left out, with the reason.
 
-    Returns:
-        The runs; and the folders that were left out, with the reason: they hold no run, or one that
-        cannot be read.
     Raises:
         ReportError: a folder is edited, or holds a run that belongs elsewhere.
         RecordError: no run can be read.
@@ -198,11 +175,10 @@ def read_runs(groups: Iterable[Path]) -> tuple[list[Run], dict[str, str]]:
     runs = []
     left_out = {}
     unreadable = []
-    folders = [(group, pe) for group in groups for pe in folders_in(group)]
-    for group, pe in folders:
-        for folder in folders_in(pe) or [pe]:
+    for group in groups:
+        for folder in folders_in(group):
             name = str(folder.relative_to(group.parent))
-            if folder == pe or not is_run(folder):
+            if not is_run(folder):
                 left_out[name] = "it holds no run <pe>/seed<k>"
                 continue
             try:
@@ -225,10 +201,9 @@ def read_runs(groups: Iterable[Path]) -> tuple[list[Run], dict[str, str]]:
     return runs, left_out
 
 
-def folders_in(parent: Path) -> list[Path]:
-    """Return folders by name, except hidden ones: run.fresh moves a run to `.seed0.old-1`."""
-    inside = sorted(parent.iterdir()) if parent.is_dir() else []
-    return [path for path in inside if path.is_dir() and not path.name.startswith(".")]
+def folders_in(group: Path) -> list[Path]:
+    """Return <pe>/<seed> folders by name, but no hidden ones: an old run is `.seed0.old-1`."""
+    return sorted(path for path in group.glob("[!.]*/[!.]*") if path.is_dir())
 
 
 def is_run(folder: Path) -> bool:
@@ -237,12 +212,7 @@ def is_run(folder: Path) -> bool:
 
 
 def read_run(folder: Path) -> Run:
-    """Read one run's folder, wherever it lies.
-
-    Raises:
-        ReportError: its files do not agree with one another.
-        RecordError: a file cannot be read.
-    """
+    """Read one run's folder, wherever it lies; its files must agree with one another."""
     parts = folder.absolute().parts
     result = read_result(folder) or {}
     run = Run(

@@ -26,9 +26,7 @@ from rope_exp.identity import (
     Share,
     Size,
     chosen,
-    file_of,
     labelled,
-    matching,
     numeric,
     numeric_values,
     rule,
@@ -41,35 +39,35 @@ if TYPE_CHECKING:
     from rope_exp.rows import Facts
 
 SITES = ("q", "k", "v", "o")
-
 EVERY = (1,)  # as a pattern of layers
 # q and k share frequencies; so do v and o.
 PAIRS = ("qk", "vo")
-# Names of learned frequencies: the first if one pair's are learned, both if both pairs' are.
-LEARNED = ("inv_freq", "inv_freq_vo")
+MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
+# Period of the fastest pair if positions are times, as POYO's t_min.
+PERIOD_S = 1e-4
+INIT_STD = 0.02  # of weight matrices; times 1/sqrt(2 layers) for those onto the residual stream
+# Kinds of data, for the keys that only these have.
+TEXT = ("stdlib", "files", "hub")
+DATASETS = ("files", "hub")
 
 # Safe in float32.
 Base = Annotated[float, Field(gt=1, le=1e30)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Sites = Annotated[
     tuple[Literal["q", "k", "v", "o"], ...],
-    rule(
-        "must be a list of some of q, k, v, o, each at most once",
-        lambda sites: len(set(sites)) == len(sites),
-    ),
+    rule("must name each site at most once", lambda sites: len(set(sites)) == len(sites)),
 ]
-Pattern = Annotated[
-    tuple[int, ...],
-    rule(
-        "must be a list of 1 (a layer that has it) and 0, with at least one 1, repeated over "
-        "the layers",
-        lambda pattern: set(pattern) <= {0, 1} and 1 in pattern,
-    ),
-]
-IDENTIFIER = r"[A-Za-z_]\w{0,63}"
-ClassOfFile = Annotated[
-    str, matching(rf"{IDENTIFIER}\.{IDENTIFIER}", "must be FILE.CLASS, such as wave.Wave")
-]
+# Whether each layer has something (1) or not (0), repeated over the layers.
+Pattern = tuple[Literal[0, 1], ...]
+_IDENTIFIER = "[A-Za-z_][A-Za-z0-9_]{0,63}"
+ClassOfFile = Annotated[str, Field(pattern=rf"^{_IDENTIFIER}\.{_IDENTIFIER}$")]
+# The trainer of merges reserves memory for the whole requested size.
+VocabSize = Annotated[int, Field(ge=MIN_VOCAB_SIZE, le=2**24)]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+
+SUBSETS = [subset for size in range(5) for subset in itertools.combinations(SITES, size)]
+_INPUTS = {"none": "", "sinusoidal": "Sinusoidal", "learned": "Learned"}
+_BIASES = {"none": "", "alibi": "ALiBi", "t5": "T5"}
 
 
 def subset_name(rotate: tuple[str, ...]) -> str:
@@ -77,27 +75,33 @@ def subset_name(rotate: tuple[str, ...]) -> str:
     return "".join(rotate).upper() + "-RoPE" if rotate else "NoPE"
 
 
-SUBSETS = [subset for size in range(5) for subset in itertools.combinations(SITES, size)]
-_INPUTS = {"none": "", "sinusoidal": "Sinusoidal", "learned": "Learned"}
-_BIASES = {"none": "", "alibi": "ALiBi", "t5": "T5"}
-# The names of the schemes besides rotation, by input and bias; empty: rotation only.
-SCHEMES = {
-    (key, bias): "+".join(filter(None, (_INPUTS[key], _BIASES[bias])))
-    for key, bias in itertools.product(_INPUTS, _BIASES)
-}
-# A name of ours describes a variant, and follows from its values.
-OUR_NAMES = {*map(subset_name, SUBSETS), *SCHEMES.values()}
+def _variant_name(rotate: tuple[str, ...], input_: str, bias: str) -> str:
+    scheme = "+".join(filter(None, (_INPUTS[input_], _BIASES[bias])))
+    return scheme or subset_name(rotate)
 
-# A key that would have no effect suggests a mistake. Keys of any rotation (base, fraction,
-# precision, start) need none: a sweep over variants sets them for all, including NoPE.
+
+# A name of ours describes a variant, and follows from its values.
+OUR_NAMES = set(itertools.starmap(_variant_name, itertools.product(SUBSETS, _INPUTS, _BIASES)))
+
+
+def shortest(pattern: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the shortest equivalent of a pattern of layers; None means every layer."""
+    pattern = pattern or EVERY
+    # The least shift that keeps the pattern, cyclically, is its period.
+    shifts = range(1, len(pattern) + 1)
+    return next(pattern[:n] for n in shifts if pattern[n:] + pattern[:n] == pattern)
+
+
+def is_commit(revision: str | None) -> bool:
+    """Return whether a revision is a full commit hash, which never moves."""
+    return re.fullmatch("[0-9a-f]{40}", revision or "") is not None
 
 
 @section
 class PeConfig:
     """Position encoding: rotation, and terms added to embeddings (`input`) or scores (`bias`).
 
-    Rotation has frequencies theta_f = base^(-2f/n) on n = `fraction` of the features of `rotate`,
-    in the layers given by `layers`.
+    Rotation has frequencies theta_f = base^(-2f/n) on n = `fraction` of a head's features.
     """
 
     # Name in tables and folders.
@@ -106,54 +110,45 @@ class PeConfig:
     rotate: Sites = numeric(("q", "k"), assumption="elsewhere")
     base: Base = 10000.0
     # The share of each head's features that rotates.
-    fraction: Fraction = numeric(1.0, needs=("attn.takes_heads",))
+    fraction: Fraction = numeric(1.0, needs="attn.takes_heads")
     # true: theta itself is learned (raw); log: s is learned, with theta = theta0 e^s.
     trainable: bool | Literal["raw", "log"] = numeric(
-        False,
-        needs=("pe.rotate",),
-        own_parameters=("pe.rotate", "pe.fraction", "pe.fraction_vo"),
+        False, needs="pe.rotate", own_parameters=("pe.rotate", "pe.fraction", "pe.fraction_vo")
     )
     # The position of a sequence's first token.
     start: Natural = 0
-    # Precision of angles and products. bf16 is for the study of noise: it is exact only up to
-    # position 256.
+    # Precision of angles and products; bf16 is exact only up to position 256.
     precision: Literal["float32", "bf16"] = "float32"
     # The base for v and o; null: as for q and k.
-    base_vo: Base | None = numeric(None, needs=("pe.rotates_vo",))
+    base_vo: Base | None = numeric(None, needs="pe.rotates_vo")
     # The fraction for v and o; null: as for q and k.
-    fraction_vo: Fraction | None = numeric(None, needs=("pe.rotates_vo", "attn.takes_heads"))
+    fraction_vo: Fraction | None = numeric(None, needs="pe.rotates_vo attn.takes_heads")
     # The layers that rotate; null: all; [1, 1, 1, 0]: all but every fourth.
-    layers: Pattern | None = numeric(None, needs=("pe.rotate",))
+    layers: Pattern | None = numeric(None, needs="pe.rotate")
     # The layers that rotate v and o; null: as for q and k.
-    layers_vo: Pattern | None = numeric(None, needs=("pe.rotates_vo",))
+    layers_vo: Pattern | None = numeric(None, needs="pe.rotates_vo")
     # Learning rate of learned frequencies, as a multiple of optim.lr.
-    trainable_lr: Positive = numeric(1.0, needs=("pe.trainable",), assumption="departing")
+    trainable_lr: Positive = numeric(1.0, needs="pe.trainable", assumption="departing")
     # The unit that has its own learned frequencies; head: a key/value head of a layer.
     trainable_scope: Literal["model", "layer", "head"] = numeric(
-        "model", needs=("pe.trainable",), own_parameters=(), assumption="departing"
+        "model", needs="pe.trainable", own_parameters=(), assumption="departing"
     )
     # Added to the embeddings: sines and cosines of the position, or a learned row per position.
     input: Literal["none", "sinusoidal", "learned"] = numeric(
-        "none",
-        own_parameters=("pe.start", "train.seq_len", "train.stages"),
-        assumption="departing",
+        "none", own_parameters=("pe.start", "train.seq_len", "train.stages"), assumption="departing"
     )
     # Amplitude of sines and cosines; null: as large as the initial embeddings.
-    input_scale: Positive | None = numeric(None, needs=("pe.is_sinusoidal",))
+    input_scale: Positive | None = numeric(None, needs="pe.is_sinusoidal")
     # Added to the scores: the distance times a slope per head, or a learned value per distance.
     bias: Literal["none", "alibi", "t5"] = numeric(
-        "none",
-        needs=("attn.keeps_keys", "predicts_tokens"),
-        own_parameters=(),
-        assumption="departing",
+        "none", needs="attn.keeps_keys predicts_tokens", own_parameters=(), assumption="departing"
     )
-    # A position encoding of your own: wave.Wave is the class Wave in wave.py, in a folder of
-    # --config-dir.
-    code: ClassOfFile | None = numeric(None, needs=("attn.takes_additions",))
+    # A position encoding of your own: wave.Wave is class Wave of wave.py, in a --config-dir.
+    code: ClassOfFile | None = numeric(None, needs="attn.takes_additions")
     # SHA-256 of that file's text; filled in.
-    code_sha256: Sha256 | None = numeric(None, needs=("pe.code",), own_parameters=())
+    code_sha256: Sha256 | None = numeric(None, needs="pe.code", own_parameters=())
     # The file's text; filled in.
-    source: str | None = setting(None, needs=("pe.code",))
+    source: str | None = setting(None, needs="pe.code")
 
     def __post_init__(self) -> None:
         layers = shortest(self.layers)
@@ -169,12 +164,10 @@ class PeConfig:
         )
         # So `pe.rotate=[q,v]` alone renames the variant.
         if self.name in OUR_NAMES:
-            settle(self, name=self._scheme or subset_name(self.rotate))
-
-    # -- pairs of sites: qk or vo --------------------------------------------------------------
+            settle(self, name=_variant_name(self.rotate, self.input, self.bias))
 
     def base_of(self, pair: str) -> float:
-        """Return the base of the frequencies of q and k, or of v and o."""
+        """Return the base of the frequencies of a pair of sites, qk or vo."""
         return self.base if pair == "qk" or self.base_vo is None else self.base_vo
 
     def num_features(self, head_dim: int, pair: str = "qk") -> int:
@@ -185,20 +178,15 @@ class PeConfig:
 
     @property
     def is_one_rotation(self) -> bool:
-        """True if v and o always rotate by the frequencies of q and k.
-
-        Learned frequencies start equal and move apart.
-        """
+        """True if v and o always rotate as q and k; learned frequencies only start equal."""
         return self.base_vo is None and self.fraction_vo is None and not self.trainable
 
     @property
     def rotates_vo(self) -> bool:
-        """True if v or o rotates."""
         return "v" in self.rotate or "o" in self.rotate
 
     @property
     def is_sinusoidal(self) -> bool:
-        """True if sines and cosines are added to the embeddings."""
         return self.input == "sinusoidal"
 
     @property
@@ -214,21 +202,14 @@ class PeConfig:
         return tuple(site for site in self.rotate if site in "".join(pairs))
 
     @property
-    def trained_pairs(self) -> tuple[str, ...]:
-        """The rotating pairs of sites, if frequencies are learned."""
-        return tuple(pair for pair in PAIRS if self.trainable and set(pair) & set(self.rotate))
-
-    @property
-    def learned_names(self) -> tuple[str, ...]:
-        """The names of the learned frequencies in the rotation's module."""
-        return LEARNED[: len(self.trained_pairs)]
+    def learned(self) -> dict[str, str]:
+        """The rotating pairs of sites, if frequencies are learned, with their parameters' names."""
+        pairs = [pair for pair in PAIRS if self.trainable and set(pair) & set(self.rotate)]
+        return dict(zip(pairs, ("inv_freq", "inv_freq_vo"), strict=False))
 
     def trained_shape(self, num_layers: int, num_heads: int) -> tuple[int, ...]:
         """Return the leading shape of learned frequencies: (), (layers,) or (layers, key heads)."""
-        num_dims = ("model", "layer", "head").index(self.trainable_scope)
-        return (num_layers, num_heads)[:num_dims]
-
-    # -- names -----------------------------------------------------------------------------------
+        return (num_layers, num_heads)[: ("model", "layer", "head").index(self.trainable_scope)]
 
     @property
     def label(self) -> str:
@@ -236,43 +217,12 @@ class PeConfig:
         label = re.sub(r"[^a-z0-9._+]+", "_", self.name.lower())
         if self.name not in OUR_NAMES:
             return label
-
-        if self._scheme and self.rotate:
+        if self.rotate and self.name != subset_name(self.rotate):
             label += labelled("rotate", self.rotate)
         for key, value in numeric_values(self, departing=True).items():
             if key not in ("name", "rotate", "input", "bias"):
                 label += labelled(key, value)
         return label
-
-    @property
-    def _scheme(self) -> str:
-        """The name of the position encoding besides rotation; empty: rotation only."""
-        return SCHEMES[self.input, self.bias]
-
-
-def shortest(pattern: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return the shortest equivalent of a pattern of layers; None means every layer."""
-    pattern = pattern or EVERY
-    # The least shift that keeps the pattern, cyclically, is its period.
-    shifts = range(1, len(pattern) + 1)
-    return next(pattern[:n] for n in shifts if pattern[n:] + pattern[:n] == pattern)
-
-
-MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
-# Period of the fastest pair if positions are times, as POYO's t_min.
-PERIOD_S = 1e-4
-INIT_STD = 0.02  # of weight matrices; times 1/sqrt(2 layers) for those onto the residual stream
-
-# Beyond this, a layer's objects outweigh its weights, and memory estimates would miss them.
-Layers = Annotated[int, Field(ge=1, le=4096)]
-# The largest published vocabularies hold a million; the trainer of merges reserves memory for the
-# whole requested size.
-VocabSize = Annotated[int, Field(ge=MIN_VOCAB_SIZE, le=2**24)]
-
-
-def is_commit(revision: str | None) -> bool:
-    """Return whether a revision is a full commit hash, which never moves."""
-    return re.fullmatch("[0-9a-f]{40}", revision or "") is not None
 
 
 @section
@@ -282,23 +232,21 @@ class ModelConfig:
     name: Name = setting("nano")
     hidden_size: Size = 128
     intermediate_size: Size = 352
-    num_hidden_layers: Layers = 4
+    num_hidden_layers: Annotated[int, Field(ge=1, le=4096)] = 4
     num_attention_heads: Size = 2
     num_key_value_heads: Size = 2
     rms_norm_eps: Positive = 1e-5
-    tie_word_embeddings: bool = numeric(False, needs=("predicts_tokens",))
+    tie_word_embeddings: bool = numeric(False, needs="predicts_tokens")
     # null: hidden_size / num_attention_heads.
-    head_dim: Size | None = numeric(None, needs=("attn.takes_heads",))
+    head_dim: Size | None = numeric(None, needs="attn.takes_heads")
     # Number of latest keys that a query attends to, its own included; null: all earlier keys.
-    window: Count | None = numeric(None, needs=("attn.keeps_keys", "causal"))
+    window: Count | None = numeric(None, needs="attn.keeps_keys causal")
     # Layers that have the window; null: all; [1, 1, 1, 0]: all but every fourth.
-    window_layers: Pattern | None = numeric(None, needs=("model.window",))
+    window_layers: Pattern | None = numeric(None, needs="model.window")
     # Normalize queries and keys per head, before rotation.
-    qk_norm: bool = numeric(False, needs=("attn.takes_additions",), assumption="departing")
+    qk_norm: bool = numeric(False, needs="attn.takes_additions", assumption="departing")
     # Mix a learned share of the previous token into keys and values.
-    token_shift: bool = numeric(
-        False, needs=("attn.takes_additions", "causal"), assumption="departing"
-    )
+    token_shift: bool = numeric(False, needs="attn.takes_additions causal", assumption="departing")
     # Set the MLP's width so that the decoder has this many parameters; null: keep it.
     match_params: Count | None = setting(None)
 
@@ -320,18 +268,14 @@ class ModelConfig:
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
 
-# Kinds of data, for the keys that only these have.
-TEXT = ("stdlib", "files", "hub")
-DATASETS = ("files", "hub")
-
-
 @section
 class DataConfig:
     """The corpus, its source and its split; or the kind of generated data."""
 
     # null: the kind; for hub, a name derived from path and subset.
     name: Name | None = setting(None)
-    kind: Annotated[str, file_of("tasks", *TEXT)] = numeric("stdlib", of_tokens=True)
+    # stdlib, files, hub, or a file of tasks/.
+    kind: str = numeric("stdlib", of_tokens=True)
     # files: a file or folder; hub: owner/name.
     path: PathText | None = None
     # The config of the dataset's card; for hub, and for files with such a card.
@@ -358,10 +302,9 @@ class DataConfig:
     reset_positions: bool = numeric(False, kinds=TEXT, assumption="elsewhere")
     # Restrict attention to the query's own document, in evaluation, too.
     document_mask: bool = numeric(
-        False, kinds=TEXT, needs=("attn.keeps_keys",), assumption="elsewhere"
+        False, kinds=TEXT, needs="attn.keeps_keys", assumption="elsewhere"
     )
-    # Positions of a training sequence start at a random number from 0 to this one, drawn by
-    # data.seed, step and sequence; in evaluation they start at 0.
+    # Training sequences start at random positions from 0 to this one; in evaluation, at 0.
     random_start: Natural = numeric(0, kinds=TEXT, assumption="elsewhere")
     # addition: the most significant digit first (plain), or the least (reversed).
     order: Literal["plain", "reversed"] = numeric(
@@ -371,42 +314,31 @@ class DataConfig:
     period: Positive | None = numeric(None, kinds=("spikes",))
 
     def __post_init__(self) -> None:
-        # One spelling of one data set.
-        settle(
-            self,
-            name=self._derived_name() if self.name is None else self.name,
-            period=None if self.period == PERIOD_S else self.period,
-        )
+        settle(self, period=None if self.period == PERIOD_S else self.period)
+        if self.name is not None:
+            return
+        # The corpus's name in tables never is another corpus's.
+        name = self.kind
+        if self.order != "plain":
+            name = f"{self.kind}-{self.order}"
+        elif self.kind == "hub" and self.path:
+            dataset = self.path.rpartition("/")[2]
+            subset = self.subset or ""
+            name = subset if subset.startswith(dataset) else f"{dataset}-{subset}"
+            name = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")[:64]
+        settle(self, name=name)
 
     @property
     def task(self) -> "Facts | None":
         """Facts about generated data; None for text."""
         if self.kind in TEXT:
             return None
-        facts: Facts = chosen("tasks", self.kind, "data.kind").FACTS
-        return facts
+        return chosen("tasks", self.kind, "data.kind", core=", ".join(TEXT)).FACTS
 
     @property
     def unit(self) -> str:
         """The unit of losses."""
         return "nats per token" if self.task is None else self.task.unit
-
-    @property
-    def period_s(self) -> float:
-        """Seconds in which the fastest pair rotates once, if positions are times."""
-        return self.period or PERIOD_S
-
-    def _derived_name(self) -> str:
-        """Derive the corpus's name in tables, so that it never has another corpus's name."""
-        if self.order != "plain":
-            return f"{self.kind}-{self.order}"
-        if self.kind != "hub" or not self.path:
-            return self.kind
-
-        dataset = self.path.rpartition("/")[2]
-        subset = self.subset or ""
-        name = subset if subset.startswith(dataset) else f"{dataset}-{subset}"
-        return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")[:64]
 
 
 @section
@@ -421,20 +353,14 @@ class TokenizerConfig:
     train_bytes: Count | None = 20_000_000
     # pretrained: a folder, or a repository on the hub.
     path: PathText | None = None
-    revision: str | None = numeric(None, needs=("tokenizer.path",))
-
-
-Momentum = Annotated[float, Field(ge=0, lt=1)]
+    revision: str | None = numeric(None, needs="tokenizer.path")
 
 
 @section
 class OptimConfig:
-    """Keys of every optimizer."""
+    """AdamW; the keys of every optimizer."""
 
-    # The numbers that it keeps for each element of a layer's matrix.
-    moments_of_matrices = 2
-
-    name: str = ""
+    name: str = "adamw"
     # Learning rate at the peak of the schedule.
     lr: Positive = 3e-3
     betas: tuple[Momentum, Momentum] = (0.9, 0.95)
@@ -444,30 +370,19 @@ class OptimConfig:
     # Maximum norm of all gradients together.
     grad_clip: Positive = 1.0
 
-
-@section
-class AdamWConfig(OptimConfig):
-    """AdamW."""
-
-    name: Literal["adamw"] = "adamw"
+    # The numbers that it keeps for each element of a layer's matrix.
+    moments_of_matrices = 2
 
 
 @section
 class ScheduleConfig:
-    """Keys of every schedule of the learning rate."""
+    """Warm-up, then half a cosine down to the last rate; the keys of every schedule."""
 
-    name: str = ""
+    name: str = "cosine"
     # Share of train.num_steps over which the rate rises to optim.lr.
     warmup_fraction: Share = 0.05
     # Last rate, as a share of optim.lr.
     final_fraction: Share = 0.1
-
-
-@section
-class CosineConfig(ScheduleConfig):
-    """Warm-up, then half a cosine down to `final_fraction` of the peak at the last step."""
-
-    name: Literal["cosine"] = "cosine"
 
 
 @section
@@ -478,14 +393,13 @@ class Kind:
 
     # True if it keeps keys, which a window can forget; a state cannot forget.
     keeps_keys = True
-    # True if it uses model.num_key_value_heads, model.head_dim and pe.fraction; False if it has
-    # its own sizes.
+    # True if it uses model.num_key_value_heads, model.head_dim and pe.fraction.
     takes_heads = True
     # True if it supports model.qk_norm, model.token_shift and pe.code.
     takes_additions = False
     # True if it divides by a sum that eps can replace.
     has_floors = False
-    # Why other sites than `sites` cannot rotate; empty: no reason of its own.
+    # Why other sites than `sites` cannot rotate.
     why_not = ""
 
     @property
@@ -508,7 +422,6 @@ class Kind:
         return model.features_per_head
 
     def key_heads(self, model: ModelConfig) -> int:
-        """Return the number of key heads; each may learn its own frequencies."""
         return model.num_key_value_heads
 
     def widths(self, model: ModelConfig) -> tuple[int, int]:
@@ -520,15 +433,11 @@ class Kind:
         return 0
 
     def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
-        """Return the operations of one training token without the weights': 3 times the forward's.
+        """Return the operations of one training token in a layer's attention, weights apart.
 
-        With keys: 6 H (keys' width + values' width), times the mean number of keys of a token. A
-        score and a weighted sum take 2 operations a feature each, three times with the backward
-        pass. Masked or recomputed operations of a kernel are not counted. With a state, each of
-        its numbers takes 2 operations to add and 2 to read, three times with the backward pass.
-
-        Args:
-            causal: whether a token attends to no later one; with a state it never does.
+        A score and a weighted sum take 2 operations a feature and key, as does adding to and
+        reading a number of a state; the backward pass takes twice as many. Masked or recomputed
+        operations of a kernel are not counted. With a state, no token attends to a later one.
         """
         if not self.keeps_keys:
             return 12 * self.head_states(model)
@@ -573,8 +482,3 @@ class Architecture:
     num_positions: int = 0
     # Real numbers predicted at a place; None: a token, by logits over the vocabulary.
     num_outputs: int | None = None
-
-    @property
-    def head_size(self) -> int:
-        """Output features of the head."""
-        return self.vocab_size if self.num_outputs is None else self.num_outputs

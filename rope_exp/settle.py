@@ -1,7 +1,4 @@
-"""Resolution of a config's `auto` keys for this machine, and checks that it can run here.
-
-The dispatcher calls both before it starts any run.
-"""
+"""Resolution of a config's `auto` keys for this machine, and checks that it can run here."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +6,7 @@ from typing import Any
 
 from rope_exp.config import LaunchConfig, RunConfig
 from rope_exp.identity import Rule, refuse
-from rope_exp.machine import cpu_has_bf16, gpus, gpus_have_bf16, has_compiler
+from rope_exp.machine import gpus, has_bf16, has_compiler
 from rope_exp.sections import MIN_VOCAB_SIZE
 
 # Floating-point operations of a run from which compiling pays back on a CPU, as measured
@@ -20,29 +17,15 @@ PAYS_TO_COMPILE = 5e12
 
 
 def operations(config: RunConfig) -> int:
-    """Return the FLOP of the whole run.
-
-    A pretrained tokenizer's vocabulary is still unknown and is counted as the smallest.
-    """
+    """Return the FLOP of the whole run; a pretrained tokenizer counts as the smallest."""
     # Imported late: torch takes a second to import, which a mistake need not wait for.
     from rope_exp.costs import run_flops
 
-    vocab_size = config.known_vocab_size or MIN_VOCAB_SIZE
-    return run_flops(config, vocab_size)
-
-
-def pays_to_compile(config: RunConfig, device: str) -> bool:
-    """Return whether compiling pays back within the run: each length has its own graphs."""
-    if device == "cuda":
-        return True
-    lengths = {stage.seq_len for stage in config.train.staged}
-    return operations(config) >= PAYS_TO_COMPILE * len(lengths)
+    return run_flops(config, config.known_vocab_size or MIN_VOCAB_SIZE)
 
 
 def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     """Return `config` with every `auto` replaced by this machine's value.
-
-    config.yaml records the result.
 
     Args:
         world_size: of the launcher that started this process, perhaps over several hosts; None:
@@ -50,24 +33,7 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     Raises:
         ConfigError: the config asks for missing GPUs, or its batch does not divide.
     """
-    config = replace(config, launch=_placed(config.launch, world_size))
-    refuse(config, _rules(config, world_size is None))
-
-    train = config.train
-    device = config.launch.device
-    chosen: dict[str, Any] = {}
-    if train.precision == "auto":
-        has_bf16 = gpus_have_bf16() if device == "cuda" else cpu_has_bf16()
-        chosen["precision"] = "bf16" if has_bf16 else "fp32"
-    if train.compile == "auto":
-        chosen["compile"] = pays_to_compile(config, device) and has_compiler(device)
-    if train.deterministic == "auto":
-        chosen["deterministic"] = device == "cpu"
-    return config.replace("train", **chosen)
-
-
-def _placed(launch: LaunchConfig, world_size: int | None) -> LaunchConfig:
-    """Return `launch` with its device, processes and concurrent runs resolved."""
+    launch = config.launch
     device = launch.device
     if device == "auto":
         device = "cuda" if gpus() else "cpu"
@@ -75,15 +41,26 @@ def _placed(launch: LaunchConfig, world_size: int | None) -> LaunchConfig:
     if processes == "all":
         processes = max(len(gpus()), 1)
     launch = replace(launch, device=device, num_processes=processes)
-    return replace(launch, max_parallel=runs_at_a_time(launch))
+    launch = replace(launch, max_parallel=runs_at_a_time(launch))
+    config = replace(config, launch=launch)
+    refuse(config, _rules(config, world_size is None))
+
+    train = config.train
+    chosen: dict[str, Any] = {}
+    if train.precision == "auto":
+        chosen["precision"] = "bf16" if has_bf16(device) else "fp32"
+    if train.compile == "auto":
+        # Each length has its own graphs.
+        num_lengths = len({stage.seq_len for stage in train.staged})
+        pays = device == "cuda" or operations(config) >= PAYS_TO_COMPILE * num_lengths
+        chosen["compile"] = pays and has_compiler(device)
+    if train.deterministic == "auto":
+        chosen["deterministic"] = device == "cpu"
+    return config.replace("train", **chosen)
 
 
 def runs_at_a_time(launch: LaunchConfig) -> int:
-    """Return `launch.max_parallel`; auto is as many runs as the GPUs allow, and one on a CPU.
-
-    Args:
-        launch: with its device and processes resolved.
-    """
+    """Return `launch.max_parallel`; auto is as many runs as the GPUs allow, and one on a CPU."""
     if launch.max_parallel != "auto":
         return launch.max_parallel
     places = len(gpus()) * launch.runs_per_gpu
@@ -91,30 +68,25 @@ def runs_at_a_time(launch: LaunchConfig) -> int:
 
 
 def _rules(config: RunConfig, starts_processes: bool) -> Iterator[Rule]:
-    """Yield what this machine lacks, and batches that do not divide into equal parts.
-
-    Args:
-        config: with its device and processes resolved.
-        starts_processes: False if a launcher has started them.
-    """
+    """Yield what this machine lacks, and batches that do not divide into equal parts."""
+    train = config.train
     launch = config.launch
     num_gpus = len(gpus())
     on_gpus = launch.device == "cuda"
-    num_processes = int(launch.num_processes)
+    count = int(launch.num_processes)
     reason = "this machine shows no GPU; a run takes launch.device=auto, a GPU campaign a GPU"
     yield on_gpus and not num_gpus, "launch.device", reason
     if starts_processes:
         reason = f"this machine shows {num_gpus} GPUs"
-        yield on_gpus and num_processes > num_gpus, "launch.num_processes", reason
+        yield on_gpus and count > num_gpus, "launch.num_processes", reason
         reason = "must be 1 for launch=inline, which starts no process"
-        yield launch.inline and num_processes > 1, "launch.num_processes", reason
+        yield launch.inline and count > 1, "launch.num_processes", reason
 
-    train = config.train
-    share, rest = divmod(train.global_batch_size, num_processes)
-    reason = "must be a multiple of the {0.launch.num_processes} processes"
+    share, rest = divmod(train.global_batch_size, count)
+    reason = f"must be a multiple of the {count} processes"
     yield rest, "train.global_batch_size", reason
     is_odd = share % min(train.micro_batch_size or share, share)
     yield is_odd, "train.micro_batch_size", f"must divide a process's share of {share} sequences"
     for stage in train.staged:
         step = f"a step has {stage.batch_size} sequences of {stage.seq_len}, which"
-        yield stage.batch_size % num_processes, "train.stages", f"{step} {reason}"
+        yield stage.batch_size % count, "train.stages", f"{step} {reason}"

@@ -1,8 +1,7 @@
 """Stop signals: SIGTERM, SIGINT, SIGUSR1 or SIGHUP requests a stop; its repetition exits at once.
 
-`sbatch --signal=USR1@120` sends SIGUSR1 before a job's time limit, and a terminal sends SIGHUP when
-it closes. nohup makes a process ignore SIGHUP, and then we ignore it, too. submitit has SLURM send
-SIGUSR2: ranks stop at it, and leave the dispatcher's to submitit or to slurm/cluster.py.
+submitit has SLURM send SIGUSR2: ranks stop at it; slurm/cluster.py or submitit handles the
+dispatcher's.
 """
 
 import contextlib
@@ -24,19 +23,13 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, *_HANGUP)
 REPEAT_SECONDS = 2.0
 # The signal by which a dispatcher passes a request on; no scheduler sends it.
 PASSED_ON = signal.SIGINT
-BEFORE_ANY_RUN = b"stopped before any run was started\n"
 
 
 def end_with_parent(parent: int) -> None:
-    """Make the kernel kill this process when its parent, `parent`, dies, even by kill -9.
-
-    So the same command can resume at once: no rank survives that holds the run's lock and its GPU.
-    Only Linux supports this; elsewhere nothing happens.
-    """
+    """Make Linux kill this process when its parent dies: none survives that holds a run's lock."""
     if sys.platform == "linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-
         # The parent died before the call.
         if os.getppid() != parent:
             os._exit(EXIT_STOPPED)
@@ -55,10 +48,7 @@ def held_back() -> Iterator[None]:
 class StopSignal:
     """Records requests to stop this process, from its construction on.
 
-    Attributes:
-        requested: becomes true with the first signal.
-        heeded: the signals that request a stop.
-        by_kind: only a signal of a kind that came before is a repetition.
+    With `by_kind` only a signal of a kind that came before is a repetition.
     """
 
     heeded: tuple[signal.Signals, ...] = (*STOP_SIGNALS, signal.SIGUSR2)
@@ -68,8 +58,7 @@ class StopSignal:
         self.requested = False
         self._requested_at = 0.0
         self._received: set[int] = set()
-        self._handlers = {each: signal.signal(each, self._handle) for each in self.heeded}
-
+        self._handlers = {number: signal.signal(number, self._handle) for number in self.heeded}
         # A dispatcher starts its ranks with these signals blocked.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self.heeded)
 
@@ -80,9 +69,7 @@ class StopSignal:
 
     def on_request(self) -> None:
         """Acknowledge the first signal; the program checks `requested` soon."""
-        with contextlib.suppress(OSError):  # nobody may be reading
-            line = b"asked to stop: saving after this micro-batch; a second signal leaves at once\n"
-            os.write(2, line)
+        _write("asked to stop: saving after this micro-batch; a second signal leaves at once")
 
     def on_repeat(self) -> None:
         """Exit at a second signal, without waiting for anything."""
@@ -108,6 +95,12 @@ class StopSignal:
         self._received.add(number)
 
 
+def _write(line: str) -> None:
+    # Nobody may be reading.
+    with contextlib.suppress(OSError):
+        os.write(2, f"{line}\n".encode())
+
+
 # -- before there is anything to save --------------------------------------------------------------
 
 
@@ -117,31 +110,25 @@ def on_signal(handler: Any) -> None:
         signal.signal(number, handler)
 
 
-def leave(number: int, frame: FrameType | None) -> None:
+def leave(*_: object) -> NoReturn:
     """Exit before there is anything to save; an exception could get lost inside an import."""
-    # Nobody may be reading.
-    with contextlib.suppress(OSError):
-        os.write(2, BEFORE_ANY_RUN)
+    _write("stopped before any run was started")
     os._exit(EXIT_STOPPED)
 
 
-def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+def interrupt(*_: object) -> NoReturn:
     """Unwind the preparation of data; a further signal, even of one burst, exits at once."""
     on_signal(leave)
     raise KeyboardInterrupt
 
 
 def starting_runs(command: Callable[[], int]) -> int:
-    """Return the exit code of a command that starts runs; a signal may arrive at any moment.
-
-    Until the command installs `interrupt` as the handler, signals end it at once.
-    """
+    """Run a command that starts runs; until it installs `interrupt`, signals end it at once."""
     on_signal(leave)
     try:
         return command()
     except KeyboardInterrupt:
-        with contextlib.suppress(OSError):
-            os.write(2, BEFORE_ANY_RUN)
+        _write("stopped before any run was started")
         return EXIT_STOPPED
     finally:
         # Only Python's exit is left, which a signal would garble.

@@ -2,11 +2,11 @@
 
     loss_sv = mean_v + block_s + e_sv
 
-A block is one seed: its rows share all that their factors leave equal (initial weights, tokens and
-their order). So differences are taken seed by seed and then averaged; means are never subtracted.
-The standard error of a difference is that of the residual, pooled over rows, or that of its own
-pair. Families are judged together by Holm's rule. A table of losses is a frame with a line for each
-seed and a column for each row, in nats per token and float64; NaN where there is none.
+The rows of a seed share all that their factors leave equal (initial weights, tokens and their
+order). So differences are taken seed by seed and then averaged; means are never subtracted. The
+standard error of a difference is that of the residual, pooled over rows, or that of its own pair.
+A table of losses is a frame with a line for each seed and a column for each row, in nats per token;
+NaN where there is none.
 """
 
 import itertools
@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 Pair = dict[str, Any]
 
 ALPHA = 0.05
-# In nats: the source calls 0.007 "≈" and 0.012 ">".
+# Smaller differences, in nats, do not matter: the source calls 0.007 "≈" and 0.012 ">".
 MARGIN = 0.01
 POWER = 0.8
 # Larger numbers of seeds are not reported.
@@ -40,11 +40,9 @@ def table_of(losses: Mapping[str, Mapping[int, float]]) -> pd.DataFrame:
 
 
 def additive_fit(table_SV: Array) -> tuple[Array, int]:
-    """Fit loss = seed + row by least squares.
+    """Fit loss = seed + row by least squares; return all fitted losses and the design's rank.
 
-    Returns:
-        The fitted losses, including missing ones, and the design's rank. The rank is S + V - 1 if
-        shared seeds connect all rows; otherwise no row can be compared with all others.
+    The rank is S + V - 1 if shared seeds connect all rows, so that any two can be compared.
     """
     num_seeds, num_rows = table_SV.shape
     seed_N, row_N = np.nonzero(~np.isnan(table_SV))
@@ -56,8 +54,7 @@ def additive_fit(table_SV: Array) -> tuple[Array, int]:
 def adjusted_means(table: pd.DataFrame) -> pd.Series:
     """Return the columns' means over all seeds, with fitted losses for seeds that a column lacks.
 
-    Means over different seeds also differ by the seeds; these do not. Empty if shared seeds do not
-    connect all columns, which may also be settings other than rows.
+    Empty if shared seeds do not connect all columns.
     """
     trained = table.dropna(axis="columns", how="all").dropna(axis="index", how="all")
     fitted_SV, rank = additive_fit(trained.to_numpy())
@@ -68,12 +65,10 @@ def adjusted_means(table: pd.DataFrame) -> pd.Series:
 
 
 def contrasts(table: pd.DataFrame, reference: str) -> pd.DataFrame:
-    """Compare every row with the reference, which may be missing.
+    """Return num_seeds, loss_mean, loss_sd, delta and rank of each row, best first.
 
-    Returns:
-        num_seeds, loss_mean, loss_sd (of a sample), delta and rank of each row, with None for
-        missing numbers; best first, rows without a number last. Equal rows share the better rank,
-        and the next rank is left out. If shared seeds do not connect all rows, none has a rank.
+    None replaces missing numbers, such as delta without the reference, or all ranks if shared seeds
+    do not connect all rows. Equal rows share the better rank.
     """
     lines = pd.DataFrame(
         {
@@ -93,8 +88,7 @@ def contrasts(table: pd.DataFrame, reference: str) -> pd.DataFrame:
 class Noise:
     """The residual noise of the layout, seed x row."""
 
-    # The residual's SD in nats; a difference of two runs within a seed has sqrt(2) times that.
-    deviation: float
+    deviation: float  # the residual's SD in nats
     df: int
     p_equal: float | None  # of equally noisy rows; None if it cannot be computed
     is_paired: bool  # whether standard errors are each pair's own; otherwise they are pooled
@@ -105,10 +99,7 @@ def noise_of(table: pd.DataFrame, *, paired: bool = False) -> Noise | None:
 
     With equal noise, the standard deviation of each pair's differences is sqrt(2) times the
     residual's. An F test checks this for each pair; `p_equal` is the smallest p-value after Holm.
-    Residuals by row would say less, as a noisy row affects those of all rows by its seed's mean.
-
-    Args:
-        paired: never pool; otherwise noise is pooled unless `p_equal` rejects equal noise.
+    Noise is pooled unless that rejects equal noise, or `paired` forbids it.
     """
     table_SV = table.to_numpy()
     fitted_SV, rank = additive_fit(table_SV)
@@ -150,26 +141,22 @@ def holm(p: Array) -> Array:
 def judge(
     table: pd.DataFrame, family: Iterable[tuple[Any, Any]], noise: Noise | None
 ) -> dict[tuple[str, str], Pair]:
-    """Judge the pairs of a family together; differences below `MARGIN` do not matter.
+    """Judge the pairs (a, b) of a family together; those without two shared seeds are left out.
 
-    Args:
-        family: pairs of rows; those without two shared seeds are left out.
-        noise: of the whole table, by `noise_of`.
     Returns:
-        By pair (a, b), where differences are b's loss minus a's, in nats: a, b; num_seeds, that
-        both have; delta, its standard error `error` and its df; delta_ci_low and -high, the 95 %
-        interval of this pair alone; delta_wide_low and -high, which hold for the whole family
-        (Bonferroni); p, of no difference, two-sided, of this pair alone, and p_adjusted, by Holm;
-        p_equivalent, of a difference past the margin (two one-sided tests), also by Holm; verdict
-        and sign; family, its size; seeds_needed_low and -high, by `_seeds_needed`.
+        By pair: a, b; num_seeds, that both have; delta, b's loss minus a's in nats, its standard
+        error `error` and its df; delta_ci_low and -high, the 95 % interval of this pair alone;
+        delta_wide_low and -high, which hold for the whole family (Bonferroni); p, of no difference,
+        two-sided, of this pair alone, and p_adjusted, by Holm; p_equivalent, of a difference past
+        the margin (two one-sided tests), also by Holm; verdict and sign; family, its size;
+        seeds_needed_low and -high, by `_seeds_needed`.
     """
     lines = []
     for a, b in (pair for pair in family if {*pair} <= {*table}):
         differences = (table[b] - table[a]).dropna().to_numpy()
         if (count := len(differences)) < 2:
             continue
-        # Two rows that share two seeds have a residual.
-        assert noise is not None
+        assert noise is not None, "two rows that share two seeds have a residual"
         line = {"a": a, "b": b, "num_seeds": count, "delta": float(differences.mean())}
         own = {"error": differences.std(ddof=1) / math.sqrt(count), "df": count - 1}
         pooled = {"error": noise.deviation * math.sqrt(2 / count), "df": noise.df}
@@ -200,11 +187,7 @@ def judge(
 
 
 def outcome(pair: Pair, published: str) -> str:
-    """Return the verdict on a published relation between a and b, ">" or "≈".
-
-    "a > b" is contradicted if b is better, or if both are equivalent and a is not shown to be
-    better at all; "a ≈ b" is if the family's interval lies beyond the margin.
-    """
+    """Return the outcome of a published relation between a and b: ">", a is better, or "≈"."""
     if pair["sign"] == published:
         return "confirmed"
     if published == SIGNS["equivalent"]:
@@ -224,7 +207,7 @@ def _seeds_needed(pair: Pair) -> dict[str, int | None]:
     numbers err on the high side. None: the pair is settled, or needs more than `MOST_SEEDS`.
     """
     if pair["verdict"] != "open":
-        return dict.fromkeys(("seeds_needed_low", "seeds_needed_high"))
+        return {"seeds_needed_low": None, "seeds_needed_high": None}
     low, high, half = pair["delta_ci_low"], pair["delta_ci_high"], MARGIN / 2
     delta_D1 = np.clip([low, -half, 0, half, high], low, high)[:, None]
     counts = np.arange(pair["num_seeds"] + 1, MOST_SEEDS + 1)
@@ -250,6 +233,6 @@ def _seeds_needed(pair: Pair) -> dict[str, int | None]:
     open_DN = np.maximum(inside_DN, 0).sum(axis=0)
 
     settled_DN = np.hstack([detected_DN, 1 - open_DN[:, num_early:]]) >= POWER
-    needed = [counts[row.argmax()] if row.any() else math.inf for row in settled_DN]
-    ends = {"seeds_needed_low": min(needed), "seeds_needed_high": max(needed)}
-    return {key: int(count) if count < math.inf else None for key, count in ends.items()}
+    needed_D = [int(counts[row.argmax()]) if row.any() else MOST_SEEDS + 1 for row in settled_DN]
+    ends = {"seeds_needed_low": min(needed_D), "seeds_needed_high": max(needed_D)}
+    return {key: count if count <= MOST_SEEDS else None for key, count in ends.items()}

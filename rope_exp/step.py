@@ -1,54 +1,47 @@
-"""A training step: its learning rate, the optimizer, and the update, as one graph on a GPU."""
+"""The parts of a training step: its learning rate, optimizer, and speed, and its graph on a GPU."""
 
 import gc
 import math
-import os
+import statistics
+import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from rope_exp.batches import chain_sha256
+from rope_exp import costs
 from rope_exp.config import RunConfig
 from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder
-from rope_exp.errors import first_line, log
-from rope_exp.evaluate import Inputs, on_device
-from rope_exp.generated import DataSet
+from rope_exp.errors import first_line
+from rope_exp.evaluate import Inputs
 from rope_exp.identity import chosen
-from rope_exp.parallel import Parallel
-from rope_exp.sections import AdamWConfig, CosineConfig, OptimConfig
-from rope_exp.sources import training_batch
+from rope_exp.sections import OptimConfig
 
 
 def learning_rate(step: int, config: RunConfig) -> float:
-    """Return the learning rate of `step`, a pure function of it.
+    """Return the learning rate of a step, counted from 1 to train.num_steps.
 
     It rises linearly over the warm-up to its peak, optim.lr, and then falls by the schedule's
-    height to final_fraction * peak. The cosine's height falls along half a cosine, and is 0 at the
-    last step.
-
-    Args:
-        step: counted from 1 to train.num_steps.
+    height to final_fraction * peak. The cosine's height is 0 at the last step.
     """
     num_steps = config.train.num_steps
-    peak = config.optim.lr
     schedule = config.schedule
     warmup = config.num_warmup_steps
     if step <= warmup:
-        return peak * step / warmup
+        return config.optim.lr * step / warmup
 
-    if isinstance(schedule, CosineConfig):
+    if schedule.name == "cosine":
         done = (step - warmup) / (num_steps - warmup)
         height = 0.5 * (1 + math.cos(math.pi * done))
     else:
-        own = chosen("schedule", schedule.name, "schedule.name")
-        height = own.height(schedule, step, warmup, num_steps)
+        leaf = chosen("schedule", schedule.name, "schedule.name")
+        height = leaf.height(schedule, step, warmup, num_steps)
     floor = schedule.final_fraction
-    return peak * (floor + (1 - floor) * height)
+    return config.optim.lr * (floor + (1 - floor) * height)
 
 
 # Stored beside a parameter's moments: how often each of its elements has crossed 0.
@@ -62,33 +55,26 @@ def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
     Frequencies have their own learning rate, a multiple of the others'. If they are learned
     directly and not as logarithms, the optimizer counts how often each crosses 0.
     """
-    frequencies = []
-    decaying = []
-    staying = []
+    rate = decoder.architecture.pe.trainable_lr
+    decaying: dict[str, Any] = {"params": [], "weight_decay": config.weight_decay}
+    staying: dict[str, Any] = {"params": [], "weight_decay": 0.0}
+    frequencies: dict[str, Any] = {"params": [], "weight_decay": 0.0, "rate": rate}
     for name, parameter in decoder.named_parameters():
+        group = decaying
         if name.startswith(FREQUENCIES):
-            frequencies.append(parameter)
-        elif parameter.ndim >= 2 and not name.startswith(POSITIONS):
-            decaying.append(parameter)
-        else:
-            staying.append(parameter)
-    groups: list[dict[str, Any]] = [
-        {"params": decaying, "weight_decay": config.weight_decay},
-        {"params": staying, "weight_decay": 0.0},
-    ]
-    if frequencies:
-        rate = decoder.architecture.pe.trainable_lr
-        groups.append({"params": frequencies, "weight_decay": 0.0, "rate": rate})
+            group = frequencies
+        elif parameter.ndim < 2 or name.startswith(POSITIONS):
+            group = staying
+        group["params"].append(parameter)
+    groups = [decaying, staying] + [frequencies] * bool(frequencies["params"])
 
     optimizer: Optimizer
-    if isinstance(config, AdamWConfig):
+    if config.name == "adamw":
         optimizer = AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
     else:
-        own = chosen("optim", config.name, "optim.name")
-        optimizer = own.Optimizer(decoder, groups, config)
-
-    rotary = decoder.model.rotary_emb
-    if not rotary.learned or rotary.pe.trainable == "log":
+        leaf = chosen("optim", config.name, "optim.name")
+        optimizer = leaf.Optimizer(decoder, groups, config)
+    if decoder.architecture.pe.trainable == "log":
         return optimizer
 
     # Sign changes are counted on the device, in the optimizer's state, so that a checkpoint holds
@@ -96,7 +82,7 @@ def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
     were_below: dict[nn.Parameter, Tensor] = {}
 
     def look(*_: object) -> None:
-        were_below.update({parameter: parameter < 0 for parameter in frequencies})
+        were_below.update({parameter: parameter < 0 for parameter in frequencies["params"]})
 
     def count(*_: object) -> None:
         for parameter, was_below in were_below.items():
@@ -105,8 +91,9 @@ def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
                 state[CROSSINGS] = torch.zeros_like(parameter, dtype=torch.int64)
             state[CROSSINGS] += was_below != (parameter < 0)
 
-    optimizer.register_step_pre_hook(look)
-    optimizer.register_step_post_hook(count)
+    if frequencies["params"]:
+        optimizer.register_step_pre_hook(look)
+        optimizer.register_step_post_hook(count)
     return optimizer
 
 
@@ -138,6 +125,63 @@ def make_state(optimizer: Any, model: nn.Module) -> None:
     optimizer.found_inf = None
 
 
+UNTIMED_STEPS = 10  # excluded from a run's speed: compilation, first memory accesses
+
+
+@dataclass
+class Throughput:
+    """Times steps from the end of one to the end of the next, except the step after a pause.
+
+    Steps of all sequence lengths count equally: medians are over seconds per token and seconds per
+    operation. `flops_per_token` is by sequence length, and the peak of all ranks' devices together.
+    """
+
+    flops_per_token: Mapping[int, int]
+    peak_flops_per_s: float | None
+    # The seconds per token and per operation of each timed step.
+    _timed: list[tuple[float, float]] = field(default_factory=list)
+    _last_end: float | None = None
+
+    def step(self, num_tokens: int, seq_len: int) -> None:
+        """Record the end of a step, with its tokens over all ranks and its sequence length."""
+        now = time.perf_counter()
+        if self._last_end is not None:
+            per_token = (now - self._last_end) / num_tokens
+            self._timed.append((per_token, per_token / self.flops_per_token[seq_len]))
+        self._last_end = now
+
+    def pause(self) -> None:
+        """Exclude the time until the next step ends."""
+        self._last_end = None
+
+    def speed(self, num_steps: int | None = None) -> dict[str, float | None]:
+        """Return the median tokens_per_s and mfu of the last timed steps; None if there are none.
+
+        Without `num_steps`, these are all after warm-up, or all of a shorter run.
+        """
+        timed = self._timed[UNTIMED_STEPS:] or self._timed
+        if num_steps is not None:
+            timed = self._timed[-num_steps:]
+        if not timed:
+            return {"tokens_per_s": None, "mfu": None}
+        per_token, per_flop = map(statistics.median, zip(*timed, strict=True))
+        peak = self.peak_flops_per_s
+        return {"tokens_per_s": 1 / per_token, "mfu": 1 / per_flop / peak if peak else None}
+
+
+def peak_flops_per_s(device: torch.device, count: int, given_tflops: float | None) -> float | None:
+    """Return the dense bf16 peak of `count` such devices; None if unknown, and on a CPU.
+
+    `given_tflops` is the config's peak of one device; 0: unknown; None: use the table of peaks.
+    """
+    if device.type != "cuda":
+        return None
+    peak = costs.peak_flops_per_s(torch.cuda.get_device_name(device))
+    if given_tflops is not None:
+        peak = given_tflops * 1e12
+    return peak * count if peak else None
+
+
 # Steps before a capture, and before the one that shows whether a step waits for the device: they
 # compile, and let libraries choose their kernels.
 WARMUP_STEPS = 2
@@ -148,49 +192,36 @@ class CaptureError(Exception):
 
 
 class StepGraphs:
-    """Repeats a training step from one graph for each shape of its inputs.
+    """Repeats the update of a TrainingStep from one graph for each shape of its inputs.
 
-    Attributes:
-        update: `TrainingStep.update`.
-        optimizer: its learning rates become tensors.
-        model: that it updates.
-        first_bad_step: of the run, on the device; with it above 0, an update changes nothing.
+    The optimizer's learning rates become tensors.
     """
 
-    def __init__(
-        self,
-        update: Callable[[Inputs, Tensor, Tensor], Tensor | None],
-        optimizer: Optimizer,
-        model: nn.Module,
-        first_bad_step: Tensor,
-    ) -> None:
-        self.update = update
-        self.optimizer = optimizer
-        self.model = model
-        self.first_bad_step = first_bad_step
+    def __init__(self, step: Any) -> None:
+        self.update: Callable[[Inputs, Tensor, Tensor], Tensor | None] = step.update
+        self.optimizer: Optimizer = step.optimizer
+        self.first_bad_step: Tensor = step.first_bad_step
+        self.model: nn.Module = step.decoder
 
         # The tensors that stay in place, besides weights, moments and inputs. The gradients are
         # kept here, so that nobody who drops a parameter's gradient frees what a graph writes.
-        device = first_bad_step.device
+        device = self.first_bad_step.device
         self._gradients: list[Tensor] = []
-        self._rates = [torch.zeros((), device=device) for _ in optimizer.param_groups]
+        self._rates = [torch.zeros((), device=device) for _ in self.optimizer.param_groups]
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._num_targets = torch.zeros((), device=device)
         self._outcome = torch.zeros(3, dtype=torch.float64, device=device)
 
         self._graphs: dict[tuple[torch.Size | None, ...], tuple[Inputs, Callable[[], None]]] = {}
-        self._first_graph: torch.cuda.CUDAGraph | None = None
+        # The graphs share their memory: none runs beside another, or reads what another left.
+        self._pool: Any = None
         self._side: torch.cuda.Stream | None = None
 
     def __call__(
         self, inputs: Inputs, step: int, num_targets: int, rates: Sequence[float]
     ) -> Tensor:
-        """Make one step, and return a copy of its outcome.
+        """Make one step from the inputs of all micro-batches; return a copy of its outcome.
 
-        Args:
-            inputs: of all micro-batches.
-            num_targets: in all inputs.
-            rates: the learning rate of each of the optimizer's groups.
         Raises:
             CaptureError: at the first step of a shape, before a capture; nothing was updated.
             RuntimeError: the capture failed, which may leave torch's allocator unusable.
@@ -245,10 +276,8 @@ class StepGraphs:
         """Return a function that repeats `launch` as a graph."""
         # Off the default stream, as capturing is, and on the stream of the captures: autograd adds
         # up gradients on the stream on which it first met a parameter.
-        self._side = self._side or torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side = self._side
+        self._side = side = self._side or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
-        mode = torch.cuda.get_sync_debug_mode()
         try:
             with torch.cuda.stream(side):
                 for _ in range(WARMUP_STEPS):
@@ -262,191 +291,27 @@ class StepGraphs:
         except RuntimeError as error:
             raise CaptureError(first_line(error)) from error
         finally:
-            torch.cuda.set_sync_debug_mode(mode)
+            torch.cuda.set_sync_debug_mode("default")
             # After an error, too: what was launched must not see another first bad step.
             torch.cuda.current_stream().wait_stream(side)
 
-        # The graphs share their memory: none runs beside another, and none reads what another left
-        # there.
-        pool = None if self._first_graph is None else self._first_graph.pool()
         graph = torch.cuda.CUDAGraph()
         groups = self.optimizer.param_groups
         for group in groups:
             group["capturable"] = True
         # To collect compiled kernels during a capture would unload them, which is illegal then.
         gc.collect()
-        was_enabled = gc.isenabled()
         gc.disable()
         try:
-            with torch.cuda.graph(graph, pool=pool, stream=side):
+            with torch.cuda.graph(graph, pool=self._pool, stream=side):
                 launch()
         except RuntimeError as error:
             advice = "ROPE_EXP_GRAPHS=0 trains without CUDA graphs"
             raise RuntimeError(f"capturing a step failed: {first_line(error)}; {advice}") from error
         finally:
-            if was_enabled:
-                gc.enable()
+            gc.enable()
             # Otherwise AdamW warns about the next steps before a capture.
             for group in groups:
                 group["capturable"] = False
-        self._first_graph = self._first_graph or graph
-        replay: Callable[[], None] = graph.replay
-        return replay
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of a step, the same on every rank."""
-
-    step: int
-    loss: float  # the mean over the targets of the global batch, in the data's unit
-    grad_norm: float
-    first_bad_step: int  # 0: none so far
-    order_before: str  # order_sha256 without this step
-
-
-@dataclass
-class TrainingStep:
-    """Updates a model from the global batch of one step.
-
-    Attributes:
-        decoder: initialised; it is moved to the device and prepared for training here.
-        should_stop: called before every micro-batch, and equally often on every rank; before a step
-            that is one graph, once.
-        order_sha256: hash of the batches of all steps so far; on rank 0 only.
-        first_bad_step: on the device; 0: none so far.
-        graphs: make a step as one graph; None: it is launched kernel by kernel.
-    """
-
-    config: RunConfig
-    decoder: Decoder
-    data: DataSet
-    parallel: Parallel
-    should_stop: Callable[[], bool]
-    order_sha256: str = ""
-
-    def __post_init__(self) -> None:
-        self.model = self.parallel.prepare(self.decoder)
-        self.optimizer = build_optimizer(self.decoder, self.config.optim)
-        self.first_bad_step = torch.zeros((), dtype=torch.int64, device=self.parallel.device)
-        self.graphs: StepGraphs | None = None
-        can_capture = os.environ.get("ROPE_EXP_GRAPHS") != "0" and self.parallel.world_size == 1
-        if self.parallel.device.type == "cuda" and can_capture:
-            self.graphs = StepGraphs(self.update, self.optimizer, self.decoder, self.first_bad_step)
-
-    def __call__(self, step: int) -> Callable[[], Outcome] | None:
-        """Update the model once from the global batch of `step`.
-
-        Returns:
-            A function that waits for the device to finish the step, and returns its outcome; or
-            None, with nothing updated, if a rank was asked to stop before the last micro-batch.
-        """
-        inputs, num_targets, order_sha256 = self._get_batch(step)
-        make_step = self._launch if self.graphs is None else self._replay
-        outcome = make_step(inputs, step, num_targets)
-        if outcome is None:
-            return None
-
-        order_before = self.order_sha256
-        self.order_sha256 = order_sha256
-        # On a GPU, torch allocates pinned memory for this copy.
-        on_host = outcome.to("cpu", non_blocking=True)
-        copied = torch.cuda.current_stream().record_event() if outcome.is_cuda else None
-
-        def read() -> Outcome:
-            if copied is not None:
-                copied.synchronize()
-            loss, grad_norm, first_bad_step = on_host.tolist()
-            return Outcome(step, loss, grad_norm, int(first_bad_step), order_before)
-
-        return read
-
-    def _replay(self, inputs: Inputs, step: int, num_targets: int) -> Tensor | None:
-        """Make a step as one graph, or kernel by kernel from now on if it cannot be captured."""
-        assert self.graphs is not None
-        if self.should_stop():
-            return None
-        try:
-            return self.graphs(inputs, step, num_targets, self._rates(step))
-        except CaptureError as error:
-            log(f"{self.config.name}: steps are launched kernel by kernel, not as a graph: {error}")
-
-        self.graphs = None
-        self.optimizer.zero_grad(set_to_none=True)
-        return self._launch(inputs, step, num_targets)
-
-    def _launch(self, inputs: Inputs, step: int, num_targets: int) -> Tensor | None:
-        """Make a step kernel by kernel; None, with nothing updated, if asked to stop."""
-        for group, rate in zip(self.optimizer.param_groups, self._rates(step), strict=True):
-            group["lr"] = rate
-        outcome = self.update(inputs, step, num_targets, self.should_stop)
-        self.optimizer.zero_grad(set_to_none=True)
-        return outcome
-
-    def update(
-        self,
-        inputs: Inputs,
-        step: int | Tensor,
-        num_targets: int | Tensor,
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> Tensor | None:
-        """Update the model from the inputs of all micro-batches, added to the gradients there are.
-
-        The loss is the mean over the targets of the global batch: each micro-batch gives summed
-        nats, divided by the global count. The wrapped model averages gradients over the ranks,
-        hence the factor `world_size`. In a graph, no number is the host's.
-
-        Returns:
-            [loss, grad_norm, first_bad_step] in float64, on the device; or None if asked to stop
-            before a micro-batch.
-        """
-        scale = self.parallel.world_size / num_targets
-        loss = torch.zeros((), device=self.parallel.device)
-        rows_at_once = self.config.train.rows_at_once(*inputs.ids_BT.shape)
-        micro_batches = list(inputs.split(rows_at_once))
-        for number, micro_batch in enumerate(micro_batches, start=1):
-            if should_stop():
-                return None
-            with self.parallel.accumulate(self.model, last=number == len(micro_batches)):
-                nats = micro_batch.nats(self.model)
-                (nats * scale).backward()  # type: ignore[no-untyped-call]
-            loss += nats.detach()
-
-        loss = self.parallel.sum(loss / num_targets)
-        norm = nn.utils.clip_grad_norm_(self.decoder.parameters(), self.config.optim.grad_clip)
-        is_bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
-        first = is_bad & (self.first_bad_step == 0)
-        self.first_bad_step.copy_(torch.where(first, step, self.first_bad_step))
-
-        # In a bad step, the fused kernel leaves weights, moments and its step count unchanged.
-        self.optimizer.found_inf = (self.first_bad_step > 0).float()  # type: ignore[attr-defined]
-        self.optimizer.step()
-        return torch.stack([loss.double(), norm.double(), self.first_bad_step.double()])
-
-    def _rates(self, step: int) -> list[float]:
-        """Return the learning rate of each of the optimizer's groups."""
-        rate = learning_rate(step, self.config)
-        return [rate * group.get("rate", 1.0) for group in self.optimizer.param_groups]
-
-    def settle(self, step: int) -> None:
-        """Let the ranks settle in which order they average gradients, by a pass thrown away.
-
-        DistributedDataParallel reorders its buckets once, after its first average, and a sum of
-        three or more ranks depends on the order. So the first step of a process would be rounded
-        otherwise than the same step of a longer one, and a resume would not be exact.
-        """
-        if self.parallel.world_size > 2:
-            inputs, *_ = self._get_batch(step)
-            first = next(inputs.split(self.config.train.rows_at_once(*inputs.ids_BT.shape)))
-            first.nats(self.model).backward()  # type: ignore[no-untyped-call]
-            self.optimizer.zero_grad(set_to_none=True)
-
-    def _get_batch(self, step: int) -> tuple[Inputs, int, str]:
-        """Return this rank's rows, the targets of all ranks, and order_sha256 with this batch."""
-        batch = training_batch(self.config, self.data, step)
-        order_sha256 = ""
-        if self.parallel.is_main:
-            order_sha256 = chain_sha256(self.order_sha256, batch.hashed_BS)
-        share = len(batch.ids_BT) // self.parallel.world_size
-        mine = batch.rows(slice(self.parallel.rank * share, (self.parallel.rank + 1) * share))
-        return on_device(mine, self.parallel.device), batch.num_targets, order_sha256
+        self._pool = graph.pool()
+        return graph.replay

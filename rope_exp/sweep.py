@@ -1,4 +1,4 @@
-"""Progress display of a whole sweep: a bar for each run on a terminal, plain lines otherwise."""
+"""The dispatcher: admit the runs of a command, bring them to their end, and show their progress."""
 
 import atexit
 import contextlib
@@ -7,7 +7,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
@@ -15,8 +14,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rope_exp import ranks
-from rope_exp.admit import acquire, acquire_or_refuse, admit, make_folder, resolved
-from rope_exp.compose import check_folders, titles, to_run_config, without_hydra
+from rope_exp.admit import acquire, acquire_or_refuse, admit, resolved
+from rope_exp.compose import titles, to_run_config, without_hydra
 from rope_exp.config import DEFAULT_OUTPUT, RunConfig
 from rope_exp.errors import (
     EXIT_DIVERGED,
@@ -32,109 +31,92 @@ from rope_exp.errors import (
     keep_log,
     log,
 )
-from rope_exp.files import disk_full, free_bytes
-from rope_exp.folder import LOG, describe_done, newest_values
+from rope_exp.folder import LOG, describe_done, newest_values, read_result
 from rope_exp.jobs import Job, lease_gpus
 from rope_exp.ranks import POLL_SECONDS, SignalRelay, is_rank, run_as_rank, run_here
 from rope_exp.signals import interrupt, on_signal
 
 REFRESH_SECONDS = 1.0
 LINE_SECONDS = 30.0  # between plain lines about all running jobs
-LOG_BYTES = 1 << 16
+# Between two attempts to start waiting runs, whose GPU or folder another dispatcher may release.
+WAIT_SECONDS = 1.0
 
 # A stopped run has not ended: the same command resumes it.
 ENDED = ("finished", "diverged", "failed")
 
 
-class SweepView(contextlib.AbstractContextManager["SweepView"]):
-    """Displays the progress of runs, read from their metrics."""
+class SweepView(Bars):
+    """Displays runs, read from their metrics: bars on a terminal, plain lines otherwise."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
+        super().__init__()
         self._jobs = jobs
         self._num_steps = sum(job.config.train.num_steps for job in jobs)
         self._estimate: Estimate | None = None
-        self._last_line = time.monotonic()
-        self._refreshed = 0.0
-
-        self._bars = Bars()
+        self._line_at = time.monotonic() + LINE_SECONDS
+        self._show_at = 0.0
         # First, so that a terminal too short for all bars shows it.
-        self._sweep = self._bars.add_task("sweep", total=self._num_steps, words="")
-        self._tasks = [
-            self._bars.add_task(job.name, total=job.config.train.num_steps, words="")
-            for job in jobs
-        ]
-        # By job: the newest value of each column, and the status that was shown last.
-        self._rows: list[dict[str, Any]] = [{} for _ in jobs]
-        self._shown = ["waiting"] * len(jobs)
-        self.refresh()
+        self._sweep = self.add_task("sweep", total=self._num_steps, words="")
+        for job in jobs:
+            steps = job.config.train.num_steps
+            self.add_task(job.name, total=steps, words="", status="waiting", row={})
+        self.show()
 
-    def __exit__(self, *error: object) -> None:
-        self._refreshed = 0.0
-        self.refresh()
-        self._bars.close()
+    def close(self) -> None:
+        """Show the last state of the runs."""
+        self._show_at = 0.0
+        self.show()
+        super().close()
 
-    def refresh(self) -> None:
+    def show(self, *_: object) -> None:
         """Show the current state of the runs, at most once a second."""
         now = time.monotonic()
-        if now - self._refreshed < REFRESH_SECONDS:
+        if now < self._show_at:
             return
-        self._refreshed = now
+        self._show_at = now + REFRESH_SECONDS
 
         # The steps that are done or no longer due, and the runs in progress.
         done = 0
         running = []
-        for number, (job, row) in enumerate(zip(self._jobs, self._rows, strict=True)):
+        for bar, job in zip(self.tasks[1:], self._jobs, strict=True):
             status = job.status
-            row |= newest_values(job.folder)
+            row = bar.fields["row"] | newest_values(job.folder)
             step = row.get("step", 0)
             done += job.config.train.num_steps if status in ENDED else step
             words = status + describe_row(row)
             if status == "running":
                 running.append(f"{job.name} at step {step}")
                 words += ", compiling" * (job.config.train.compile and not row)
-
-            self._bars.update(self._tasks[number], completed=step, words=words)
-            if self._bars.disable and status != self._shown[number]:
+            if self.disable and status != bar.fields["status"]:
                 log(f"{job.name}: {words}")
-            self._shown[number] = status
+            self.update(bar.id, completed=step, words=words, status=status, row=row)
 
         if self._estimate is None:
             self._estimate = Estimate(now, done)
         left = self._estimate.left(now, done, self._num_steps)
         num_ended = sum(job.status in ENDED for job in self._jobs)
         words = f"{num_ended} of {len(self._jobs)} runs ended, {left}"
-        self._bars.update(self._sweep, completed=done, words=words)
-        self._bars.draw()
-        if self._bars.disable and now - self._last_line >= LINE_SECONDS:
-            self._last_line = now
+        self.update(self._sweep, completed=done, words=words)
+        self.draw()
+        if self.disable and now >= self._line_at:
+            self._line_at = now + LINE_SECONDS
             log(f"running: {', '.join(running)}; {words}")
 
 
-WITHOUT_FRESH = "leave out run.fresh=true to resume: with it, the same command begins anew"
-WAIT_SECONDS = 1.0  # between two checks of a run that another dispatcher holds
-
-
 def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, list[Job]]:
-    """Resolve, admit and complete every run.
+    """Resolve, admit and complete every run; return the exit code, of a sweep 0, 1 or 75."""
+    jobs = admit([resolved(config) for config in configs], titles)
+    fresh = configs[0].run.fresh
+    # Every old result is moved aside now: if the sweep is stopped, none passes for a new one.
+    if fresh and len(jobs) > 1:
+        for job in jobs:
+            if acquire(job):
+                job.unlock()
 
-    Args:
-        configs: of the runs, as composed.
-        titles: of the runs, shown to users.
-    Returns:
-        The exit code and the jobs. The code is that of a single run; for several runs, 0 if all
-        are done, 75 if stopped, 1 if any failed.
-    Raises:
-        ConfigError, DataError, DiskError: before anything is written.
-    """
-    jobs = admit([resolved(config) for config in configs])
-    for job, title in zip(jobs, titles, strict=True):
-        job.title = title
-        if job.exit_code is None:
-            make_folder(job)
-        # Every old result is moved aside now: if the sweep is stopped, none passes for a new one.
-        if len(jobs) > 1 and job.config.run.fresh and acquire(job):
-            job.unlock()
-    return run_all(jobs) if len(jobs) > 1 else _run_one(jobs[0]), jobs
+    code = run_all(jobs) if len(jobs) > 1 else _run_one(jobs[0])
+    if code == EXIT_STOPPED and fresh:
+        log("leave out run.fresh=true to resume: with it, the same command begins anew")
+    return code, jobs
 
 
 def _run_one(job: Job) -> int:
@@ -154,90 +136,93 @@ def _run_one(job: Job) -> int:
     if job.reason:
         keep_log(job.folder / LOG)
         log(f"error: {job.name}: {job.reason}")
-    if job.status == "stopped" and job.config.run.fresh:
-        log(WITHOUT_FRESH)
-    return job.exit_code or EXIT_DONE
+    return EXIT_STOPPED if job.exit_code is None else job.exit_code
 
 
 def run_all(
     jobs: Sequence[Job],
-    on_end: Callable[[Job], None] = lambda job: None,
-    on_poll: Callable[[], None] = lambda: None,
-    deadline: float | None = None,
+    on_end: Callable[[Sequence[Job]], None] = lambda ended: None,
+    deadline: float = math.inf,
 ) -> int:
-    """Run a sweep and return its exit code; ranks write to a log in each run's folder.
-
-    Args:
-        on_end, on_poll, deadline: see bring_to_end.
-    """
+    """Bring a sweep to its end and return its exit code; ranks write to a log in each folder."""
     for job in jobs:
         job.log = job.folder / LOG
-    with SweepView(jobs) as view:
+    with contextlib.closing(SweepView(jobs)) as view:
+        bring_to_end(jobs, [on_end, view.show], deadline)
 
-        def poll() -> None:
-            on_poll()
-            view.refresh()
+    failed = [job for job in jobs if job.status in ("failed", "diverged")]
+    for job in failed:
+        why = f": {job.reason.splitlines()[-1]}" if job.reason else ""
+        log(f"{job.name}: {job.status} (exit code {job.exit_code}), see {job.log}{why}")
 
-        bring_to_end(jobs, on_end, poll, deadline)
-    return _sum_up(jobs)
+    if any(job.exit_code in (None, EXIT_STOPPED) for job in jobs):
+        log("stopped; the same command resumes")
+        return EXIT_STOPPED
+
+    for group in sorted({job.config.group for job in jobs if job.config.run.dir is None}):
+        command = f"rope-exp report --group {group} --out my/{group}"
+        log(f"in {DEFAULT_OUTPUT / group}; its table: {command}")
+    return EXIT_FAILED if failed else EXIT_DONE
 
 
 def bring_to_end(
     jobs: Sequence[Job],
-    on_end: Callable[[Job], None] = lambda job: None,
-    on_poll: Callable[[], None] = lambda: None,
-    deadline: float | None = None,
+    on_poll: Sequence[Callable[[Sequence[Job]], None]] = (),
+    deadline: float = math.inf,
 ) -> None:
-    """Start runs in their order, and poll them until all have ended.
+    """Start runs in their order, and poll them until all have ended or a stop is requested.
 
     Args:
-        on_end: called with each run that has ended or was stopped.
-        on_poll: called after every poll of the runs.
+        on_poll: called after every poll, with the runs that have ended since the last one.
         deadline: by the monotonic clock; then all ranks are asked to stop, with a checkpoint.
     """
+    try_again_at = 0.0
     with SignalRelay(jobs) as relay:
         while left := [job for job in jobs if job.exit_code is None]:
-            if deadline is not None and time.monotonic() > deadline and not relay.requested:
+            now = time.monotonic()
+            if now > deadline and not relay.requested:
                 relay.request()
 
-            for job in left:
-                if job.ranks:
-                    _collect(job)
-            running = [job for job in left if job.status == "running"]
-            for job in left:
-                if job.ranks or job.exit_code is not None:
-                    continue
-                if relay.requested:
-                    job.exit_code = EXIT_STOPPED
-                elif _has_place(job, running):
-                    _try_to_start(job, relay)
-                    if job.status == "running":
-                        running.append(job)
-            for job in left:
+            running = [job for job in left if job.ranks]
+            if relay.requested and not running:
+                return
+            for job in running:
+                ranks.poll(job)
                 if job.exit_code is not None:
-                    on_end(job)
-            on_poll()
+                    try_again_at = 0.0
+                    if job.log and job.reason:
+                        # The log may lie on a full disk.
+                        with contextlib.suppress(OSError), job.log.open("a") as file:
+                            file.write(f"error: {job.reason}\n")
+                    job.release()
+            if now >= try_again_at and not relay.requested:
+                try_again_at = now + WAIT_SECONDS
+                _start_waiting(left, relay)
+            ended = [job for job in left if job.exit_code is not None]
+            for call in on_poll:
+                call(ended)
             time.sleep(POLL_SECONDS)
 
 
-def _has_place(job: Job, running: Sequence[Job]) -> bool:
-    """Return whether a run may start: its max_parallel and those of running runs must allow it."""
-    return len(running) < min(int(each.config.launch.max_parallel) for each in [job, *running])
-
-
-def _try_to_start(job: Job, relay: SignalRelay) -> None:
-    """Start a run, if a GPU is free and no other dispatcher is running it."""
-    if time.monotonic() - job.seen_elsewhere < WAIT_SECONDS or not _lease(job):
-        return
-    try:
-        if (job.lock >= 0 or acquire(job)) and job.exit_code is None:
-            relay.start(job)
-            return
-    except (ConfigError, RecordError, OSError) as error:
-        # Only this run fails; the others continue.
-        job.fail(error)
-        ranks.kill(job)
-    job.release()
+def _start_waiting(jobs: Sequence[Job], relay: SignalRelay) -> None:
+    """Start the runs that have a place: theirs and the running runs' max_parallel allow them."""
+    running = [job for job in jobs if job.status == "running"]
+    for job in jobs:
+        limit = min(int(other.config.launch.max_parallel) for other in [job, *running])
+        if job.status in ("waiting", "elsewhere") and len(running) < limit and _lease(job):
+            try:
+                if (job.lock >= 0 or acquire(job)) and job.exit_code is None:
+                    ranks.start(job)
+                    running.append(job)
+                    # A stop may have been requested meanwhile.
+                    if relay.requested:
+                        ranks.stop(job)
+                    continue
+            except (ConfigError, RecordError, OSError) as error:
+                # Only this run fails; the others continue.
+                job.fail(error)
+                ranks.kill(job)
+            job.release()
 
 
 def _lease(job: Job) -> bool:
@@ -247,53 +232,14 @@ def _lease(job: Job) -> bool:
     return leases is not None
 
 
-def _collect(job: Job) -> None:
-    """Check whether a run has ended; if so, release its lock and GPUs."""
-    ranks.poll(job)
-    if job.exit_code is None:
-        return
-
-    if job.log and job.status == "failed" and not job.reason:
-        # On a full disk its ranks could not write their own reason to the log.
-        if free_bytes(job.folder) < LOG_BYTES:
-            job.reason = str(disk_full(job.folder, LOG_BYTES, "its log"))
-    elif job.log and job.reason:
-        # The log may lie on the full disk.
-        with contextlib.suppress(OSError), job.log.open("a", encoding="utf-8") as file:
-            file.write(f"error: {job.reason}\n")
-    job.release()
-
-
-def _sum_up(jobs: Sequence[Job]) -> int:
-    """Log failures and next steps for the user, and return the sweep's exit code."""
-    failed = [job for job in jobs if job.status in ("failed", "diverged")]
-    for job in failed:
-        why = f": {job.reason.splitlines()[-1]}" if job.reason else ""
-        log(f"{job.name}: {job.status} (exit code {job.exit_code}), see {job.log}{why}")
-
-    if any(job.exit_code == EXIT_STOPPED for job in jobs):
-        log("stopped; the same command resumes")
-        if jobs[0].config.run.fresh:
-            log(WITHOUT_FRESH)
-        return EXIT_STOPPED
-
-    for group in sorted({job.config.group for job in jobs if job.config.run.dir is None}):
-        log(
-            f"in {DEFAULT_OUTPUT / group}; its table: rope-exp report --group {group} "
-            f"--out my/{group}"
-        )
-    return EXIT_FAILED if failed else EXIT_DONE
-
+# -- as Hydra runs it ------------------------------------------------------------------------------
 
 # The exit code of each sweep that our launcher has run in this process.
 exit_codes: list[int] = []
 
 
 def _sweep_dir(launcher: str, sweeper: str) -> str:
-    """Return the folder where plugins write about a sweep: their logs, and optuna's best result.
-
-    Our launcher writes nothing: with it and the basic sweeper the folder is removed at exit.
-    """
+    """Return the folder where plugins write, such as optuna; ours and Hydra's own need none."""
     if not ("rope_exp" in launcher and "basic_sweeper" in sweeper):
         return "results/launcher"
     folder = tempfile.mkdtemp(prefix="rope-exp-sweep-")
@@ -305,12 +251,7 @@ OmegaConf.register_new_resolver("sweep_dir", _sweep_dir, use_cache=True, replace
 
 
 def run_job(values: DictConfig) -> float | None:
-    """Run one job, and return its `val/loss` if another launcher started it, in a sweep.
-
-    Raises:
-        SystemExit: the only run of a command did not finish; with its exit code.
-        ConfigError, ChildProcessError: the same for a job that another launcher started.
-    """
+    """Run one job, and return its `val/loss` if another launcher started it, in a sweep."""
     if HydraConfig.get().mode == RunMode.RUN:
         # Hydra would print its own line before an exception.
         if code := explained(lambda: _run_task(values)[0]):
@@ -326,14 +267,9 @@ def _run_task(values: DictConfig) -> tuple[int, RunConfig]:
     """Dispatch one run, or train it if this process is a rank.
 
     Returns:
-        The exit code, and the config by which it ran, whose group may differ from the composed
-        one's: the default group has the hash of the values that `auto` keys take here.
+        The exit code, and the config by which it ran, with `auto` keys resolved.
     """
-    check_folders(OmegaConf.create({"hydra": HydraConfig.get()}))
     config = to_run_config(values, HydraConfig.get())
-
-    # Imported late: it takes half a second, which a mistake need not wait for.
-
     # Until the dispatcher or the worker takes over, a signal interrupts data preparation.
     on_signal(interrupt)
     if is_rank():
@@ -342,60 +278,46 @@ def _run_task(values: DictConfig) -> tuple[int, RunConfig]:
     return code, job.config
 
 
-def launch(trees: Sequence[DictConfig], words: Sequence[Sequence[str]]) -> list[JobReturn]:
+def launch(trees: Sequence[DictConfig], overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
     """Check all jobs of a sweep, then run them; a failed run does not stop the others.
 
     Args:
         trees: the composed config of each job, with Hydra's node.
-        words: the overrides of each job.
     Returns:
         The result of each job, with its `val/loss`; inf for a run that diverged.
     Raises:
-        ConfigError, DataError, DiskError: before any run starts.
         SystemExit: the sweep was stopped.
     """
     if is_rank():
-        allowed = "every rank of `accelerate launch` would run the sweep; use `rope-exp train`"
-        raise ConfigError("--multirun", ..., allowed)
-
+        reason = "every rank of `accelerate launch` would run the sweep; use `rope-exp train`"
+        raise ConfigError("--multirun", ..., reason)
     if not trees:
         raise ConfigError("--multirun", ..., "the sweep is empty: no choice matches its pattern")
 
-    check_folders(trees[0])
-    configs = [_of_job(tree) for tree in trees]
-
+    configs = []
+    for tree in trees:
+        # A config may read Hydra's own values (`${hydra:job.num}`).
+        HydraConfig.instance().set_config(tree)
+        configs.append(to_run_config(tree))
     on_signal(interrupt)
-    code, jobs = dispatch(configs, titles(words, configs))
-
+    code, jobs = dispatch(configs, titles(overrides, configs))
     exit_codes.append(code)
     if code == EXIT_STOPPED:
         raise SystemExit(code)
-    return [_outcome(tree, each, job) for tree, each, job in zip(trees, words, jobs, strict=True)]
 
-
-def _of_job(tree: DictConfig) -> RunConfig:
-    """Convert the config of one job, which may read Hydra's own values (`${hydra:job.num}`)."""
-    HydraConfig.instance().set_config(tree)
-    return to_run_config(tree)
-
-
-def _outcome(tree: DictConfig, words: Sequence[str], job: Job) -> JobReturn:
-    """Return a job's result for the sweeper."""
-    returned = JobReturn(overrides=words, cfg=without_hydra(tree), task_name="train")
-    if job.status in ("finished", "diverged"):
-        returned.status = JobStatus.COMPLETED
-        returned.return_value = _loss(job.config)
-    else:
-        returned.status = JobStatus.FAILED
-        returned.return_value = ChildProcessError(f"{job.name}: {job.status}")
-    return returned
+    results = []
+    for tree, words, job in zip(trees, overrides, jobs, strict=True):
+        result = JobReturn(overrides=words, cfg=without_hydra(tree), task_name="train")
+        result.status = JobStatus.FAILED
+        result.return_value = ChildProcessError(f"{job.name}: {job.status}")
+        if job.status in ("finished", "diverged"):
+            result.status = JobStatus.COMPLETED
+            result.return_value = _loss(job.config)
+        results.append(result)
+    return results
 
 
 def _loss(config: RunConfig) -> float:
     """Return the loss of a run that is done, or infinity if it diverged."""
-    from rope_exp.folder import read_result
-
     result = read_result(config.folder)
-    if result is None or result["val/loss"] is None:
-        return math.inf
-    return float(result["val/loss"])
+    return math.inf if result is None or result["val/loss"] is None else float(result["val/loss"])

@@ -1,7 +1,7 @@
 """Tables for readers: columns of a frame as Markdown, TeX and CSV, and numbers as text."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -50,12 +50,6 @@ class Column(NamedTuple):
     heading: str
     key: str
     form: str = ""  # of its numbers; empty: text, which is aligned left
-    text: Callable[[Mapping[Any, Any]], str] | None = None  # of a line, instead of `form`
-
-    def spell(self, line: Mapping[Any, Any]) -> str:
-        """Return a cell's text; a dash for a missing value."""
-        value = self.text(line) if self.text else number(line[self.key], self.form)
-        return value or NOTHING
 
 
 @dataclass(frozen=True)
@@ -67,10 +61,12 @@ class Table:
 
     @property
     def cells(self) -> list[list[str]]:
-        """The headings, and then the cells of each line, as text."""
-        lines = self.frame.to_dict("records")
-        headings = [column.heading for column in self.columns]
-        return [headings, *([column.spell(line) for column in self.columns] for line in lines)]
+        """The headings, and then the cells of each line, as text; a dash for a missing value."""
+        lines = [
+            [number(line[column.key], column.form) or NOTHING for column in self.columns]
+            for line in self.frame.to_dict("records")
+        ]
+        return [[column.heading for column in self.columns], *lines]
 
     def without(self, *keys: str) -> "Table":
         """Return the table without some columns."""
@@ -89,30 +85,27 @@ class Table:
         text = pd.DataFrame(lines, columns=headings).to_latex(
             index=False, escape=True, column_format=aligned
         )
-        signs = {"Δ": r"$\Delta$", NOTHING: "---", "< ": "$<$ ", "†": r"$\dagger$"}
-        for sign, in_tex in signs.items():
-            text = text.replace(sign, in_tex)
+        for sign in (("Δ", r"$\Delta$"), (NOTHING, "---"), ("< ", "$<$ "), ("†", r"$\dagger$")):
+            text = text.replace(*sign)
         # A hyphen before a number is a minus; after a letter it is part of a name.
         return re.sub(r"(?<!\w)-(?=\d)", "$-$", text)
 
 
 def markdown_table(frame: pd.DataFrame, form: str = "") -> str:
     """Return a whole frame as a Markdown table of text: floats by `form`."""
-    told = frame.map(lambda value: number(value, form if isinstance(value, float) else ""))
-    return Table([Column(key, key) for key in map(str, told)], told).markdown()
+    text = frame.map(lambda value: number(value, form if isinstance(value, float) else ""))
+    return Table([Column(key, key) for key in map(str, text)], text).markdown()
 
 
 def csv_of(frame: pd.DataFrame, *, signed: bool = False) -> str:
     """Return a frame as CSV, with six decimals and empty cells for missing values.
 
-    A p-value that would read 0.000000 has three significant digits.
-
-    Args:
-        signed: whether differences (`delta...`) that are positive have a plus.
+    Positive differences (`delta...`) may have a plus sign. A p-value that would read 0.000000 has
+    three significant digits.
     """
-    told = frame.copy()
-    for name in told.columns[told.dtypes == "float64"]:
+    text = frame.copy()
+    for name in text.columns[text.dtypes == "float64"]:
         form = "+.6f" if signed and "delta" in name else ".6f"
         is_p = name == "p" or name.startswith("p_")
-        told[name] = [f"{x:.2e}" if is_p and 0 < x < 5e-7 else number(x, form) for x in told[name]]
-    return told.to_csv(index=False)
+        text[name] = [f"{x:.2e}" if is_p and 0 < x < 5e-7 else number(x, form) for x in text[name]]
+    return text.to_csv(index=False)

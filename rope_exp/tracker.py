@@ -1,8 +1,7 @@
 """Curves in wandb or trackio, beside metrics.jsonl, which stays the source of truth.
 
 The main process calls the tracker as any script does. An exception there becomes one warning, and
-the run continues without it. wandb's environment variables apply wherever the config keeps a
-default. No torch.
+the run continues without it. No torch.
 """
 
 import importlib
@@ -51,22 +50,37 @@ class Tracker:
         if self.name != "none":
             with self._guarded():
                 self.run = _begin(config, folder)
-                _send(self.run, read_metrics(folder))
+                for row in read_metrics(folder):
+                    self.row(row)
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Send a row of metrics."""
-        if self.run is not None:
-            with self._guarded():
-                _send(self.run, [row])
+        """Send a row of metrics, unless the run holds it already."""
+        if self.run is None:
+            return
+        values = _known(row)
+        step = values.pop("step")
+        with self._guarded():
+            # trackio keeps the first step of a resumed run in a private attribute.
+            if step >= getattr(self.run, "starting_step", getattr(self.run, "_next_step", 0)):
+                self.run.log(values, step=step)
 
     def __enter__(self) -> "Tracker":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Report the end of the run: the status in result.json, else "stopped" or "failed"."""
-        if self.run is not None:
-            with self._guarded():
-                _end(self.run, self.folder, "failed" if kind else "stopped")
+        if self.run is None:
+            return
+        with self._guarded():
+            # trackio stores only rows.
+            if self.name == "trackio":
+                self.run.finish()
+                return
+            result = read_result(self.folder) or {"status": "failed" if kind else "stopped"}
+            self.run.summary.update(_known(result))
+            if result["status"] == "stopped":
+                self.run.mark_preempting()
+            self.run.finish(exit_code=EXIT_CODES.get(result["status"], EXIT_FAILED))
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -82,149 +96,81 @@ class Tracker:
 
 
 def check_trackers(configs: Iterable[RunConfig]) -> None:
-    """Refuse a tracker that is not installed; without a key, log it and switch wandb offline.
-
-    Raises:
-        ConfigError: a tracker is not installed; the message names its package.
-    """
+    """Refuse a tracker that is not installed; without a key, log it and switch wandb offline."""
     for tracker in {config.tracker for config in configs}:
         name = tracker.name
         if name != "none" and find_spec(name) is None:
             raise ConfigError("tracker", name, f"is not installed; `pip install {name}`")
-        if name == "wandb" and tracker.mode == "online" and (fault := _key_fault()):
-            os.environ["WANDB_MODE"] = "offline"
-            log(
-                f"wandb: {fault}; tracking offline. Log in with `wandb login` or WANDB_API_KEY; "
-                "`wandb sync` uploads offline runs"
-            )
+        modes = {tracker.mode, os.environ.get("WANDB_MODE", "online")}
+        if name != "wandb" or modes != {"online"}:
+            continue
 
+        import wandb
 
-def _key_fault() -> str:
-    """Return why wandb would prompt for a key, which a job cannot answer; "" if it would not."""
-    if os.environ.get("WANDB_MODE", "online") != "online":
-        return ""
-    import wandb
-
-    try:
-        return "" if wandb.login(prompt=False, verify=False) else "no API key"
-    except TypeError:
-        # An older version cannot be asked. Its init raises if there is no key.
-        return ""
-    except wandb.Error as error:
-        return first_line(error)
-
-
-# -- the tracker's own calls ---------------------------------------------------------------------
+        fault = "no API key"
+        try:
+            if wandb.login(prompt=False, verify=False):
+                continue
+        except wandb.Error as error:
+            fault = first_line(error)
+        os.environ["WANDB_MODE"] = "offline"
+        log(
+            f"wandb: {fault}; tracking offline. Log in with `wandb login` or WANDB_API_KEY; "
+            "`wandb sync` uploads offline runs"
+        )
 
 
 def _begin(config: RunConfig, folder: Path) -> Any:
-    """Return the tracker's run, new or resumed."""
-    for variable, value in SETTINGS.items():
-        os.environ.setdefault(variable, value)
+    """Return the tracker's run, new or resumed; wandb's own variables of the environment apply."""
     tracker = config.tracker
-    module = importlib.import_module(tracker.name)
     env = read_env(folder)
-    # A tracker gets no code: its hash identifies it.
     facts = {
+        # A tracker gets no code: its hash identifies it.
         **config.replace("pe", source=None).to_dict(),
-        "rotate": _sites(config),
+        "rotate": "".join(config.pe.rotate) or "none",
         "params": env.get("params"),
         "tokens_planned": config.train.num_tokens,
         "group_sha256": config.group_sha256,
         "env": env,
     }
-    if tracker.name == "wandb":
-        run = module.init(config=_known(facts), **_wandb_arguments(config, folder))
-        run.define_metric("tokens", hidden=True)
-        run.define_metric("*", step_metric="tokens")
-        return run
+    # The id is drawn once. A power cut may have left an empty file.
+    path = folder / f"{tracker.name}_id"
+    if not path.exists() or not path.read_text(encoding="ascii"):
+        write_atomically(path, secrets.token_hex(8))
+    run_id = path.read_text(encoding="ascii")
 
-    # trackio resumes by name, so two runs must not share one.
-    return module.init(
-        project=tracker.project,
-        name=f"{_name(config)}-{_run_id(config, folder)}",
-        group=config.group,
-        config=_known(facts),
-        resume="allow",
-    )
-
-
-def _wandb_arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
-    """Return the arguments of wandb.init, except those that the environment sets."""
-    tracker = config.tracker
-    mode = os.environ.get("WANDB_MODE")
+    defaults = {
+        "WANDB_RUN_ID": run_id,
+        "WANDB_NAME": config.name[:128],  # wandb's limit
+        "WANDB_RUN_GROUP": config.group,
+        "WANDB_JOB_TYPE": config.pe.label,
+        "WANDB_DIR": str(folder),
+        "WANDB_PROJECT": tracker.project,
+        "WANDB_MODE": tracker.mode,
+    }
+    for variable, value in (SETTINGS | defaults).items():
+        os.environ.setdefault(variable, value)
     if tracker.mode != TrackerConfig.mode:
-        mode = tracker.mode
-    own_tags = [config.data.name, config.model.name, f"rotate={_sites(config)}"]
-    tags = tracker.tags or filter(None, os.environ.get("WANDB_TAGS", "").split(","))
-    found: dict[str, Any] = {
-        "mode": mode,
-        "entity": tracker.entity,
-        "notes": tracker.notes,
-        "tags": list(dict.fromkeys([*own_tags, *tags])),
-        # A later start writes an offline run again, from the first row.
-        "resume": None if mode == "offline" else "allow",
-    }
-
-    ours = {
-        "id": ("WANDB_RUN_ID", _run_id(config, folder)),
-        "name": ("WANDB_NAME", _name(config)),
-        "group": ("WANDB_RUN_GROUP", config.group),
-        "job_type": ("WANDB_JOB_TYPE", config.pe.label),
-        "dir": ("WANDB_DIR", str(folder)),
-        "project": ("WANDB_PROJECT", tracker.project),
-    }
-    for key, (variable, value) in ours.items():
-        if not os.environ.get(variable):
-            found[key] = value
+        os.environ["WANDB_MODE"] = tracker.mode
     if tracker.project != TrackerConfig.project:
-        found["project"] = tracker.project
-    return found
+        os.environ["WANDB_PROJECT"] = tracker.project
+    module = importlib.import_module(tracker.name)
+    if tracker.name == "trackio":
+        # It resumes by name, so two runs must not share one.
+        return module.init(
+            project=tracker.project,
+            name=f"{os.environ['WANDB_NAME']}-{run_id}",
+            group=config.group,
+            config=_known(facts),
+            resume="allow",
+        )
 
-
-def _send(run: Any, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Send the rows that the run does not hold yet."""
-    # trackio keeps the first step of a resumed run in a private attribute.
-    first = getattr(run, "starting_step", getattr(run, "_next_step", 0))
-    for row in rows:
-        values = _known(row)
-        step = values.pop("step")
-        if step >= first:
-            run.log(values, step=step)
-
-
-def _end(run: Any, folder: Path, status: str) -> None:
-    """Report the end of the run: the status in result.json, else `status`."""
-    result = read_result(folder) or {"status": status}
-    # trackio stores only rows.
-    if not hasattr(run, "summary"):
-        run.finish()
-        return
-
-    run.summary.update(_known(result))
-    if result["status"] == "stopped":
-        run.mark_preempting()
-    run.finish(exit_code=EXIT_CODES.get(result["status"], EXIT_FAILED))
-
-
-def _run_id(config: RunConfig, folder: Path) -> str:
-    """Return the run's id at its tracker, drawn once and kept in its folder."""
-    path = folder / f"{config.tracker.name}_id"
-    # A power cut may have left an empty file.
-    found = path.read_text(encoding="ascii") if path.exists() else ""
-    if not found:
-        found = secrets.token_hex(8)
-        write_atomically(path, found)
-    return found
-
-
-def _name(config: RunConfig) -> str:
-    # wandb's limit.
-    return (config.tracker.run_name or config.name)[:128]
-
-
-def _sites(config: RunConfig) -> str:
-    return "".join(config.pe.rotate) or "none"
+    # A later start writes an offline run again, from the first row.
+    resume = None if os.environ["WANDB_MODE"] == "offline" else "allow"
+    run = module.init(config=_known(facts), resume=resume)
+    run.define_metric("tokens", hidden=True)
+    run.define_metric("*", step_metric="tokens")
+    return run
 
 
 def _known(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One rank of one run: set up the process, prepare the data, train, and end.
+"""One rank of one run: set up the process, open the data, train, and end.
 
 The launcher starts it as `python -m rope_exp.worker RUN_FOLDER`. The command line calls it directly
 if its process is already a rank of `accelerate launch` or torchrun.
@@ -63,7 +63,7 @@ def main() -> int:
 def end_process(code: int) -> int:
     """Return `code`; if one of several ranks fails, exit its process at once.
 
-    Python's normal shutdown would be aborted by torch threads that wait for ranks that are gone.
+    Python's shutdown would be aborted by torch's threads, which wait for ranks that are gone.
     """
     if code in (EXIT_FAILED, EXIT_USAGE) and _world_size() > 1:
         with ignoring_output_errors():
@@ -74,12 +74,9 @@ def end_process(code: int) -> int:
 
 
 def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
-    """Train one run in this process, as the rank given by the environment.
+    """Train one run in this process, as the rank given by the environment; return the exit code.
 
     The caller holds the run's lock.
-
-    Returns:
-        The exit code.
     """
     # Several ranks stop together, in the loop.
     if stop.requested and _world_size() == 1:
@@ -99,14 +96,13 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     gc.freeze()
     gc.enable()
 
-    checked = certificate(config.model, config.pe, config.attn, causal=config.causal)
+    laws = certificate(config.model, config.pe, config.attn, causal=config.causal)
     data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
     launch = config.launch
     parallel = Parallel(launch.device, config.train.precision, launch.num_processes)
     trainer = Trainer(config, folder, data, parallel, stop)
-    is_main = parallel.is_main
-    if is_main:
-        _begin(trainer, checked)
+    if parallel.is_main:
+        _begin(trainer, laws)
 
     gc.collect()
     gc.freeze()
@@ -115,7 +111,7 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
 
     del trainer
     parallel.end()
-    if is_main:
+    if parallel.is_main:
         end = f"stopped; its last checkpoint is in {folder}, and the same command resumes it"
         if status != "stopped":
             end = f"{describe(read_json(folder / RESULT))}, in {folder}"
@@ -123,61 +119,41 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     return EXIT_CODES[status]
 
 
-def _begin(trainer: Any, checked: Mapping[str, Any]) -> None:
-    """Write env.json and tokenizer.json of a run that begins or resumes, and say so.
-
-    Args:
-        trainer: of rank 0.
-        checked: the certificate of its variant.
-    """
+def _begin(trainer: Any, laws: Mapping[str, Any]) -> None:
+    """Write env.json and tokenizer.json of a run that begins or resumes, and say so."""
     from rope_exp.trainer import environment
 
     config = trainer.config
     folder = trainer.folder
     train = config.train
-    device = config.launch.device
-    corpus = trainer.data.corpus
-    facts = {"params": trainer.num_parameters, "certificate": checked, "corpus": corpus}
-    if device == "cuda":
-        facts["attention"] = trainer.attention_backends()
+    data = trainer.data
     old = read_env(folder)
+    facts = {"params": trainer.num_parameters, "certificate": laws, "corpus": data.corpus}
     env = environment(config, trainer.parallel, old, **facts)
     write_json(folder / ENV, env)
-    write_atomically(folder / "tokenizer.json", trainer.data.tokenizer_json)
+    write_atomically(folder / "tokenizer.json", data.tokenizer_json)
 
-    amount = "generated data"
-    if trainer.data.num_train_tokens is not None:
-        amount = f"{train.num_tokens / trainer.data.num_train_tokens:.3g} epochs"
     lines = [
         f"{config.pe.label} {config.model.name}, {trainer.num_parameters:,} parameters, on "
-        f"{config.data.name}, {train.num_steps:,} steps, on {device}, in {folder}",
-        f"{amount} in {train.precision}, {'compiled' if train.compile else 'not compiled'}",
+        f"{config.data.name}, {train.num_steps:,} steps, on {config.launch.device}, in {folder}",
+        f"{train.precision}, {'compiling' if train.compile else 'not compiled'}",
         *env["marks"][len(old.get("marks", ())) :],
     ]
+    if data.num_train_tokens is not None:
+        lines.append(f"{train.num_tokens / data.num_train_tokens:.3g} epochs")
     if trainer.step:
         lines.append(f"resumes from step {trainer.step}")
-    if device == "cuda" and trainer.throughput.peak_flops_per_s is None:
-        lines.append(
-            "MFU is null: the dense bf16 peak of this GPU is neither listed nor given as "
-            "train.peak_tflops"
-        )
-    if device == "cuda" and trainer.train_step.graphs is None:
-        lines.append("steps are launched kernel by kernel: ROPE_EXP_GRAPHS=0, or several processes")
     for line in lines:
         log(f"{config.name}: {line}")
 
 
 @functools.cache
 def certificate(model: ModelConfig, pe: PeConfig, attn: Kind, *, causal: bool) -> Mapping[str, Any]:
-    """Measure the laws of a variant, once for all seeds of a sweep.
-
-    Raises:
-        LawError: a law does not hold; the run must not start.
-    """
-    found: dict[str, Any] = {}
+    """Measure the laws of a variant, once for all seeds of a sweep; LawError if one is broken."""
+    laws: dict[str, Any] = {}
     for name in choices("laws"):
-        found |= chosen("laws", name, "laws").certificate(model, pe, attn, causal=causal)
-    return found
+        laws |= chosen("laws", name, "laws").certificate(model, pe, attn, causal=causal)
+    return laws
 
 
 def set_up_process(config: RunConfig) -> None:
@@ -186,40 +162,30 @@ def set_up_process(config: RunConfig) -> None:
 
     # Each sequence length has its own graphs.
     torch._dynamo.config.recompile_limit = GRAPHS_OF_A_LENGTH * len(config.train.staged)
+    # One compiled block serves every layer; DDP's splitting of graphs by bucket would undo that.
+    torch._dynamo.config.optimize_ddp = False
 
     if config.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         # Filling costs time and changes no number: nothing reads memory before it is written.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-    # One compiled block serves every layer; DDP's splitting of graphs by bucket would undo that.
-    torch._dynamo.config.optimize_ddp = False
-
     if config.launch.num_threads != "auto":
         torch.set_num_threads(config.launch.num_threads)
-    if config.launch.device == "cpu":
-        keep_memory()
 
-
-def keep_memory() -> None:
-    """Make glibc, if that is the C library, keep memory that a step frees for the next step.
-
-    Otherwise it returns every tensor above a threshold of at most 32 MiB to the kernel, which
-    zeroes each page again at its next use: a sixth of a step (docs/decisions.md).
-    """
+    # Let glibc, if that is the C library, keep memory that a step frees for the next step.
+    # Otherwise it returns every tensor above a threshold of at most 32 MiB to the kernel, which
+    # zeroes each page again at its next use: a sixth of a step (docs/decisions.md).
     library = ctypes.CDLL(None)
-    if not hasattr(library, "mallopt"):
-        return
-
-    # Versions before 2.35 accept no threshold above 32 MiB. Setting the trim threshold alone would
-    # fix this one at 128 KiB.
-    if any(library.mallopt(M_MMAP_THRESHOLD, most) for most in (2**31 - 1, 2**25)):
-        library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    if config.launch.device == "cpu" and hasattr(library, "mallopt"):
+        # Versions before 2.35 accept no threshold above 32 MiB. Setting the trim threshold alone
+        # would fix this one at 128 KiB.
+        is_raised = any(library.mallopt(M_MMAP_THRESHOLD, most) for most in (2**31 - 1, 2**25))
+        if is_raised:
+            library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _world_size() -> int:
-    """Return the number of ranks that the launcher reports."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 

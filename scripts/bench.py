@@ -1,146 +1,62 @@
 """Time our training step beside that of transformers' Trainer: `python scripts/bench.py`.
 
-Both train LLaMA from the same weights on the same batches, each in a process of its own. In every
-round each takes some steps while the other waits, so other load of the machine affects both alike.
-The ratio is the median over rounds, and is more reliable than either time.
+Both train LLaMA from the same weights on the same batches. In every round each takes some steps
+while the other waits, so other load of the machine affects both alike. The ratio is the median over
+rounds, and is more reliable than either time.
 """
 
 import argparse
-import contextlib
 import functools
-import itertools
-import multiprocessing
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+import transformers
+from gpu_tune import NEVER, WARM_UP, Loop
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder, weights
-from rope_exp.errors import EXIT_DONE, EXIT_USAGE, ConfigError
+from rope_exp.errors import EXIT_DONE, explained
 from rope_exp.generated import DataSet, open_data
-from rope_exp.parallel import Parallel
 from rope_exp.settle import resolve
 from rope_exp.sources import training_batch
-from rope_exp.step import TrainingStep
 from rope_exp.worker import set_up_process
 
-NEVER = 10**9  # a step that no benchmark reaches
-WARM_UP = 3  # steps after the first one
 
-
-class Gate:
-    """Lets the requested number of steps pass, and times them.
+class Turns(transformers.TrainerCallback):
+    """Lets our loop take its turn after every few steps of the Trainer.
 
     Attributes:
-        loss: of the first step.
+        step_s: the mean seconds of a step in each round, ours and the Trainer's.
     """
 
-    def __init__(self, asking: Connection, device: str) -> None:
-        self.asking = asking
-        self.device = device
-        self.loss = float("nan")
-        self.asked = 0
-        self.left = 0
-        self.since = 0.0
+    def __init__(self, loop: Loop, num_steps: int) -> None:
+        self.loop = loop
+        self.num_steps = num_steps
+        self.step_s: tuple[list[float], list[float]] = ([], [])
+        self.began = 0.0
 
-    def __call__(self) -> None:
-        """Wait here before every step; end the process when no more are requested."""
-        if self.left == 0:
-            if self.asked:
-                if self.device == "cuda":
-                    torch.cuda.synchronize()
-                self.asking.send(((time.perf_counter() - self.since) / self.asked, self.loss))
-            try:
-                self.asked = self.left = self.asking.recv()
-            except EOFError:
-                # This leaves any loop that called the gate.
-                os._exit(0)
-            self.since = time.perf_counter()
-        self.left -= 1
-
-
-def ours(config: RunConfig, gate: Gate) -> None:
-    """Take the steps of a run."""
-    set_up_process(config)
-    data, decoder = _beginning(config)
-    if config.train.compile:
-        decoder.compile_parts()
-    parallel = Parallel(config.launch.device, config.train.precision, 1)
-    step = TrainingStep(config, decoder, data, parallel, should_stop=lambda: False)
-
-    before = None
-    for number in itertools.count(1):
-        gate()
-        started = step(number)
-        assert started is not None
-        if before is None:
-            gate.loss = started().loss
-        else:
-            # One step late, as a run on a GPU reads it.
-            before()
-        before = started
-
-
-def trainer(config: RunConfig, gate: Gate) -> None:
-    """Take the steps of transformers' Trainer and LlamaForCausalLM."""
-    import transformers
-
-    class AtGate(transformers.TrainerCallback):
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.log_history:
-                gate.loss = state.log_history[0]["loss"]
-            gate()
-
-    data, decoder = _beginning(config)
-    shape = transformers.LlamaConfig(
-        vocab_size=data.vocab_size,
-        rope_parameters={"rope_type": "default", "rope_theta": config.pe.base},
-        use_cache=False,
-        **asdict(config.model),
-    )
-    model = transformers.LlamaForCausalLM(shape)
-    model.load_state_dict(weights(decoder))
-
-    train = config.train
-    rows_at_once = train.micro_batch_size or train.global_batch_size
-    on_gpu = config.launch.device == "cuda"
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = transformers.TrainingArguments(
-            output_dir=folder,
-            use_cpu=not on_gpu,
-            bf16=train.precision == "bf16",
-            torch_compile=bool(train.compile),
-            # torch_compile would switch it on otherwise.
-            tf32=False if on_gpu else None,
-            per_device_train_batch_size=rows_at_once,
-            gradient_accumulation_steps=train.global_batch_size // rows_at_once,
-            max_steps=NEVER,
-            train_sampling_strategy="sequential",
-            optim="adamw_torch_fused",
-            weight_decay=config.optim.weight_decay,
-            max_grad_norm=config.optim.grad_clip,
-            logging_strategy="no",
-            logging_first_step=True,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-            remove_unused_columns=False,
-        )
-        rows = Rows(config, data)
-        timed = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[AtGate()])
-        timed.remove_callback(transformers.PrinterCallback)
-        timed.train()
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """After the warm-up, and after each round, note its time and begin the next round."""
+        rounds, rest = divmod(state.global_step - WARM_UP, self.num_steps)
+        if rounds < 0 or rest:
+            return
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        if rounds:
+            self.step_s[1].append((time.perf_counter() - self.began) / self.num_steps)
+        if state.global_step < state.max_steps:
+            self.step_s[0].append(self.loop.take(self.num_steps)[1])
+        self.began = time.perf_counter()
 
 
 class Rows(Dataset[dict[str, Tensor]]):
@@ -156,62 +72,68 @@ class Rows(Dataset[dict[str, Tensor]]):
     def __getitem__(self, number: int) -> dict[str, Tensor]:
         step, row = divmod(number, self.num_rows)
         batch = self.batch(step + 1)
-        ids_T, target_T = (torch.as_tensor(each[row]) for each in (batch.ids_BT, batch.target_BP))
+        ids_T, target_T = (torch.as_tensor(ids[row]) for ids in (batch.ids_BT, batch.target_BP))
         # The Trainer counts `labels`; the model predicts `shift_labels`.
         return {"input_ids": ids_T, "labels": target_T, "shift_labels": target_T}
 
 
-def _beginning(config: RunConfig) -> tuple[DataSet, Decoder]:
-    """Return the data of a run, and its model with its first weights."""
+def bench(config: RunConfig, rounds: int, steps: int) -> int:
+    """Let both take steps in turn, and print the loss of the first step and the times."""
+    set_up_process(config)
     data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
     decoder = Decoder(config.architecture(data.vocab_size))
     decoder.initialise(config.seed)
-    return data, decoder
+    shape = transformers.LlamaConfig(
+        vocab_size=data.vocab_size,
+        rope_parameters={"rope_type": "default", "rope_theta": config.pe.base},
+        use_cache=False,
+        **asdict(config.model),
+    )
+    model = transformers.LlamaForCausalLM(shape)
+    model.load_state_dict(weights(decoder))
+    loop = Loop(config, decoder, data)
+    [our_loss, *_], _ = loop.take(WARM_UP)
 
+    train = config.train
+    rows_at_once = train.micro_batch_size or train.global_batch_size
+    on_gpu = config.launch.device == "cuda"
+    turns = Turns(loop, steps)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = transformers.TrainingArguments(
+            output_dir=folder,
+            use_cpu=not on_gpu,
+            bf16=train.precision == "bf16",
+            torch_compile=bool(train.compile),
+            # torch_compile would switch it on otherwise.
+            tf32=False if on_gpu else None,
+            per_device_train_batch_size=rows_at_once,
+            gradient_accumulation_steps=train.global_batch_size // rows_at_once,
+            max_steps=WARM_UP + rounds * steps,
+            train_sampling_strategy="sequential",
+            optim="adamw_torch_fused",
+            weight_decay=config.optim.weight_decay,
+            max_grad_norm=config.optim.grad_clip,
+            logging_strategy="no",
+            logging_first_step=True,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            remove_unused_columns=False,
+        )
+        rows = Rows(config, data)
+        trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[turns])
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
 
-ARMS: dict[str, Callable[[RunConfig, Gate], None]] = {"rope_exp": ours, "Trainer": trainer}
-
-
-def times(config: RunConfig, rounds: int, steps: int) -> tuple[dict[str, float], dict[str, Any]]:
-    """Let both take steps in turn.
-
-    Returns:
-        The loss of each one's first step; and the mean seconds of its steps in each round.
-    Raises:
-        RuntimeError: one of them failed; its error was printed.
-    """
-    first_loss: dict[str, float] = {}
-    step_s: dict[str, list[float]] = {arm: [] for arm in ARMS}
-    with contextlib.ExitStack() as stack:
-        spawn = multiprocessing.get_context("spawn")
-        asked = {}
-        for arm in ARMS:
-            asked[arm], asking = spawn.Pipe()
-            stack.enter_context(contextlib.closing(asked[arm]))
-            gate = Gate(asking, config.launch.device)
-            process = spawn.Process(target=ARMS[arm], args=(config, gate), daemon=True)
-            process.start()
-            stack.callback(process.join)
-            stack.callback(process.terminate)
-            asking.close()
-
-        def take(arm: str, count: int) -> Any:
-            try:
-                asked[arm].send(count)
-                return asked[arm].recv()
-            except (EOFError, OSError):
-                raise RuntimeError(f"{arm} failed") from None
-
-        for arm in ARMS:
-            _, first_loss[arm] = take(arm, 1)
-            take(arm, WARM_UP)
-        order = list(ARMS)
-        for _ in range(rounds):
-            for arm in order:
-                step_s[arm].append(take(arm, steps)[0])
-            # Neither always follows the other.
-            order.reverse()
-    return first_loss, step_s
+    losses = (our_loss, trainer.state.log_history[0]["loss"])
+    for name, loss, step_s in zip(("rope_exp", "Trainer"), losses, turns.step_s, strict=True):
+        median = statistics.median(step_s)
+        rate = train.tokens_per_step / median
+        print(f"{name}: {1e3 * median:.1f} ms a step, {rate:,.0f} tokens/s, first loss {loss:.4f}")
+    ratios = [theirs / ours for ours, theirs in zip(*turns.step_s, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    print(f"Trainer: {middle:.2f} times as slow (quartiles {low:.2f}, {high:.2f})")
+    return EXIT_DONE
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -222,28 +144,13 @@ def main(words: Sequence[str] | None = None) -> int:
     add("--steps", type=int, default=10, help="of each in a round (%(default)s)")
     add("overrides", nargs="*", metavar="KEY=VALUE", help="of the run, such as model=10m")
     asked = parser.parse_args(words)
-    try:
-        # So many steps pay to compile, wherever there is a compiler.
-        config = resolve(run_config(["pe=qk_rope", *asked.overrides, f"train.num_steps={NEVER}"]))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE
 
     # The Trainer would use all GPUs, with a batch for each.
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     os.environ["CUDA_VISIBLE_DEVICES"] = gpus.partition(",")[0]
-    # As for a run: without it, a busy machine would slow either down tenfold and more.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    first_loss, step_s = times(config, asked.rounds, asked.steps)
-
-    for arm, loss in first_loss.items():
-        median = statistics.median(step_s[arm])
-        rate = config.train.tokens_per_step / median
-        print(f"{arm}: {1e3 * median:.1f} ms a step, {rate:,.0f} tokens/s, first loss {loss:.4f}")
-    ratios = [b / a for a, b in zip(step_s["rope_exp"], step_s["Trainer"], strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    print(f"Trainer: {middle:.2f} times as slow (quartiles {low:.2f}, {high:.2f})")
-    return EXIT_DONE
+    # So many steps pay to compile, wherever there is a compiler.
+    run_words = ["pe=qk_rope", *asked.overrides, f"train.num_steps={NEVER}"]
+    return explained(lambda: bench(resolve(run_config(run_words)), asked.rounds, asked.steps))
 
 
 if __name__ == "__main__":

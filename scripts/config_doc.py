@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError
-from rope_exp.identity import classes_of, convert
+from rope_exp.identity import choices, class_of, convert
 from rope_exp.machine import ROOT
 
 PAGE = ROOT / "docs" / "config.md"
@@ -35,7 +35,7 @@ LIMITS = {
     "le": "to",
     "lt": "and below",
     "multiple_of": "in steps of",
-    "min_length": "of characters from",
+    "min_length": "of length from",
     "max_length": "to",
 }
 FIELD = re.compile(r"((?:^    # .*\n)*)^    (\w+): ", re.MULTILINE)
@@ -45,8 +45,12 @@ def text() -> str:
     """Return the page."""
     parts = [HEAD, *_table("", RunConfig)]
     for field in dataclasses.fields(RunConfig):
-        for name, section in classes_of(field).items():
-            choice = field.metadata.get("one_of")
+        choice = field.metadata.get("one_of")
+        names = [getattr(field.default, choice), *choices(field.name)] if choice else [""]
+        for name in names:
+            section = class_of(field, {choice: name})
+            if not dataclasses.is_dataclass(section):
+                continue
             where = f", where `{field.name}.{choice}={name}`" if choice else ""
             about = inspect.cleandoc(section.__doc__ or "")
             parts += ["", f"## {field.name}{where}", "", about, ""]
@@ -57,14 +61,14 @@ def text() -> str:
 def _table(prefix: str, section: Any) -> Iterator[str]:
     """Yield the lines of the table of a dataclass's own keys."""
     hints = typing.get_type_hints(section, include_extras=True)
-    told: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for base in reversed(section.__mro__[:-1]):
-        told |= {name: comment for comment, name in FIELD.findall(inspect.getsource(base))}
+        meanings |= {name: comment for comment, name in FIELD.findall(inspect.getsource(base))}
 
     yield "| key | default | values | meaning |\n|---|---|---|---|"
     for field in dataclasses.fields(section):
         if not dataclasses.is_dataclass(field.default):
-            meaning = re.sub(r"\s*\n?    # ", " ", told.get(field.name, "")).strip()
+            meaning = re.sub(r"\s*\n?    # ", " ", meanings.get(field.name, "")).strip()
             cells = [f"`{json.dumps(field.default)}`", _values(hints[field.name]), meaning]
             yield " | ".join([f"| `{prefix}{field.name}`", *cells]) + " |"
 
@@ -76,17 +80,19 @@ def _values(hint: Any) -> str:
         return ", or ".join(map(_values, options))
     if typing.get_origin(hint) is Annotated and isinstance(options[1], FieldInfo):
         limits: dict[str, float] = {}
-        for each in options[1].metadata:
-            limits |= {name: getattr(each, name) for name in LIMITS if hasattr(each, name)}
-        said = [f"{LIMITS[key]} {value:,}" for key, value in limits.items() if value != 2**63]
-        return " ".join([_values(options[0]), *said])
+        for limit in options[1].metadata:
+            limits |= {name: getattr(limit, name) for name in LIMITS if hasattr(limit, name)}
+        words = [f"{LIMITS[key]} {value:,}" for key, value in limits.items() if value != 2**63]
+        if words:
+            return " ".join([_values(options[0]), *words])
     if hint is type(None):
         return "null"
     # The words of the error for a wrong value.
-    try:
-        convert(hint, {}, "")
-    except ConfigError as error:
-        return str(error.args[2]).removeprefix("must be ")
+    for wrong in ("\0", None):
+        try:
+            convert(hint, wrong)
+        except ConfigError as error:
+            return str(error.args[2]).removeprefix("must ").removeprefix("be ")
     raise AssertionError(hint)
 
 

@@ -4,8 +4,8 @@
     python scripts/gpu.py --seconds 240 nine_10m           # this campaign alone
 
 Parts run in this order, each in a process of its own: the quick tests of tests/gpu (75 s); the
-settings of scripts/gpu_tune.py (240 s); steps of QK and QKVO against NoPE's at 125m (60 s); then
-campaigns, several runs at a time under MPS, in the time that is left. Failed tests end the command.
+settings of scripts/gpu_tune.py (240 s); then campaigns, several runs at a time under MPS, in the
+time that is left. Failed tests end the command.
 Logs and results go to --out, records to results/records. Repeated, settings and campaigns resume.
 
 A machine without a network gets what it lacks from a folder, packed here and unpacked there:
@@ -15,23 +15,22 @@ A machine without a network gets what it lacks from a folder, packed here and un
 """
 
 import argparse
-import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import gpu_pack
 
-from rope_exp.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, ConfigError, log
+from rope_exp.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, explained, log
 from rope_exp.machine import ROOT, child_environment, output_of
 
-PARTS = ("tests", "tune", "race", "nine_10m")
+PARTS = ("tests", "tune", "nine_10m")
 # The most seconds of a part; a campaign takes all that are left.
-SECONDS = {"tests": 75.0, "tune": 240.0, "race": 60.0}
+SECONDS = {"tests": 75.0, "tune": 240.0}
 TOGETHER = 20  # runs of a campaign at a time
 GRACE_S = 10  # from a request to end until a part is killed
 # Seconds before its end at which a campaign is asked to stop, so that its runs save checkpoints.
@@ -48,37 +47,25 @@ def card() -> str:
     """Return the short name of the first GPU, as in results/bench."""
     if device() != "cuda":
         return device()
-    try:
-        names = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-        name = names.splitlines()[0]
-    except (ChildProcessError, IndexError):
-        raise ConfigError("--out", None, "is needed: this machine shows no GPU") from None
+    name = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     return name.removeprefix("NVIDIA ").split()[0]
 
 
-def words_of(part: str, seconds: float, further: Sequence[str], out: Path) -> list[str]:
-    """Return the command line of a part, after the interpreter.
-
-    Args:
-        further: options of every campaign.
-    """
-    tune = [str(ROOT / "scripts/gpu_tune.py"), "--device", device(), "--out", str(out)]
-    hours = f"{(seconds - SAVING_S) / 3600:.5f}"
+def words_of(part: str, seconds: float, campaign: Sequence[str], out: Path) -> list[str]:
+    """Return the command line of a part, after the interpreter; `campaign` is every campaign's."""
+    tune = ["--device", device(), "--out", str(out), "--seconds", "220"]
     # The tests left out train for a minute, and are stopped and resumed.
     quick = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not broken_off"]
     fixed = {
         "tests": [*quick, str(ROOT / "tests/gpu")],
-        "tune": [*tune, "--seconds", "220"],
-        "race": [*tune, "race", "--seconds", "20"],
+        "tune": [str(ROOT / "scripts/gpu_tune.py"), *tune],
     }
-    return fixed.get(part) or ["-m", "rope_exp", "campaign", *further, part, "--hours", hours]
+    hours = f"{(seconds - SAVING_S) / 3600:.5f}"
+    return fixed.get(part) or ["-m", "rope_exp", "campaign", *campaign, part, "--hours", hours]
 
 
 def run(words: Sequence[str], seconds: float, log_file: Path) -> int:
-    """Run Python for a limited time, and return its exit code; 75 if it was stopped.
-
-    All processes that it started end with it, so the next part finds the GPU's memory free.
-    """
+    """Run Python and its children for a limited time; return its exit code, 75 if stopped."""
     limited = ["timeout", f"--kill-after={GRACE_S}", str(seconds), sys.executable, *words]
     end = time.monotonic() + seconds
     with log_file.open("ab") as to:
@@ -89,22 +76,10 @@ def run(words: Sequence[str], seconds: float, log_file: Path) -> int:
     return code if code >= 0 else EXIT_FAILED
 
 
-@contextlib.contextmanager
-def mps() -> Iterator[None]:
-    """Run NVIDIA's Multi-Process Service, if it is here: kernels of several runs overlap."""
-    control = shutil.which("nvidia-cuda-mps-control")
-    if control is None or device() != "cuda":
-        yield
-        return
-    subprocess.run([control, "-d"], check=False)
-    try:
-        yield
-    finally:
-        subprocess.run([control], input=b"quit\n", check=False)
-
-
-def run_all(parts: Sequence[str], further: Sequence[str], seconds: float, out: Path) -> int:
+def run_all(parts: Sequence[str], campaign: Sequence[str], seconds: float, out: Path) -> int:
     """Run the parts in order, and return the largest exit code."""
+    # Under NVIDIA's Multi-Process Service, kernels of several runs overlap.
+    mps = shutil.which("nvidia-cuda-mps-control")
     end = time.monotonic() + seconds - GRACE_S
     codes = [EXIT_DONE]
     for part in parts:
@@ -116,11 +91,16 @@ def run_all(parts: Sequence[str], further: Sequence[str], seconds: float, out: P
             continue
 
         limit = min(SECONDS.get(part, left), left)
-        log(f"{part}: started, at most {limit:.0f} s")
         log_file = out / f"{part}.log"
-        with mps() if is_campaign else contextlib.nullcontext():
-            codes.append(run(words_of(part, limit, further, out), limit, log_file))
-        log(f"{part}: exit code {codes[-1]}, in {log_file}")
+        log(f"{part}: started, at most {limit:.0f} s, in {log_file}")
+        if mps and is_campaign:
+            subprocess.run([mps, "-d"], check=False)
+        try:
+            codes.append(run(words_of(part, limit, campaign, out), limit, log_file))
+        finally:
+            if mps and is_campaign:
+                subprocess.run([mps], input=b"quit\n", check=False)
+        log(f"{part}: exit code {codes[-1]}")
         if part == "tests" and codes[-1] not in (EXIT_DONE, EXIT_STOPPED):
             log("stopped: the other parts would measure wrong results")
             break
@@ -142,24 +122,19 @@ def main() -> int:
     add("--unpack", type=Path, metavar="FOLDER", help="of --pack")
     asked = parser.parse_args()
 
-    try:
-        if asked.pack:
-            campaigns = [part for part in asked.parts if part not in SECONDS]
-            gpu_pack.pack(asked.pack, campaigns, asked.config_dir, asked.python)
-            return EXIT_DONE
-        if asked.unpack:
-            os.environ |= gpu_pack.unpack(asked.unpack)
-        out = (asked.out or ROOT / "results/bench" / card()).absolute()
-    except ConfigError as error:
-        log(f"error: {error}")
-        return EXIT_USAGE
-
-    further = ["--config-dir", str(asked.config_dir)] if asked.config_dir else []
+    if asked.pack:
+        campaigns = [part for part in asked.parts if part not in SECONDS]
+        gpu_pack.pack(asked.pack, campaigns, asked.config_dir, asked.python)
+        return EXIT_DONE
+    if asked.unpack:
+        os.environ |= gpu_pack.unpack(asked.unpack)
+    out = (asked.out or ROOT / "results/bench" / card()).absolute()
+    campaign = ["--config-dir", str(asked.config_dir)] if asked.config_dir else []
     if device() == "cuda":
-        further += ["--on-gpus", str(asked.together)]
+        campaign += ["--on-gpus", str(asked.together)]
     out.mkdir(parents=True, exist_ok=True)
-    return run_all(asked.parts, further, asked.seconds, out)
+    return run_all(asked.parts, campaign, asked.seconds, out)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(explained(main))

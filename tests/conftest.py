@@ -37,7 +37,6 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of small documents."""
     folder = tmp_path_factory.mktemp("corpus")
     for number in range(40):
         words = " ".join(f"{word} {number * word % 7}" for word in range(60))
@@ -49,7 +48,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the cache of prepared blocks that the whole session shares."""
     return tmp_path_factory.mktemp("cache")
 
 

@@ -2,20 +2,18 @@
 
 With V and O rotating, h_i = gamma e^(-I theta) h_{i-1} + v_i and o_i = h_i. This is the second
 rotation applied to attention weights that are a pure decay (Su 2025, related work), and LRU's core.
-
-Shapes as in `base`.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from rope_exp.attention import Positions, from_heads, split_heads, to_heads
-from rope_exp.attn._recurrence import StateAttention, Sums, for_queries
-from rope_exp.attn.retention import STATE, retnet_log_gamma
+from rope_exp.attention import Positions, split_heads
+from rope_exp.attn._recurrence import StateAttention, Terms
+from rope_exp.attn.retention import retnet_log_gamma
 from rope_exp.identity import OpenShare, Rule, section
 from rope_exp.kernels import wide
 from rope_exp.sections import Kind, ModelConfig
@@ -65,10 +63,8 @@ class Layer(StateAttention):
 
     def __init__(self, config: ModelConfig, attn: Config, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
-        self.attn = attn
-        width = config.hidden_size
-        self.v_proj = to_heads(width, config.num_key_value_heads, self.head_dim)
-        self.o_proj = from_heads(self.num_heads, self.head_dim, width)
+        self.v_proj = self.to_heads(config.num_key_value_heads, self.head_dim)
+        self.o_proj = self.from_heads()
 
         log_gamma_H = retnet_log_gamma(self.num_heads)
         if isinstance(attn.gamma, float):
@@ -79,17 +75,15 @@ class Layer(StateAttention):
             self.register_buffer("log_gamma_H", log_gamma_H, persistent=False)
 
     def log_gamma(self) -> Tensor:
-        """Return log gamma of each head; if learned, it is -exp(nu)."""
         if self.attn.gamma == "learned":
             return -wide(self.nu).clamp(*NU_RANGE).exp()
         return self.get_buffer("log_gamma_H")
 
-    def sums(self, x_BTD: Tensor, at: Positions) -> Sums:
-        v_BTGK = self.turn("v", split_heads(self.v_proj(x_BTD), self.head_dim), at)
-        return {STATE: (None, for_queries(v_BTGK, self.num_heads))}
+    def sums(self, x_BTD: Tensor, at: Positions) -> list[Terms]:
+        return [(None, self.turn("v", split_heads(self.v_proj(x_BTD), self.head_dim), at))]
 
-    def outputs(self, found: Mapping[str, Tensor], at: Positions) -> Tensor:
-        o_BTHK = found[STATE]
+    def outputs(self, results: Sequence[Tensor], at: Positions) -> Tensor:
+        o_BTHK = results[0]
         if self.attn.normalise == "sqrt":
             scale_H = (-torch.expm1(2 * self.log_gamma())).sqrt()
             o_BTHK = o_BTHK * scale_H[:, None].to(o_BTHK.dtype)

@@ -5,11 +5,7 @@ queries and outputs, q_C' (W_K c) = (W_K' q_C)' c and sum a (W_V c) = W_V sum a 
 latent c and the rotating key k_R are cached. Parameters have the names of transformers'
 DeepseekV3Attention.
 
-With `value_rope` the rotating key is also part of every head's values, rotated if V and O rotate:
-v = [v_C; R_j k_R], o = [o_C; R_i' o_R].
-
-Shapes as in `base`; L features of the latent, C of keys that do not rotate, R that may, E positions
-so far.
+Shapes: L features of the latent, C of keys that do not rotate, R that may.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,17 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from rope_exp.attention import (
-    Attention,
-    LayerCache,
-    Positions,
-    from_heads,
-    normed,
-    split_heads,
-    to_heads,
-)
+from rope_exp.attention import Attention, LayerCache, Positions, normed, split_heads
 from rope_exp.identity import Even, Size, section
-from rope_exp.kernels import attention_after
 from rope_exp.sections import SITES, Kind, ModelConfig
 
 LATENT_EPS = 1e-6
@@ -77,92 +64,69 @@ class Layer(Attention):
 
     def __init__(self, config: ModelConfig, attn: Config, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
-        self.attn = attn
-        self.kept = [attn.kv_rank, attn.rope_dim]
+        self.row_widths = [attn.kv_rank, attn.rope_dim]
+        self.head_widths = [attn.nope_dim, attn.value_dim]
         width = config.hidden_size
-        heads = config.num_attention_heads
         if attn.q_rank is None:
-            self.q_proj = to_heads(width, heads, self.key_dim)
+            self.q_proj = self.to_heads(self.num_heads, self.key_dim)
         else:
             self.q_a_proj = nn.Linear(width, attn.q_rank, bias=False)
-            self.q_b_proj = to_heads(attn.q_rank, heads, self.key_dim)
-        self.kv_a_proj_with_mqa = nn.Linear(width, sum(self.kept), bias=False)
-        self.kv_b_proj = to_heads(attn.kv_rank, heads, attn.nope_dim + attn.value_dim)
-        self.o_proj = from_heads(heads, self.out_dim, width)
+            self.q_b_proj = self.to_heads(self.num_heads, self.key_dim, attn.q_rank)
+        self.kv_a_proj_with_mqa = nn.Linear(width, sum(self.row_widths), bias=False)
+        self.kv_b_proj = self.to_heads(self.num_heads, sum(self.head_widths), attn.kv_rank)
+        self.o_proj = self.from_heads()
         self.kv_a_layernorm = nn.RMSNorm(attn.kv_rank, eps=LATENT_EPS)
         if attn.q_rank is not None:
             self.q_a_layernorm = nn.RMSNorm(attn.q_rank, eps=LATENT_EPS)
 
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
-        q_BTHK = self.turn("q", self._queries(x_BTD), at)
-        rows = self._rows(x_BTD, at)
-        if cache is not None:
-            rows = cache.append(**rows)
-            if not cache.is_prefill(x_BTD.shape[1]):
-                return self._absorbed(q_BTHK, rows, at, cache)
-
-        num_heads = q_BTHK.shape[2]
-        c_BTL, k_BTR = torch.split(rows["k"][:, :, 0], self.kept, dim=-1)
-        of_head = [self.attn.nope_dim, self.attn.value_dim]
-        expanded = split_heads(self.kv_b_proj(c_BTL), sum(of_head))
-        k_BTHC, v_BTHV = torch.split(expanded, of_head, dim=-1)
-
-        k_BTHR = k_BTR[:, :, None].expand(-1, -1, num_heads, -1)
-        k_BTHK = torch.cat([k_BTHC, k_BTHR], dim=-1)
-        if self.attn.value_rope:
-            v_BTHR = rows["v"].expand(-1, -1, num_heads, -1) if "v" in rows else k_BTHR
-            v_BTHV = torch.cat([v_BTHV, v_BTHR], dim=-1)
-        return self.turn("o", self.attend(q_BTHK, k_BTHK, [v_BTHV], at, cache), at)
-
-    def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
-        q_BTHK = self.turn("q", self._queries(x_BTD), at)
-        cache = LayerCache()
-        rows = cache.append(**self._rows(x_BTD, at))
-        return {"absorbed": self._absorbed(q_BTHK, rows, at, cache)}
-
-    def _absorbed(
-        self, q_BTHK: Tensor, rows: Mapping[str, Tensor], at: Positions, cache: LayerCache
-    ) -> Tensor:
-        """Return the outputs from one head of keys [c; k_R] and values c for all queries."""
-        num_latent = self.attn.kv_rank
-        weight_HOL = torch.unflatten(self.kv_b_proj.weight, 0, (q_BTHK.shape[2], -1))
-        of_head = [self.attn.nope_dim, self.attn.value_dim]
-        to_k_HCL, to_v_HVL = torch.split(weight_HOL.to(q_BTHK.dtype), of_head, dim=1)
-
-        widths = [self.attn.nope_dim, self.attn.rope_dim]
-        q_BTHC, q_BTHR = torch.split(q_BTHK, widths, dim=-1)
-        q_BTHL = torch.einsum("bthc,hcl->bthl", q_BTHC, to_k_HCL)
-
-        values = [rows["k"][..., :num_latent]]
-        if self.attn.value_rope:
-            values.append(rows["v"] if "v" in rows else rows["k"][..., num_latent:])
-        q_BTHW = torch.cat([q_BTHL, q_BTHR], dim=-1)
-        o = attention_after(
-            q_BTHW,
-            rows["k"],
-            values,
-            scale=self.key_dim**-0.5,
-            window=self.window,
-            num_pads_B=cache.num_pads,
-            bias_HTE=at.bias_HTE,
-        )
-
-        o_BTHL, o_BTHR = o.tensor_split([num_latent], dim=-1)
-        o_BTHC = torch.einsum("bthl,hvl->bthv", o_BTHL, to_v_HVL)
-        return self.turn("o", torch.cat([o_BTHC, o_BTHR], dim=-1), at)
-
-    def _queries(self, x_BTD: Tensor) -> Tensor:
-        """Return [q_C; q_R] of each head."""
         if self.attn.q_rank is None:
-            return split_heads(self.q_proj(x_BTD), self.key_dim)
-        q_BTL = normed(self.q_a_layernorm, self.q_a_proj(x_BTD))
-        return split_heads(self.q_b_proj(q_BTL), self.key_dim)
+            q = self.q_proj(x_BTD)
+        else:
+            q = self.q_b_proj(normed(self.q_a_layernorm, self.q_a_proj(x_BTD)))
+        q_BTHK = self.turn("q", split_heads(q, self.key_dim), at)
 
-    def _rows(self, x_BTD: Tensor, at: Positions) -> dict[str, Tensor]:
-        """Return the cached rows: [c; k_R], one head, and k_R again if V rotates it differently."""
-        c_BTL, k_BTR = torch.split(self.kv_a_proj_with_mqa(x_BTD), self.kept, dim=-1)
+        # One head of [c; k_R], and k_R again if V rotates it differently.
+        c_BTL, k_BTR = torch.split(self.kv_a_proj_with_mqa(x_BTD), self.row_widths, dim=-1)
         both_BT1K = torch.cat([normed(self.kv_a_layernorm, c_BTL), k_BTR], dim=-1)[:, :, None]
         rows = {"k": self.turn("k", both_BT1K, at)}
         if self.attn.value_rope and not self.has_values_in_keys(at):
             rows["v"] = self.turn("v", k_BTR[:, :, None], at)
-        return rows
+        if cache is not None:
+            rows = cache.append(rows)
+            if cache.num_seen > x_BTD.shape[1]:
+                return self._absorbed(q_BTHK, rows, at)
+
+        c_BTL, k_BTR = torch.split(rows["k"][:, :, 0], self.row_widths, dim=-1)
+        expanded = split_heads(self.kv_b_proj(c_BTL), sum(self.head_widths))
+        k_BTHC, v_BTHV = torch.split(expanded, self.head_widths, dim=-1)
+        k_BTHR = k_BTR[:, :, None].expand(-1, -1, self.num_heads, -1)
+        k_BTHK = torch.cat([k_BTHC, k_BTHR], dim=-1)
+        if self.attn.value_rope:
+            v_BTHR = rows["v"].expand_as(k_BTHR) if "v" in rows else k_BTHR
+            v_BTHV = torch.cat([v_BTHV, v_BTHR], dim=-1)
+        return self.turn("o", self.attend(q_BTHK, k_BTHK, v_BTHV, at), at)
+
+    def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
+        # Tokens after others are read in the absorbed form.
+        return {"absorbed": self.heads(x_BTD, at, LayerCache(num_seen=1))}
+
+    def _absorbed(self, q_BTHK: Tensor, rows: Mapping[str, Tensor], at: Positions) -> Tensor:
+        """Return the outputs from one head of keys [c; k_R] and values c for all queries."""
+        num_latent = self.attn.kv_rank
+        weight_HOL = torch.unflatten(self.kv_b_proj.weight, 0, (self.num_heads, -1))
+        to_k_HCL, to_v_HVL = torch.split(weight_HOL.to(q_BTHK.dtype), self.head_widths, dim=1)
+        q_BTHC, q_BTHR = q_BTHK.tensor_split([self.attn.nope_dim], dim=-1)
+        q_BTHL = torch.einsum("bthc,hcl->bthl", q_BTHC, to_k_HCL)
+
+        # Scores keep the scale of the expanded form.
+        q_BTHW = torch.cat([q_BTHL, q_BTHR], dim=-1)
+        q_BTHW = q_BTHW * (q_BTHW.shape[-1] / self.key_dim) ** 0.5
+        v_BT1W = rows["k"][..., :num_latent]
+        if self.attn.value_rope:
+            v_BT1W = torch.cat([v_BT1W, rows["v"]], dim=-1) if "v" in rows else rows["k"]
+        o = self.attend(q_BTHW, rows["k"], v_BT1W, at)
+
+        o_BTHL, o_BTHR = o.tensor_split([num_latent], dim=-1)
+        o_BTHC = torch.einsum("bthl,hvl->bthv", o_BTHL, to_v_HVL)
+        return self.turn("o", torch.cat([o_BTHC, o_BTHR], dim=-1), at)

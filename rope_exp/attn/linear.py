@@ -2,11 +2,9 @@
 
 phi = elu + 1 is positive, but products of rotated features can be negative. Hence the three forms,
 which differ in their similarity and its rotation (Su 2021, section 3.3).
-
-Shapes as in `base`.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import torch
@@ -14,15 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rope_exp.attention import Positions, linears, split_heads
-from rope_exp.attn._recurrence import StateAttention, Sums, for_queries
+from rope_exp.attn._recurrence import StateAttention, Terms
 from rope_exp.identity import Positive, section
 from rope_exp.kernels import wide
 from rope_exp.sections import Kind, ModelConfig
-
-# Names of the sums above and below the fraction; one sum serves both if they have the same queries
-# and keys.
-NUMERATOR = "numerator"
-DENOMINATOR = "denominator"
 
 
 @section
@@ -54,35 +47,28 @@ class Layer(StateAttention):
     def __init__(self, config: ModelConfig, attn: Config, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
         self.project_as_llama()
-        self.attn = attn
         self.num_copies = self.num_heads // config.num_key_value_heads
-        self.register_buffer("log_gamma_H", torch.zeros(self.num_heads), persistent=False)
 
-    def sums(self, x_BTD: Tensor, at: Positions) -> Sums:
+    def sums(self, x_BTD: Tensor, at: Positions) -> list[Terms]:
         q, k, v = linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)
         q_BTHK = self._feature(split_heads(q, self.head_dim))
         k_BTGK = self._feature(split_heads(k, self.head_dim))
         v_BTGK = self.turn("v", split_heads(v, self.head_dim), at)
-
-        v_BTHK = for_queries(v_BTGK, self.num_heads)
-        one_BTH1 = torch.ones_like(v_BTHK[..., :1])
-        turned_BTHK = for_queries(self.turn("k", k_BTGK, at), self.num_heads)
-        turned = (self.turn("q", q_BTHK, at), turned_BTHK)
+        one_BTG1 = torch.ones_like(v_BTGK[..., :1])
+        turned = (self.turn("q", q_BTHK, at), self.turn("k", k_BTGK, at))
         if self.attn.form == "numerator":
-            plain = (q_BTHK, for_queries(k_BTGK, self.num_heads))
-            return {NUMERATOR: (turned, v_BTHK), DENOMINATOR: (plain, one_BTH1)}
-        return {NUMERATOR: (turned, torch.cat([v_BTHK, one_BTH1], dim=-1))}
+            return [(turned, v_BTGK), ((q_BTHK, k_BTGK), one_BTG1)]
+        # One sum serves the numerator and the denominator.
+        return [(turned, torch.cat([v_BTGK, one_BTG1], dim=-1))]
 
-    def outputs(self, found: Mapping[str, Tensor], at: Positions) -> Tensor:
-        sum_BTHK = found[NUMERATOR][..., : self.head_dim]
-        o_BTHK = wide(sum_BTHK) / self.below(found).clamp(min=self.attn.eps)
-        return self.turn("o", o_BTHK.to(sum_BTHK.dtype), at)
+    def outputs(self, results: Sequence[Tensor], at: Positions) -> Tensor:
+        above_BTHK = results[0][..., : self.head_dim]
+        o_BTHK = wide(above_BTHK) / self.below(results).clamp(min=self.attn.eps)
+        return self.turn("o", o_BTHK.to(above_BTHK.dtype), at)
 
-    def below(self, found: Mapping[str, Tensor]) -> Tensor:
+    def below(self, results: Sequence[Tensor]) -> Tensor:
         """Return the sums below the fraction, [B, T, H, 1], before eps floors them."""
-        if self.attn.form == "numerator":
-            return wide(found[DENOMINATOR])
-        return wide(found[NUMERATOR][..., self.head_dim :])
+        return wide(results[1] if len(results) == 2 else results[0][..., self.head_dim :])
 
     def _feature(self, x_BTHK: Tensor) -> Tensor:
         """Return phi(x), or [1; x/|x|] (two of these multiply to 1 + cos), in x's dtype."""

@@ -1,10 +1,7 @@
-"""Retention (RetNet): weights that decay with distance instead of a softmax; no gate.
-
-Shapes as in `base`.
-"""
+"""Retention (RetNet): weights that decay with distance instead of a softmax; no gate."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import torch
@@ -12,12 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rope_exp.attention import Positions, linears, split_heads
-from rope_exp.attn._recurrence import StateAttention, Sums, for_queries
+from rope_exp.attn._recurrence import StateAttention, Terms
 from rope_exp.identity import section
 from rope_exp.kernels import wide
 from rope_exp.sections import Kind, ModelConfig
-
-STATE = "state"
 
 
 def retnet_log_gamma(num_heads: int) -> Tensor:
@@ -47,19 +42,18 @@ class Layer(StateAttention):
     def __init__(self, config: ModelConfig, attn: Config, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
         self.project_as_llama()
-        log_gamma_H = retnet_log_gamma(self.num_heads)
-        self.register_buffer("log_gamma_H", log_gamma_H, persistent=False)
+        self.register_buffer("log_gamma_H", retnet_log_gamma(self.num_heads), persistent=False)
 
-    def sums(self, x_BTD: Tensor, at: Positions) -> Sums:
+    def log_gamma(self) -> Tensor:
+        return self.get_buffer("log_gamma_H")
+
+    def sums(self, x_BTD: Tensor, at: Positions) -> list[Terms]:
         q, k, v = linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)
         q_BTHK = self.turn("q", split_heads(q, self.head_dim), at) * self.head_dim**-0.5
         k_BTGK = self.turn("k", split_heads(k, self.head_dim), at)
-        v_BTGK = self.turn("v", split_heads(v, self.head_dim), at)
-        k_BTHK = for_queries(k_BTGK, self.num_heads)
-        return {STATE: ((q_BTHK, k_BTHK), for_queries(v_BTGK, self.num_heads))}
+        return [((q_BTHK, k_BTGK), self.turn("v", split_heads(v, self.head_dim), at))]
 
-    def outputs(self, found: Mapping[str, Tensor], at: Positions) -> Tensor:
-        """Rotate back, then normalise; the norm has no weights, so the order does not matter."""
-        o_BTHK = self.turn("o", found[STATE], at)
+    def outputs(self, results: Sequence[Tensor], at: Positions) -> Tensor:
+        o_BTHK = self.turn("o", results[0], at)
         normed = F.rms_norm(wide(o_BTHK), (self.head_dim,), eps=self.config.rms_norm_eps)
         return normed.to(o_BTHK.dtype)

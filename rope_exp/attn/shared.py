@@ -1,10 +1,6 @@
 """Attention with keys and values that share a tensor, rotated on its last features.
 
-The forms of the sequel: s1, values share the features that do not rotate, and have others of their
-own; s2, values are the keys before rotation; s3, values are the features that do not rotate. Unlike
-MLA's latent, the shared tensor has no norm unless the config asks for one.
-
-Shapes as in `base`; C features that do not rotate, R that may.
+Unlike MLA's latent, the shared tensor has no norm unless the config asks for one.
 """
 
 from collections.abc import Collection, Iterator
@@ -15,16 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from rope_exp.attention import (
-    Attention,
-    LayerCache,
-    Positions,
-    from_heads,
-    linears,
-    normed,
-    split_heads,
-    to_heads,
-)
+from rope_exp.attention import Attention, LayerCache, Positions, linears, normed, split_heads
 from rope_exp.identity import Even, Rule, Size, section
 from rope_exp.kernels import wide
 from rope_exp.sections import SITES, Kind, ModelConfig
@@ -78,17 +65,15 @@ class Layer(Attention):
 
     def __init__(self, config: ModelConfig, attn: Config, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
-        self.attn = attn
-        width = config.hidden_size
-        self.q_proj = to_heads(width, config.num_attention_heads, self.key_dim)
-        self.k_proj = to_heads(width, attn.groups, self.key_dim)
-        self.o_proj = from_heads(config.num_attention_heads, self.out_dim, width)
+        self.q_proj = self.to_heads(self.num_heads, self.key_dim)
+        self.k_proj = self.to_heads(attn.groups, self.key_dim)
+        self.o_proj = self.from_heads()
         if attn.norm:
             self.k_norm = nn.RMSNorm(self.key_dim, eps=config.rms_norm_eps)
         if attn.sink:
-            self.sink_H = nn.Parameter(torch.zeros(config.num_attention_heads))
+            self.sink_H = nn.Parameter(torch.zeros(self.num_heads))
         if attn.form == "s1":
-            self.v_proj = to_heads(width, attn.groups, attn.rope_dim)
+            self.v_proj = self.to_heads(attn.groups, attn.rope_dim)
 
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
         own = [self.v_proj] if self.attn.form == "s1" else []
@@ -97,8 +82,7 @@ class Layer(Attention):
         k_BTGK = split_heads(k, self.key_dim)
         if self.attn.norm:
             k_BTGK = normed(self.k_norm, k_BTGK)
-            wide_BTHK = wide(q_BTHK)
-            q_BTHK = rms_norm(wide_BTHK, [self.key_dim], eps=self.k_norm.eps).to(q.dtype)
+            q_BTHK = rms_norm(wide(q_BTHK), [self.key_dim], eps=self.k_norm.eps).to(q.dtype)
         q_BTHK = self.turn("q", q_BTHK, at)
 
         # Separate rows for values: their own features, or shared ones that rotate differently.
@@ -108,12 +92,11 @@ class Layer(Attention):
         elif self.attn.form == "s2" and not self.has_values_in_keys(at):
             rows["v"] = self.turn("v", k_BTGK[..., self.attn.nope_dim :], at)
         if cache is not None:
-            rows = cache.append(**rows)
+            rows = cache.append(rows)
 
-        values = [rows["k"]]
+        values = rows["k"]
         if self.attn.form == "s3" or "v" in rows:
-            values = [rows["k"][..., : self.attn.nope_dim]]
+            values = values[..., : self.attn.nope_dim]
         if "v" in rows:
-            values.append(rows["v"])
-        o_BTHV = self.attend(q_BTHK, rows["k"], values, at, cache)
-        return self.turn("o", o_BTHV, at)
+            values = torch.cat([values, rows["v"]], dim=-1)
+        return self.turn("o", self.attend(q_BTHK, rows["k"], values, at), at)

@@ -6,13 +6,11 @@ A cell with a record is done, on every machine. A stopped run resumes from its c
 import gzip
 import math
 import platform
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rope_exp.admit import admit, make_folder, resolved
-from rope_exp.campaign.cells import Campaign, Cell
+from rope_exp.admit import admit, resolved
 from rope_exp.campaign.progress import Progress
 from rope_exp.comparable import differing_surroundings
 from rope_exp.errors import EXIT_DONE, ConfigError, RecordError, log
@@ -22,114 +20,64 @@ from rope_exp.provenance import git_state
 from rope_exp.records import PACKED, read_record, stored_records, write_record
 from rope_exp.sweep import run_all
 
-# Statuses of runs with a result, and therefore a record.
-DONE = ("finished", "diverged")
-# Statuses of runs that this command has not begun.
-NOT_BEGUN = ("waiting", "elsewhere")
-LOOK_SECONDS = 2.0  # between two looks for records from other machines
 
-
-def run_campaign(progress: Progress, deadline: float | None = None) -> int:
+def run_campaign(progress: Progress, deadline: float = math.inf) -> int:
     """Run the cells that have no record, and write one for each as it ends.
 
     Args:
-        deadline: by the monotonic clock; then runs are asked to stop, with checkpoints. None: run
-            until all are done.
-    Returns:
-        The exit code: 0 every cell has a record, 75 stopped, 1 some cell failed.
-    Raises:
-        ConfigError: this tree or this machine cannot run it.
-        DataError, DiskError: there is no corpus, or not enough space.
+        deadline: by the monotonic clock; then runs are asked to stop, with checkpoints.
     """
-    campaign = progress.campaign
-    cells = progress.left
     for line in (*progress.notes(), progress.summary()):
         log(line)
-    if not cells:
+    if not progress.left:
         return EXIT_DONE
 
-    check_here(campaign, cells)
-    jobs = admit([resolved(cell.config) for cell in cells])
-    for job, cell in zip(jobs, cells, strict=True):
-        job.title = cell.name
-        make_folder(job)
-    by_name = {cell.name: cell for cell in cells}
-    looked = -math.inf
+    check_here(progress)
+    cells = {cell.name: cell for cell in progress.left}
+    jobs = admit([resolved(cell.config) for cell in cells.values()], list(cells))
 
-    def keep_record(job: Job) -> None:
-        if job.status in DONE:
-            _record(progress, by_name[job.title], job)
+    def keep_records(ended: Sequence[Job]) -> None:
+        """Write records, or keep those that arrived meanwhile; if that fails, the run fails."""
+        for job in ended:
+            if job.status in ("finished", "diverged"):
+                cell = cells[job.title]
+                path = progress.folder / f"{cell.name}.json"
+                try:
+                    write_record(path, job.folder, cell.row, cell.factors, cell.test)
+                    progress.add(cell, read_record(path))
+                except (ConfigError, RecordError, OSError) as error:
+                    job.fail(error)
 
-    def look_for_records() -> None:
-        nonlocal looked
-        if time.monotonic() - looked < LOOK_SECONDS:
-            return
-        looked = time.monotonic()
-        arrived = {path.stem for path in progress.folder.glob("*.json")}
-        for job in jobs:
-            if job.title in arrived and job.status in NOT_BEGUN:
-                _record(progress, by_name[job.title], job)
-
-    # Runs may have been done before, and records may have arrived while data were prepared.
-    for job in jobs:
-        keep_record(job)
-    look_for_records()
-    code = run_all(jobs, keep_record, look_for_records, deadline)
+    # Some runs may have been done before.
+    keep_records(jobs)
+    code = run_all(jobs, keep_records, deadline)
     log(progress.summary())
     for key, values in differing_surroundings(list(progress.done.values())).items():
-        log(f"{campaign.name}: records differ in {key}: {', '.join(values)}")
+        log(f"{progress.campaign.name}: records differ in {key}: {', '.join(values)}")
     return code if progress.left else EXIT_DONE
 
 
-def check_here(campaign: Campaign, cells: Sequence[Cell]) -> None:
+def check_here(progress: Progress) -> None:
     """Refuse uncommitted changes, and a Python version with another stdlib corpus."""
+    campaign = progress.campaign
     git = git_state()
     if git is not None and git["dirty"]:
-        raise ConfigError(
-            "campaign",
-            campaign.name,
-            "its records name the commit that made them, and code here was changed since: commit, "
-            "or run it in a clean worktree (git worktree add)",
-        )
+        reason = "its records name the commit that made them, and code here was changed since: "
+        reason += "commit, or run it in a clean worktree (git worktree add)"
+        raise ConfigError("campaign", campaign.name, reason)
 
-    embedded = any(cell.config.data.kind == "stdlib" for cell in cells)
-    here = platform.python_version()
-    if embedded and campaign.python != here:
-        raise ConfigError(
-            "python",
-            here,
-            f"campaign {campaign.name} reads the library of Python {campaign.python}, and other "
-            "versions have another text",
-        )
-
-
-def _record(progress: Progress, cell: Cell, job: Job) -> None:
-    """Write the record of a cell that is done; if that fails, the run has failed.
-
-    A record that arrived from another machine meanwhile is kept.
-    """
-    path = progress.folder / f"{cell.name}.json"
-    if cell.name in progress.done:
-        return
-
-    try:
-        write_record(path, job.folder, cell.row, cell.factors, cell.test)
-        progress.add(cell, read_record(path))
-        job.exit_code = job.exit_code or EXIT_DONE
-    except (ConfigError, RecordError, OSError) as error:
-        job.fail(error)
+    python = platform.python_version()
+    is_read = any(cell.config.data.kind == "stdlib" for cell in progress.left)
+    if is_read and campaign.python != python:
+        reason = f"campaign {campaign.name} reads the library of Python {campaign.python}, and "
+        raise ConfigError("python", python, f"{reason}other versions have another text")
 
 
 def pack(records: Path, campaign: str) -> Path:
-    """Put all records of a campaign into one file, and remove those that it had for each cell.
-
-    Returns:
-        The path of the one file.
-    Raises:
-        RecordError: a record cannot be read, or does not verify; nothing is changed.
-        OSError: the file cannot be written.
-    """
+    """Verify all records of a campaign, and put them into one file in place of one a cell."""
     stored = stored_records(records, campaign)
+    if not stored:
+        raise ConfigError("--pack", ..., f"{records} holds no records of {campaign}")
     for path, content in stored.items():
         read_record(path, content)
     packed = records / f"{campaign}{PACKED}"

@@ -1,7 +1,4 @@
-"""A campaign: many runs that answer one question, listed in a file (file.py).
-
-A campaign leaves nothing to the machine: a cell with an ambiguous `auto` is refused.
-"""
+"""A campaign: many runs that answer one question, listed in a file (file.py)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,22 +25,11 @@ from rope_exp.settle import operations
 # Values that a campaign must not leave: the machine's choice could change a number, or a cell's
 # cores. launch.max_parallel may be open on GPUs, because each run has its own.
 UNDECIDED = ("auto", "all")
-MAX_CELLS = 10_000
-# Limit of a cell's name in bytes: the name of its record has ten more while it is written.
-MAX_NAME = 240
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a campaign.
-
-    Attributes:
-        name: of the cell, its record and its run's folder: qk_rope-train.num_steps=1000-s0.
-        row: the name of its row.
-        factors: the values set by its entry, by key.
-        config: with its own folder; not yet resolved for a machine.
-        test: the campaign's test of differences, from its file.
-    """
+    """One run of a campaign; its record and its run's folder have its name."""
 
     name: str
     row: str
@@ -54,70 +40,49 @@ class Cell:
 
 @dataclass(frozen=True)
 class Campaign:
-    """The content of configs/campaign/NAME.yaml, with cells in the order of their runs.
-
-    Attributes:
-        about: the question.
-        python: the Python version of the stdlib corpus; None: no cell reads it.
-    """
+    """The content of configs/campaign/NAME.yaml, with cells in the order of their runs."""
 
     name: str
     about: str
     python: str | None
-    cells: tuple[Cell, ...]
+    cells: Sequence[Cell]
 
     def with_launch(self, **launch: Any) -> "Campaign":
         """Return the campaign with other values of `launch` in every cell."""
-        cells = [
-            replace(cell, config=cell.config.replace("launch", **launch)) for cell in self.cells
-        ]
-        return replace(self, cells=tuple(cells))
+        configs = [cell.config.replace("launch", **launch) for cell in self.cells]
+        pairs = zip(self.cells, configs, strict=True)
+        return replace(self, cells=[replace(cell, config=config) for cell, config in pairs])
 
 
 def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
-    """Read a campaign and compose every cell of it.
-
-    Args:
-        name: of the file, without .yaml.
-        config_dir: an additional folder of groups; its campaigns take precedence.
-        runs: the cells' folders are made in <runs>/<name>.
-    Raises:
-        ConfigError: the campaign does not exist or is malformed, or a cell cannot be run.
-    """
+    """Read a campaign and compose every cell of it, with folders in <runs>/<name>."""
     file = read_campaign(name, config_dir)
     # Cells that differ only in their seed are composed once: each takes a tenth of a second.
     compose = cache(partial(compose_jobs, config_dir=config_dir))
-    found: dict[str, tuple[tuple[int, int], str, Cell]] = {}
+    listed: dict[str, tuple[tuple[int, int], str, Cell]] = {}
     for number, entry in enumerate(file.cells):
         where = f"{CAMPAIGNS}/{name}.cells.{number}"
         with _within(where):
-            listed = entry.cells(file.rows)
-            if len(found) + len(listed) > MAX_CELLS:
-                raise ConfigError("sweep", ..., f"makes more than {MAX_CELLS:,} cells")
-
             seeds: dict[Any, int] = {}
-            for overrides in listed:
+            for overrides in entry.cells(file.rows):
                 cell = _cell(overrides, entry, file, runs / name, compose)
-                if cell.name in found:
+                if cell.name in listed:
                     raise ConfigError(cell.name, ..., "is listed twice")
                 place = seeds.setdefault(tuple(map(cell.factors.get, SEEDS)), len(seeds))
-                found[cell.name] = (place, -operations(cell.config)), where, cell
+                listed[cell.name] = (place, -operations(cell.config)), where, cell
 
     # Seed by seed, and longest first within a seed, so that a partial campaign is balanced and
     # the last run to end is a short one.
-    cells = [cell for _, _, cell in sorted(found.values(), key=itemgetter(0))]
+    cells = [cell for _, _, cell in sorted(listed.values(), key=itemgetter(0))]
+    # A campaign that varies the order of tokens in every cell makes no table.
     if not all(ORDER in cell.factors for cell in cells):
-        for _, where, cell in found.values():
+        for _, where, cell in listed.values():
             with _within(where):
                 _check_factors(cell)
     if file.python is None and any(cell.config.data.kind == "stdlib" for cell in cells):
-        raise ConfigError(
-            f"{CAMPAIGNS}/{name}.python", ..., "is missing: its library is the corpus"
-        )
-    return Campaign(name, file.about, file.python, tuple(_named(cells)))
-
-
-# -- a cell ------------------------------------------------------------------------------------
+        key = f"{CAMPAIGNS}/{name}.python"
+        raise ConfigError(key, ..., "is missing: its library is the corpus")
+    return Campaign(name, file.about, file.python, _named(cells))
 
 
 @contextmanager
@@ -126,8 +91,8 @@ def _within(where: str) -> Iterator[None]:
     try:
         yield
     except (ConfigError, HydraException, ValueError) as error:
-        key, value, allowed = explain(error).args
-        raise ConfigError(f"{where}: {key}", value, allowed) from error
+        key, value, reason = explain(error).args
+        raise ConfigError(f"{where}: {key}", value, reason) from error
 
 
 def _cell(
@@ -137,28 +102,18 @@ def _cell(
     runs: Path,
     compose: Callable[[tuple[str, ...]], Jobs],
 ) -> Cell:
-    """Compose one cell.
-
-    Args:
-        overrides: its row and its factors.
-        runs: the folder of the campaign's runs.
-        compose: compose_jobs, cached.
-    """
+    """Compose one cell from its row and its factors; `runs` is the folder of the campaign's."""
     factors = {key: override.value() for key, override in overrides.items()}
     row = str(factors.pop("row"))
     if row not in file.rows:
         raise ConfigError("row", row, f"must be one of {', '.join(file.rows)}")
     for word in file.rows[row]:
-        # A factor that overrides its row would make the row's name wrong.
         key = word.partition("=")[0]
         if key in factors:
             raise ConfigError(key, ..., f"is what row {row} says itself")
 
     seed = convert(Natural, factors.get("seed", ...), "seed")
     name = cell_name(row, factors)
-    if len(name.encode()) > MAX_NAME:
-        raise ConfigError(name, ..., f"is the name of a file, of at most {MAX_NAME} bytes")
-
     with _within(name):
         words = [str(overrides[key].input_line) for key in factors if key != "seed"]
         words = [*file.fixed, *entry.fixed, *file.rows[row], *words]
@@ -202,13 +157,12 @@ def _rules(config: RunConfig) -> Iterator[Rule]:
             is_open = value in UNDECIDED and not may_vary
             yield is_open, f"{section}.{key}", "must be fixed, as all of a campaign is"
 
-    allowed = "must be a commit: a branch moves"
-    moves = config.data.kind == "hub" and not is_commit(config.data.revision)
-    yield moves, "data.revision", allowed
-    tokenizer = config.tokenizer
+    data, tokenizer, origin = config.data, config.tokenizer, config.run.init_from
+    reason = "must be a commit: a branch moves"
+    yield data.kind == "hub" and not is_commit(data.revision), "data.revision", reason
     is_on_hub = tokenizer.path and not Path(tokenizer.path).expanduser().is_dir()
-    yield is_on_hub and not is_commit(tokenizer.revision), "tokenizer.revision", allowed
-    is_open = config.run.init_from is not None and config.init_weights is None
+    yield is_on_hub and not is_commit(tokenizer.revision), "tokenizer.revision", reason
+    is_open = origin is not None and config.init_weights is None
     yield is_open, "init_weights", "must be the hash of what run.init_from ends with"
     for key in ("data.path", "tokenizer.path", "run.init_from"):
         is_absolute = Path(attrgetter(key)(config) or "").expanduser().is_absolute()
@@ -218,16 +172,13 @@ def _rules(config: RunConfig) -> Iterator[Rule]:
 
 
 def _check_factors(cell: Cell) -> None:
-    """Refuse factors that cannot distinguish rows in a table.
-
-    A campaign that varies the order of tokens in every cell makes no table.
-    """
+    """Refuse factors that cannot distinguish rows in a table."""
     if ORDER in cell.factors:
-        allowed = "must be a factor of every cell or of none: a table's block is the runs of a seed"
-        raise ConfigError(ORDER, ..., allowed)
+        reason = "must be a factor of every cell or of none: a table's block is the runs of a seed"
+        raise ConfigError(ORDER, ..., reason)
     for factor in cell.factors:
         try:
             cell.config.numeric_value(factor)
         except KeyError:
-            allowed = "changes no number, and no table could tell by it; it belongs in `fixed`"
-            raise ConfigError(factor, ..., allowed) from None
+            reason = "changes no number, and no table could tell by it; it belongs in `fixed`"
+            raise ConfigError(factor, ..., reason) from None

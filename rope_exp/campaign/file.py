@@ -1,19 +1,6 @@
-"""Parser of a campaign's file, configs/campaign/NAME.yaml; campaign.py composes its cells.
+"""Parser of a campaign's file, configs/campaign/NAME.yaml (docs/extending.md).
 
-    about: the question
-    python: 3.11.7              # the Python version of the stdlib corpus
-    test: paired                # each pair by its own SD; default: pooled unless noise differs
-    fixed: [data=files, ...]    # overrides of every cell
-    rows:                       # names and their overrides, or a list of variants of configs/pe
-      qk_rope: [pe=qk_rope]
-    cells:                      # each entry is a sweep in command-line syntax: all combinations
-      - seed=0,1,2              # of its values, for every row
-      - row=qk_rope seed=3 train.seq_len=64,256
-      - sweep: seed=0 train.seq_len=1024
-        fixed: [train.global_batch_size=4]    # overrides of these cells that are not factors
-
-If several overrides set a key, the last one wins, in this order: `fixed`, an entry's `fixed`, the
-row's, the sweep's.
+If several overrides set a key, the last one wins: `fixed`, an entry's, the row's, the sweep's.
 """
 
 import functools
@@ -33,42 +20,14 @@ from rope_exp.identity import Name, convert
 from rope_exp.runs import Test
 
 
-def _variants(rows: Any) -> Any:
-    """Expand a list of variants into rows with their overrides."""
-    return {str(name): [f"pe={name}"] for name in rows} if isinstance(rows, list) else rows
-
-
-def _sweep(entry: Any) -> Any:
-    """Convert an entry written as one line into a mapping."""
-    if isinstance(entry, str):
-        return {"sweep": entry}
-    if isinstance(entry, dict) and "sweep" in entry:
-        return entry
-    raise ValueError(
-        "must be a sweep, such as 'row=qk_rope seed=0,1 optim.lr=0.001,0.003', or "
-        "{sweep: that, fixed: [overrides that are no factors]}"
-    )
-
-
 class Entry(BaseModel, strict=True, extra="forbid"):
-    """One of the file's `cells`.
-
-    Attributes:
-        sweep: one line of overrides: `row`, and the factors with all their values.
-        fixed: further overrides of its cells.
-    """
+    """One of the file's `cells`: a line of overrides with all their values, and fixed ones."""
 
     sweep: str
     fixed: list[str] = []
 
     def cells(self, rows: Iterable[str]) -> list[dict[str, Override]]:
-        """Return the row and the factors of each cell, by key.
-
-        Args:
-            rows: used if the entry names no row.
-        Raises:
-            HydraException, ValueError: the line is not a sweep.
-        """
+        """Return the row (one of `rows`, if the entry names none) and the factors of each cell."""
         parse = OverridesParser.create().parse_overrides
         words = shlex.split(self.sweep)
         if not any(word.startswith("row=") for word in words):
@@ -76,45 +35,38 @@ class Entry(BaseModel, strict=True, extra="forbid"):
             words.append(f"row={names}")
 
         # Jobs share their words, and each takes a millisecond to parse.
-        @functools.cache
-        def parsed(word: str) -> Override:
-            return parse([word])[0]
-
+        parsed = functools.cache(lambda word: parse([word])[0])
         return [
             {override.get_key_element(): override for override in map(parsed, job)}
             for job in split(parse(words))
         ]
 
 
-Rows = dict[Name, list[str]]
+def _to_rows(rows: Any) -> Any:
+    return {str(name): [f"pe={name}"] for name in rows} if isinstance(rows, list) else rows
+
+
+def _to_entry(entry: Any) -> Any:
+    return {"sweep": entry} if isinstance(entry, str) else entry
 
 
 class CampaignFile(BaseModel, strict=True, extra="forbid"):
-    """The content of a campaign's file.
-
-    Attributes:
-        test: the rule of docs/paper/protocol-2.md; None: the rule of docs/paper/protocol.md.
-    """
+    """The content of a campaign's file; `test` is the rule of docs/paper/protocol-2.md, or None."""
 
     about: str = ""
     python: str | None = None
     test: Test | None = None
     fixed: list[str] = []
-    rows: Annotated[Rows, BeforeValidator(_variants), Field(min_length=1)]
-    cells: Annotated[list[Annotated[Entry, BeforeValidator(_sweep)]], Field(min_length=1)]
+    rows: Annotated[dict[Name, list[str]], BeforeValidator(_to_rows), Field(min_length=1)]
+    cells: Annotated[list[Annotated[Entry, BeforeValidator(_to_entry)]], Field(min_length=1)]
 
 
 def read_campaign(name: str, config_dir: Path | None) -> CampaignFile:
-    """Read a campaign's file.
-
-    Raises:
-        ConfigError: there is no such campaign, or the file is malformed.
-    """
+    """Read a campaign's file; refuse one that does not exist or is malformed."""
     files = campaign_files(config_dir)
     if name not in files:
-        names = ", ".join(files)
-        raise ConfigError("campaign", name, f"there is no such campaign; there is {names}")
-
+        reason = f"there is no such campaign; there is {', '.join(files)}"
+        raise ConfigError("campaign", name, reason)
     try:
         content = yaml.safe_load(files[name].read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -126,7 +78,6 @@ def read_campaign(name: str, config_dir: Path | None) -> CampaignFile:
 
 def campaign_files(config_dir: Path | None = None) -> dict[str, Path]:
     """Return the file of each campaign by name; a user's own take precedence over ours."""
-    found: dict[str, Path] = {}
-    for folder in (CONFIGS, config_dir or CONFIGS):
-        found |= {path.stem: path for path in (folder / CAMPAIGNS).glob("*.yaml")}
-    return dict(sorted(found.items()))
+    ours = (CONFIGS / CAMPAIGNS).glob("*.yaml")
+    theirs = ((config_dir or CONFIGS) / CAMPAIGNS).glob("*.yaml")
+    return dict(sorted({path.stem: path for path in (*ours, *theirs)}.items()))

@@ -21,76 +21,57 @@ SHARED = ("launch.num_threads", "train.probes")
 
 
 class Progress:
-    """The records of a campaign's cells, and an estimate for the cells that are left.
+    """The records of a campaign's cells, and the cells that are left, of those in `only`."""
 
-    Args:
-        records: the folder of all campaigns' records.
-    Raises:
-        RecordError: a record cannot be read, or does not verify.
-        ConfigError: a record has another config than its cell has today.
-    """
-
-    def __init__(self, campaign: Campaign, records: Path) -> None:
+    def __init__(
+        self, campaign: Campaign, records: Path, only: Collection[str] | None = None
+    ) -> None:
         self.campaign = campaign
         self.records = records
-        # The names of the only cells to run; None: all.
-        self.only: Collection[str] | None = None
-        # A few words about cells that were submitted to a cluster.
-        self.submitted: Mapping[str, str] = {}
         self.folder = records / campaign.name
         self.done: dict[str, Run] = {}
+        self._only = only
         stored = stored_records(records, campaign.name)
-        found = {path.stem: path for path in stored}
+        paths = {path.stem: path for path in stored}
         for cell in campaign.cells:
-            if path := found.pop(cell.name, None):
+            if path := paths.pop(cell.name, None):
                 self.add(cell, read_record(path, stored[path]))
-        self.strangers = sorted(found)
+        self._strangers = sorted(paths)
 
     def add(self, cell: Cell, run: Run) -> None:
-        """Mark a cell as done.
-
-        Raises:
-            ConfigError: its record has another config.
-        """
+        """Mark a cell as done; refuse a record of another config."""
         if differing := differing_keys(_compared(run.config), _compared(cell.config)):
-            raise ConfigError(
-                run.where,
-                ...,
-                f"{run.folder} is a record of another config than the campaign's file gives this "
-                f"cell ({'; '.join(differing)})",
-            )
+            reason = f"{run.folder} is a record of another config than the campaign's file gives "
+            raise ConfigError(run.where, ..., f"{reason}this cell ({'; '.join(differing)})")
         self.done[cell.name] = run
 
     @property
     def left(self) -> list[Cell]:
         """The cells that this command is to run, without a record, in the order of their runs."""
         left = [cell for cell in self.campaign.cells if cell.name not in self.done]
-        return [cell for cell in left if self.only is None or cell.name in self.only]
+        return [cell for cell in left if self._only is None or cell.name in self._only]
 
     def notes(self) -> list[str]:
         """Return notes on records that belong to no cell, and on cells that diverged."""
         diverged = [name for name, run in self.done.items() if run.status == "diverged"]
         notes = {
             f"{self.folder} holds what is of no cell of the campaign, and reports read it all the "
-            "same": self.strangers,
+            "same": self._strangers,
             f"{self.campaign.name}: diverged, and so done": diverged,
         }
-        return [f"{note}: {', '.join(found)}" for note, found in notes.items() if found]
+        return [f"{note}: {', '.join(names)}" for note, names in notes.items() if names]
 
     def summary(self) -> str:
-        """Summarize the campaign's progress, and estimate the time that is left from finished runs.
-
-        A run takes as long as its operations do at the median speed.
-        """
+        """Summarize the progress; a run takes as long as its operations do at the median speed."""
         count = len(self.campaign.cells)
         words = f"{self.campaign.name}: {len(self.done)} of {count} cells have a record"
+        finished = [run for run in self.done.values() if run.status == "finished"]
         if not self.left:
             return words
-
-        spent = sum(run.result["wall_s"] for run in self.done.values())
-        finished = [run for run in self.done.values() if run.status == "finished"]
         if not finished:
             return f"{words}; no estimate yet of the {len(self.left)} that are left"
+
+        spent = sum(run.result["wall_s"] for run in self.done.values())
         pace = statistics.median(run.result["wall_s"] / operations(run.config) for run in finished)
         seconds = pace * sum(operations(cell.config) for cell in self.left)
         parallel = max(runs_at_a_time(cell.config.launch) for cell in self.left)
@@ -100,23 +81,20 @@ class Progress:
             f"with {parallel} at a time"
         )
 
-    def lines(self) -> list[str]:
-        """Return a line for each cell, and the summary."""
+    def lines(self, submitted: Mapping[str, str]) -> list[str]:
+        """Return a line for each cell, with the words about those that were submitted."""
         width = max(len(cell.name) for cell in self.campaign.cells)
-        cells = [f"  {cell.name:{width}}  {self._state(cell)}" for cell in self.campaign.cells]
-        return [self.campaign.about, *cells, *self.notes(), self.summary()]
-
-    def _state(self, cell: Cell) -> str:
-        """Describe the state of a cell."""
-        if run := self.done.get(cell.name):
-            loss = "" if run.loss is None else f" {run.loss:.4f}"
-            return f"{run.status}{loss}, {run.result['wall_s']:.0f} s"
-        words = [self.submitted[cell.name]] if cell.name in self.submitted else []
-        if step := last_step(cell.config.folder):
-            words.append(f"begun here, step {step:,} of {cell.config.train.num_steps:,}")
-        return "; ".join(words) or "left"
+        lines = [self.campaign.about]
+        for cell in self.campaign.cells:
+            words = submitted.get(cell.name, "left")
+            if run := self.done.get(cell.name):
+                loss = "" if run.loss is None else f" {run.loss:.4f}"
+                words = f"{run.status}{loss}, {run.result['wall_s']:.0f} s"
+            elif step := last_step(cell.config.folder):
+                words += f"; begun here, step {step:,} of {cell.config.train.num_steps:,}"
+            lines.append(f"  {cell.name:{width}}  {words}")
+        return [*lines, *self.notes(), self.summary()]
 
 
 def _compared(config: RunConfig) -> dict[str, Any]:
-    """Return the values that a record's config and its cell's must share."""
     return config.numeric | {key: attrgetter(key)(config) for key in SHARED}

@@ -14,11 +14,8 @@ from rope_exp.runs import ReportError, Run
 def tables_of(runs: Sequence[Run]) -> dict[str, Report]:
     """Return a campaign's tables by folder: one for each value of its factors, row and seeds apart.
 
-    If a table has several kinds of attention, each kind's variants get a further table. A campaign
-    without blocks has no table.
-
-    Raises:
-        ReportError: the runs may not share a table.
+    If a table has named rows, each kind of attention with several variants, all of one size and
+    each once, gets a further table. A campaign without blocks has no table.
     """
     if not has_blocks(runs):
         return {}
@@ -28,70 +25,50 @@ def tables_of(runs: Sequence[Run]) -> dict[str, Report]:
         levels.setdefault(level_name(run, keys), []).append(run)
 
     tables: dict[str, Report] = {}
-    for level, found in levels.items():
-        check_blocks(found)
-        tables[level] = build(found, telling(found))
-        for kind, of_kind in _kinds_of(found).items():
-            tables["-".join(filter(None, [level, f"attn={kind}"]))] = build(of_kind, ["pe"])
+    for level, members in levels.items():
+        check_blocks(members)
+        factors = telling(members)
+        tables[level] = build(members, factors)
+        kinds: dict[str, list[Run]] = {}
+        for run in members if factors != ["pe"] else []:
+            kinds.setdefault(run.config.attn.label, []).append(run)
+        for kind, same in sorted(kinds.items()):
+            variants = {(run.config.pe.label, run.config.seed) for run in same}
+            is_one_size = all(run.config.model == same[0].config.model for run in same)
+            if len({pe for pe, _ in variants}) > 1 and is_one_size and len(variants) == len(same):
+                tables["-".join(filter(None, [level, f"attn={kind}"]))] = build(same, ["pe"])
     return tables
 
 
-def _kinds_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return the runs of each kind of attention by its label, for a table with named rows.
-
-    Includes only kinds with at least two variants, all of one size, each once.
-    """
-    if telling(runs) == ["pe"]:
-        return {}
-    kinds: dict[str, list[Run]] = {}
-    for run in runs:
-        kinds.setdefault(run.config.attn.label, []).append(run)
-    return {
-        label: found
-        for label, found in sorted(kinds.items())
-        if len({run.config.pe.label for run in found}) > 1
-        and all(run.config.model == found[0].config.model for run in found)
-        and len({(run.config.pe.label, run.config.seed) for run in found}) == len(found)
-    }
-
-
 def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
-    """Rebuild a campaign's files from its records, in <out>/<name>.
+    """Rebuild a campaign's files from its records, in <out>/<name>, and return their paths.
 
     Args:
-        records: the folder with the records of all campaigns.
-        name: the campaign's name; None: every campaign with records, and the files about all of
-            them (the page, and the studies of several campaigns).
-    Returns:
-        The lines to print.
-    Raises:
-        RecordError: a record does not verify, or there is none; nothing is written.
-        OSError: writing failed.
+        name: the campaign's name; None: every campaign with records, and the page of all.
     """
     names = recorded_campaigns(records)
     if not names:
-        raise ReportError(
-            f"{records} holds no campaign records; `rope-exp campaign NAME` creates them"
-        )
+        reason = "holds no campaign records; `rope-exp campaign NAME` creates them"
+        raise ReportError(f"{records} {reason}")
     if name is not None and name not in names:
-        there = ", ".join(names)
-        raise ReportError(f"{records} holds no records of campaign {name}. Available: {there}")
+        available = ", ".join(names)
+        raise ReportError(f"{records} holds no records of campaign {name}. Available: {available}")
 
     # Make all files before writing any. A table may include another campaign's rows.
-    read = {each: read_records(records, each) for each in names}
+    runs = {campaign: read_records(records, campaign) for campaign in names}
     asked = names if name is None else [name]
     tables: dict[str, Report] = {}
     made: dict[str, bytes] = {}
-    for each in asked:
-        log(f"{each}: {len(read[each])} records")
-        for level, report in sorted(tables_of(read[each]).items()):
-            place = str(Path(each, level))
+    for campaign in asked:
+        log(f"{campaign}: {len(runs[campaign])} records")
+        for level, report in sorted(tables_of(runs[campaign]).items()):
+            place = str(Path(campaign, level))
             tables[place] = report
             made |= {f"{place}/{file}": content for file, content in files_of(report).items()}
 
     for files in parts("files", "studies").values():
-        made |= files(asked, read, tables)
+        made |= files(asked, runs, tables)
     if name is None:
-        made |= pages_of(tables, [run for runs in read.values() for run in runs])
+        made |= pages_of(tables, [run for campaign in names for run in runs[campaign]])
     write_all(out, made)
     return [str(out / file) for file in made]

@@ -1,10 +1,10 @@
-"""What commands share: the parser, and the configs and folders that they are given."""
+"""The parser of one command, and the configs and folders that commands are given."""
 
 import argparse
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rope_exp.config import RunConfig
+from rope_exp.compose import Jobs, compose_jobs
 from rope_exp.errors import ConfigError
 
 CONFIG_DIR: dict[str, Any] = {"type": Path, "help": "a further folder of groups and their choices"}
@@ -21,26 +21,15 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError("usage", ..., f"{message}; see `{self.prog} --help`")
 
 
-def configs_of(parser: Parser, words: list[str], *, sweeps: bool = False) -> list[RunConfig]:
-    """Return the configs of a command that takes the overrides of `train`."""
-    from rope_exp.compose import compose_jobs
-
+def parse_jobs(
+    parser: Parser, words: list[str], *, multirun: bool = False
+) -> tuple[argparse.Namespace, Jobs]:
+    """Return the options and the jobs of a command that takes the overrides of `train`."""
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="as `rope-exp train` takes them"
     )
+    parser.add_argument("-m", "--multirun", action="store_true", help="a sweep of several values")
     parser.add_argument("--config-dir", **CONFIG_DIR)
-    if sweeps:
-        parser.add_argument(
-            "-m", "--multirun", action="store_true", help="several values of a key make a sweep"
-        )
     asked = parser.parse_intermixed_args(words)
-    multirun = sweeps and asked.multirun
-    return compose_jobs(asked.overrides, asked.config_dir, multirun=multirun).configs
-
-
-def check_is_run(folder: Path) -> None:
-    """Refuse a folder that holds no run, before anything in it is read."""
-    from rope_exp.folder import CONFIG
-
-    if not (folder / CONFIG).exists():
-        raise ConfigError("RUN_FOLDER", str(folder), "there is no run in this folder")
+    multirun = multirun or asked.multirun
+    return asked, compose_jobs(asked.overrides, asked.config_dir, multirun=multirun)

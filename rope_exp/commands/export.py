@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rope_exp.commands._parser import Parser, check_is_run
+from rope_exp.commands._parser import Parser
 
 
 def main(words: list[str]) -> int:
@@ -18,7 +18,6 @@ def main(words: list[str]) -> int:
     )
     parser.add_argument("--step", type=int, help="of the checkpoint; the newest otherwise")
     asked = parser.parse_args(words)
-    check_is_run(asked.folder)
 
     # Imported late, because transformers takes seconds to import.
     from rope_exp.export.card import loading

@@ -8,45 +8,22 @@ from rope_exp.errors import ConfigError
 
 
 def main(words: list[str]) -> int:
-    """Compile run folders into the table and its figures.
-
-    Nothing is written unless all runs may share one table. The same runs give the same bytes.
-    """
+    """Compile run folders into the table and its figures, if all runs may share one table."""
     from rope_exp.published import REFERENCE
     from rope_exp.records import DEFAULT_RECORDS
 
     parser = Parser("report", "Compile run folders into the table and its figures.")
     parser.add_argument("--runs", type=Path, help=f"where groups of runs lie ({DEFAULT_OUTPUT})")
     parser.add_argument("--group", help="which of them; may be left out where there is one")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        help=f"where to write ({DEFAULT_OUTPUT.parent}); a campaign gets a folder of its name",
-    )
-    parser.add_argument(
-        "--force", action="store_true", help="replace another group's table, if there is no --out"
-    )
+    parser.add_argument("--out", type=Path, help=f"where to write ({DEFAULT_OUTPUT.parent})")
+    parser.add_argument("--force", action="store_true", help="replace another group's table")
     parser.add_argument("--reference", help=f"the row that differences are against ({REFERENCE})")
-    parser.add_argument(
-        "--factors",
-        nargs="+",
-        metavar="KEY",
-        help="what tells rows apart: pe (the default), optim.lr, model, ...; --group may hold *",
-    )
-    parser.add_argument(
-        "--campaign",
-        metavar="NAME",
-        help="the records of one campaign, or of `all`, instead of runs",
-    )
-    parser.add_argument(
-        "--records", type=Path, default=DEFAULT_RECORDS, help="where records lie (%(default)s)"
-    )
+    rows = "what tells rows apart: pe (the default), optim.lr, model, ...; --group may hold *"
+    parser.add_argument("--factors", nargs="+", metavar="KEY", help=rows)
+    parser.add_argument("--campaign", metavar="NAME", help="records of one campaign, or of `all`")
+    parser.add_argument("--records", type=Path, default=DEFAULT_RECORDS, help="(%(default)s)")
     asked = parser.parse_args(words)
     out = asked.out or DEFAULT_OUTPUT.parent
-    for place in (out, *out.parents):
-        if place.exists() and not place.is_dir():
-            raise ConfigError("--out", str(out), f"{place} is a file; name a folder")
-
     if asked.campaign is not None:
         for flag in ("runs", "group", "reference", "factors"):
             if getattr(asked, flag) is not None:
@@ -57,14 +34,13 @@ def main(words: list[str]) -> int:
         from rope_exp.campaign.tables import write_campaigns
 
         name = None if asked.campaign == "all" else asked.campaign
-        print("\n".join(write_campaigns(asked.records, name, out)))
-        return 0
+        lines = write_campaigns(asked.records, name, out)
+    else:
+        from rope_exp.compile import write
 
-    from rope_exp.compile import write
-
-    runs = asked.runs or DEFAULT_OUTPUT
-    factors = tuple(asked.factors or ["pe"])
-    is_meant = asked.force or asked.out is not None
-    lines = write(runs, asked.group, out, asked.reference, factors, replace=is_meant)
+        factors = tuple(asked.factors or ["pe"])
+        is_meant = asked.force or asked.out is not None
+        runs = asked.runs or DEFAULT_OUTPUT
+        lines = write(runs, asked.group, out, asked.reference, factors, replace=is_meant)
     print("\n".join(lines))
     return 0

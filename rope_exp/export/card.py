@@ -1,8 +1,6 @@
 """The card of an exported model: the README.md that the hub shows."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rope_exp import __version__
 from rope_exp.config import RunConfig
@@ -34,10 +32,8 @@ tokenizer = PreTrainedTokenizerFast.from_pretrained("{place}")
 
 ## Model
 
-{equation} The table has every setting that departs from its default (base 10000, all features, \
-every layer).
-
-{certificate}
+Rotated: {rotated}; R_m rotates the f-th pair of n features by m base^(-2f/n). Before training, in \
+float64: the output of attention {law}. The table has every setting that departs from its default.
 
 ## Training
 
@@ -50,23 +46,14 @@ every layer).
 This is a result to be examined, not a model to be used. It is one seed, trained for {step:,} of \
 {steps:,} steps: its loss alone does not show that its variant is better or worse than another.
 
-## Reference
-
-```bibtex
-@online{{su2025rotary,
-  author = {{Su, Jianlin}},
-  title = {{Transformer升级之路：19、第二类旋转位置编码}},
-  year = {{2025}},
-  url = {{https://spaces.ac.cn/archives/10862}}
-}}
-```
+Reference: Su Jianlin (2025), [Transformer升级之路：19、第二类旋转位置编码]\
+(https://spaces.ac.cn/archives/10862).
 """
 
 GENERATION = """\
 batch = tokenizer(["A text", "Another"], return_tensors="pt", padding=True)
 texts = tokenizer.batch_decode(model.generate(**batch, max_new_tokens=32))
 """
-
 EQUATIONS = {
     "q": "q_i = R_i W_q x_i",
     "k": "k_j = R_j W_k x_j",
@@ -85,29 +72,19 @@ def loading(name: str, place: str) -> str:
 def card(
     run_dir: Path, config: RunConfig, step: int, name: str, place: str, weights_sha256: str
 ) -> str:
-    """Return the card of a run's model.
-
-    Args:
-        step: of the checkpoint.
-        name: the class of the model.
-        place: the folder from which it is loaded.
-        weights_sha256: of the exported weights.
-    """
+    """Return the card of a run's model, of class `name`, at a step, loaded from `place`."""
     result = read_result(run_dir) or {}
     env = read_env(run_dir)
-    equation = "No site of attention is rotated."
-    if sites := config.pe.rotate:
-        equation = (
-            f"Rotated: {', '.join(sites)}. {'; '.join(EQUATIONS[site] for site in sites)}, where "
-            "R_m rotates the f-th pair of n features by m base^(-2f/n)."
-        )
+    equations = [EQUATIONS[site] for site in config.pe.rotate]
     measured = env.get("certificate", {}).get("measured")
-    certificate = "The rotation was not measured before training."
-    if measured is not None:
-        words = {"invariant": "does not depend on where positions begin"}
-        law = words.get(measured, f"depends on positions as `{measured}`")
-        certificate = f"Measured in float64 before training: the output of attention {law}."
+    laws = {None: "was not measured", "invariant": "does not depend on where positions begin"}
 
+    loss = f"not measured at step {step:,}"
+    nats = result.get("val/loss")
+    if step == result.get("steps") and nats is not None:
+        loss = f"{nats:.4f} {config.data.unit}"
+        if bits := bits_per_byte(nats, config, env):
+            loss += f", perplexity {perplexity(nats):.2f}, about {bits:.3f} bits per byte"
     departing = {
         f"{section}.{key}": show(value)
         for section in ("pe", "attn", "model")
@@ -115,12 +92,10 @@ def card(
     }
     hashes = ("config_sha256", "init_sha256", "data_sha256", "order_sha256")
     facts = {
-        "validation loss": _loss(config, step, result, env),
+        "validation loss": loss,
         "corpus": config.data.name,
         "steps": f"{step:,} of {config.train.num_steps:,}, seed {config.seed}",
         **departing,
-        "device": env.get("device"),
-        "versions": ", ".join(f"{key} {value}" for key, value in env.get("versions", {}).items()),
         # An installed copy has no commit.
         "code": f"rope_exp {__version__}, commit {(env.get('git') or {}).get('commit')}",
         "weights": weights_sha256,
@@ -138,19 +113,7 @@ def card(
         steps=config.train.num_steps,
         load=load,
         place=place,
-        equation=equation,
-        certificate=certificate,
+        rotated="; ".join(equations) or "nothing",
+        law=laws.get(measured, f"depends on positions as `{measured}`"),
         table="\n".join(f"| {key} | {fact} |" for key, fact in facts.items()),
     )
-
-
-def _loss(config: RunConfig, step: int, result: Mapping[str, Any], env: Mapping[str, Any]) -> str:
-    """Describe the run's loss, if it is that of this step."""
-    if step != result.get("steps") or result.get("val/loss") is None:
-        return f"not measured at step {step:,}"
-    loss = result["val/loss"]
-    text = f"{loss:.4f} {config.data.unit}"
-    bits = bits_per_byte(loss, config, env)
-    if bits is not None:
-        text += f", perplexity {perplexity(loss):.2f}, about {bits:.3f} bits per byte"
-    return text

@@ -9,13 +9,10 @@ from rope_exp import encoding
 from rope_exp.errors import ConfigError
 from rope_exp.sections import PeConfig
 
-# The copies of modules, by all names under which a file may import them.
+# The copies of modules, by the names under which a file may import them.
 COPIES = {
-    "rope_exp": "encoding_rope_exp",
-    "rope_exp.encoding": "encoding_rope_exp",
-    "rope_exp.model.position": "encoding_rope_exp",
-    "rope_exp.rope": "rope_rope_exp",
-    "rope_exp.model.rope": "rope_rope_exp",
+    r"rope_exp(\.encoding|\.model\.position)?": "encoding_rope_exp",
+    r"rope_exp(\.model)?\.rope": "rope_rope_exp",
 }
 # An encoding of ours reads the same keys of either config.
 OUR_CONFIG = "from rope_exp.sections import PeConfig"
@@ -35,7 +32,7 @@ def write_code(out: Path, pe: PeConfig) -> None:
     if pe.code is not None:
         texts["own"] = str(pe.source)
         lines.append(f"from .own_rope_exp import {pe.code.partition('.')[2]} as Own")
-        makers.append('"own": lambda _, sizes: Own.placed(**sizes._asdict())')
+        makers.append('"own": lambda _, sizes: Own.placed(sizes)')
     lines.append(f"MAKERS = {{{', '.join(makers)}}}")
     modeling = (root / "export/modeling_rope_exp.py").read_text(encoding="utf-8")
     texts["modeling"], changed = re.subn(r"(?m)^MAKERS: .*", "\n".join(lines), modeling)
@@ -53,7 +50,7 @@ def copied(source: str, pe: PeConfig) -> str:
         ConfigError: it imports something of rope_exp that is not copied.
     """
     for module, copy in COPIES.items():
-        source = re.sub(rf"\bfrom\s+{re.escape(module)}(?=\s+import\b)", f"from .{copy}", source)
+        source = re.sub(rf"\bfrom\s+{module}(?=\s+import\b)", f"from .{copy}", source)
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Import | ast.ImportFrom):
             continue
@@ -61,10 +58,6 @@ def copied(source: str, pe: PeConfig) -> str:
         if isinstance(node, ast.ImportFrom) and node.module == "encoding_rope_exp":
             has_other = not all(hasattr(encoding, alias.name) for alias in node.names)
         if has_other:
-            raise ConfigError(
-                "pe.code",
-                pe.code,
-                f"has `{ast.unparse(node)}`, and cannot be exported to transformers; that takes "
-                "`from rope_exp import Position, Sizes`, or from rope_exp.rope",
-            )
+            reason = f"has `{ast.unparse(node)}`, and cannot be exported to transformers"
+            raise ConfigError("pe.code", pe.code, reason)
     return source

@@ -7,32 +7,20 @@ from transformers import LlamaConfig
 
 
 class RopeExpConfig(LlamaConfig):
-    """LlamaConfig with a rotation on any subset of the sites q, k, v, o.
-
-    Attributes:
-        rotate: the sites that rotate, by layer, such as ["qkvo", "qk"].
-        rotations: of q and k, and of v and o: `sites`, the `base` of the frequencies, the number
-            of a head's `features` that rotate, the first ones, and the name of `learned`
-            frequencies or null.
-        rope_start: the position of the first token.
-        rope_learned: true if frequencies are learned, "log" if their logarithms are.
-        rope_shape: the layers, and the key/value heads, that have frequencies of their own.
-        sinusoid_scale: the amplitude of sines and cosines in the input.
-        num_positions: one more than the last position of training.
-        qk_norm: whether queries and keys are normalised by head before rotation.
-        window: the number of latest keys that a query attends to; None: all.
-        is_causal: whether no token attends to a later one.
-    """
+    """LlamaConfig with a rotation on any subset of the sites q, k, v, o."""
 
     model_type = "rope_exp"
 
+    # The sites that rotate, by layer, such as ["qkvo", "qk"].
     rotate: Sequence[str] = ()
+    # Of q and k, and of v and o: `sites`, the `base` of the frequencies, the number of a head's
+    # first `features` that rotate, and the name of `learned` frequencies or null.
     rotations: Sequence[dict[str, Any]] = ()
-    rope_start: int = 0
-    rope_learned: bool | str = False
-    rope_shape: Sequence[int] = ()
+    rope_start: int = 0  # the position of the first token
+    rope_learned: bool | str = False  # "log": their logarithms
+    rope_shape: Sequence[int] = ()  # layers and key/value heads with frequencies of their own
     sinusoid_scale: float = 1.0
-    num_positions: int = 0
+    num_positions: int = 0  # one more than the last position of training
     qk_norm: bool = False
-    window: int | None = None
+    window: int | None = None  # the latest keys that a query attends to
     is_causal: bool = True

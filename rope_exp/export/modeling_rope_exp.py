@@ -2,14 +2,10 @@
 
     q_i = R_i W_q x_i,  k_j = R_j W_k x_j,  v_j = R_j W_v x_j,  o_i = R_i^T sum_j a_ij v_j
 
-R_m rotates the feature pair (f, f + F) of a head by m * theta_f. The output is rotated back by its
-query's position, so with rotated values it depends on j - i alone (Su 2025, eq. 5). The cache holds
-rotated keys and values.
-
-A user's own position encoding acts in each layer, or on the input. It can cache facts about earlier
-tokens in further features of their keys.
-
-This file is copied beside exported weights, with the files of rope_exp that it imports.
+R_m rotates the feature pair (f, f + F) of a head by m * theta_f (Su 2025, eq. 5). The cache holds
+rotated keys and values; a user's own position encoding can cache facts about earlier tokens in
+further features of their keys. This file is copied beside exported weights, with the files of
+rope_exp that it imports.
 
 Shapes: B batch, T query, E key, L layers, H query heads, G key/value heads, K features,
 F frequencies. A table has an axis of 1 where layers or heads share it.
@@ -45,21 +41,21 @@ CACHE = "cache" if "cache" in _ARGUMENTS else "past_key_values"
 # cos and sin of a pair of sites, [B, T, L, G, F] each.
 Tables = tuple[Tensor, Tensor]
 
-# Makers of the encodings besides rotation, by the names of their modules. A copy beside weights
-# imports those of its model.
+# Makers of the encodings besides rotation, by the names of their modules. A copy beside weights has
+# those of its model.
 MAKERS: dict[str, Callable[[Any, Sizes], Position | None]] = {}
 
 
 def encodings(config: RopeExpConfig, layer: int | None) -> dict[str, Position]:
     """Return the encodings that act in a layer, or on the input (None), by name."""
-    of_model: Any = {key: getattr(config, key) for key in Sizes._fields[:-2]}
-    sizes = Sizes(**of_model, causal=config.is_causal, layer=layer)
-    names = MAKERS if layer is None else MAKERS.keys() & {"own"}
-    made = {name: MAKERS[name](config, sizes) for name in names}
-    acting = {name: encoding for name, encoding in made.items() if encoding is not None}
-    if "own" in acting:
-        # A model may be made in bfloat16, which holds no odd position past 256.
-        acting["own"].float()
+    values: Any = {key: getattr(config, key) for key in Sizes._fields[:-2]}
+    sizes = Sizes(**values, causal=config.is_causal, layer=layer)
+    acting = {}
+    for name, make in MAKERS.items():
+        encoding = make(config, sizes) if layer is None or name == "own" else None
+        if encoding is not None:
+            # A model may be made in bfloat16, which holds no odd position past 256.
+            acting[name] = encoding.float() if name == "own" else encoding
     return acting
 
 
@@ -77,12 +73,10 @@ class Rotary(Position):
                 self.register_parameter(rotation["learned"], nn.Parameter(begin))
 
     def forward(self, hidden_states: Tensor, position_ids: Tensor) -> dict[str, Tables]:
-        """Return the tables of each site.
-
-        Frequencies are computed anew: a buffer that is not saved would hold nothing after loading.
-        """
+        """Return the tables of each site."""
         tables: dict[str, Tables] = {}
         for rotation in self.config.rotations:
+            # Computed anew: a buffer that is not saved would hold nothing after loading.
             theta = frequencies(rotation["features"], rotation["base"]).to(position_ids.device)
             if rotation["learned"]:
                 learned = self.get_parameter(rotation["learned"])
@@ -114,20 +108,22 @@ class RopeExpAttention(LlamaAttention):
         score_bias: ScoreBias | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        at = (position_embeddings, kwargs["position_ids"])
+        position_BT: Tensor = kwargs["position_ids"]
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         heads = []
         for site in "qkv":
             x_BTHK = getattr(self, f"{site}_proj")(hidden_states).view(shape)
             if self.config.qk_norm and site != "v":
                 x_BTHK = getattr(self, f"{site}_norm")(x_BTHK.float()).to(x_BTHK.dtype)
-            heads.append(self._turned(site, x_BTHK, *at).transpose(1, 2))
+            x_BTHK = self._own_turned(site, x_BTHK, position_BT)
+            x_BTHK = self._rotated(site, x_BTHK, position_embeddings)
+            heads.append(x_BTHK.transpose(1, 2))
         q_BHTK, k_BGTK, v_BGTK = heads
 
         has_scores = self.own is not None and self.own.overrides("scores")
-        of_tokens = self.own.of_tokens(wide(hidden_states), at[1]) if has_scores else {}
+        facts = self.own.of_tokens(wide(hidden_states), position_BT) if has_scores else {}
         features = k_BGTK.shape[-1]
-        k_BGTK = packed(k_BGTK, of_tokens)
+        k_BGTK = packed(k_BGTK, facts)
         num_before = 0
         cache = kwargs.pop(CACHE, None)
         if cache is not None:
@@ -136,14 +132,14 @@ class RopeExpAttention(LlamaAttention):
             # Older versions are told where the new keys are.
             places = {"cache_position": kwargs.get("cache_position")}
             k_BGTK, v_BGTK = cache.update(k_BGTK, v_BGTK, self.layer_idx, places)
-        k_BGEK, kept = unpacked(k_BGTK, features, of_tokens)
+        k_BGEK, facts = unpacked(k_BGTK, features, facts)
 
         # A static cache has room for more keys.
         query_T1 = torch.arange(q_BHTK.shape[2], device=q_BHTK.device)[:, None] + num_before
         offset_TE = torch.arange(k_BGEK.shape[2], device=q_BHTK.device) - query_T1
         terms = [] if score_bias is None else [score_bias.of_offsets(offset_TE)]
         if has_scores:
-            terms += self._own_scores(kept, int(num_before), at[1], k_BGEK.shape[2])
+            terms += self._own_scores(facts, int(num_before), position_BT, k_BGEK.shape[2])
         kernel = self.config._attn_implementation
         if has_scores or terms or self.config.window is not None or not self.is_causal:
             if kernel not in ("eager", "sdpa"):
@@ -153,33 +149,28 @@ class RopeExpAttention(LlamaAttention):
                 )
             attention_mask = added(terms, attention_mask, offset_TE, self.config.window, q_BHTK)
 
-        is_eager = kernel == "eager"
-        attend = eager_attention_forward if is_eager else ALL_ATTENTION_FUNCTIONS[kernel]
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(kernel, eager_attention_forward)
         # A user's class may make queries and keys wider.
         scaling = q_BHTK.shape[-1] ** -0.5
-        output_BTHK, weights = attend(
+        o_BTHK, weights = attend(
             self, q_BHTK, k_BGEK, v_BGTK, attention_mask, scaling=scaling, **kwargs
         )
-        o_BTHK = self._turned("o", output_BTHK, *at)
+        o_BTHK = self._rotated("o", o_BTHK, position_embeddings)
+        o_BTHK = self._own_turned("o", o_BTHK, position_BT)
         return self.o_proj(o_BTHK.flatten(2)), weights
 
-    def _turned(
-        self, site: str, x_BTHK: Tensor, tables: dict[str, Tables], position_BT: Tensor
-    ) -> Tensor:
-        """Return x rotated by its position, or back for o; a user's class acts outside of that."""
-        if site != "o":
-            x_BTHK = self._own_turned(site, x_BTHK, position_BT)
-        if site in self.config.rotate[self.layer_idx]:
-            layer = self.layer_idx % tables[site][0].shape[2]
-            cos_BTGF, sin_BTGF = (table[:, :, layer] for table in tables[site])
-            # A class of one's own may have put further features first.
-            num_further = x_BTHK.shape[-1] - self.head_dim
-            further, x_BTHK = x_BTHK.tensor_split([num_further], dim=-1)
-            # Each key/value head's frequencies serve its query heads.
-            x_BTGHK = x_BTHK.unflatten(2, (cos_BTGF.shape[2], -1))
-            x_BTGHK = rotate(x_BTGHK, cos_BTGF, sin_BTGF, inverse=site == "o")
-            x_BTHK = torch.cat([further, x_BTGHK.flatten(2, 3)], dim=-1)
-        return self._own_turned(site, x_BTHK, position_BT) if site == "o" else x_BTHK
+    def _rotated(self, site: str, x_BTHK: Tensor, tables: dict[str, Tables]) -> Tensor:
+        """Return x rotated by its position, or back for o, if the layer rotates this site."""
+        if site not in self.config.rotate[self.layer_idx]:
+            return x_BTHK
+        layer = self.layer_idx % tables[site][0].shape[2]
+        cos_BTGF, sin_BTGF = (table[:, :, layer] for table in tables[site])
+        # A user's class may have put further features first.
+        further, x_BTHK = x_BTHK.tensor_split([x_BTHK.shape[-1] - self.head_dim], dim=-1)
+        # Each key/value head's frequencies serve its query heads.
+        x_BTGHK = x_BTHK.unflatten(2, (cos_BTGF.shape[2], -1))
+        x_BTGHK = rotate(x_BTGHK, cos_BTGF, sin_BTGF, inverse=site == "o")
+        return torch.cat([further, x_BTGHK.flatten(2, 3)], dim=-1)
 
     def _own_turned(self, site: str, x_BTHK: Tensor, position_BT: Tensor) -> Tensor:
         if self.own is None:
@@ -187,16 +178,16 @@ class RopeExpAttention(LlamaAttention):
         return self.own.turn(site, wide(x_BTHK), position_BT).to(x_BTHK.dtype)
 
     def _own_scores(
-        self, kept: dict[str, Tensor], num_before: int, position_BT: Tensor, room: int
+        self, facts: dict[str, Tensor], num_before: int, position_BT: Tensor, room: int
     ) -> list[Tensor]:
         """Return what the user's class adds to the scores, if anything; 0 for keys to come."""
         num_keys = num_before + position_BT.shape[1]
         # Cached tokens are the ones before the new; those before the first are padding.
         before_E = torch.arange(num_before, 0, -1, device=position_BT.device)
         old_BE = (position_BT[:, :1] - before_E).clamp(min=self.config.rope_start)
-        kept = {name: x_BE[:, :num_keys] for name, x_BE in kept.items()}
-        kept["position_BE"] = torch.cat([old_BE, position_BT], dim=-1)
-        more: Tensor | None = self.own.scores(kept, position_BT.shape[1])
+        facts = {name: x_BE[:, :num_keys] for name, x_BE in facts.items()}
+        facts["position_BE"] = torch.cat([old_BE, position_BT], dim=-1)
+        more: Tensor | None = self.own.scores(facts, position_BT.shape[1])
         return [] if more is None else [nn.functional.pad(more, (0, room - num_keys))]
 
 
@@ -205,36 +196,31 @@ def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def packed(k_BGTK: Tensor, of_tokens: dict[str, Tensor]) -> Tensor:
-    """Return keys with further features, which hold other numbers of their tokens."""
-    if not of_tokens:
+def packed(k_BGTK: Tensor, facts: dict[str, Tensor]) -> Tensor:
+    """Return keys with further features, which hold facts about their tokens."""
+    if not facts:
         return k_BGTK
-    num_groups = k_BGTK.shape[1]
-    x_BTN = torch.cat([x.reshape(*x.shape[:2], -1) for x in of_tokens.values()], dim=-1)
-    x_BTN = nn.functional.pad(x_BTN, (0, -x_BTN.shape[-1] % num_groups))
-    x_BGTN = x_BTN.unflatten(-1, (num_groups, -1)).transpose(1, 2)
+    x_BTN = torch.cat([x.reshape(*x.shape[:2], -1) for x in facts.values()], dim=-1)
+    x_BTN = nn.functional.pad(x_BTN, (0, -x_BTN.shape[-1] % k_BGTK.shape[1]))
+    x_BGTN = x_BTN.unflatten(-1, (k_BGTK.shape[1], -1)).transpose(1, 2)
     return torch.cat([k_BGTK, x_BGTN.to(k_BGTK.dtype)], dim=-1)
 
 
 def unpacked(
-    k_BGEK: Tensor, features: int, of_tokens: dict[str, Tensor]
+    k_BGEK: Tensor, features: int, new: dict[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return keys of so many features, and the other numbers of their tokens, by name."""
+    """Return keys of so many features, and the facts about their tokens, shaped like `new`."""
     k_BGEK, x_BGEN = k_BGEK.tensor_split([features], dim=-1)
     x_BEN = x_BGEN.transpose(1, 2).flatten(2)
-    kept = {}
-    for name, new in of_tokens.items():
-        first_BEN, x_BEN = x_BEN.tensor_split([new[0, 0].numel()], dim=-1)
-        kept[name] = first_BEN.reshape(*first_BEN.shape[:2], *new.shape[2:]).to(new.dtype)
-    return k_BGEK, kept
+    facts = {}
+    for name, x_BT in new.items():
+        first_BEN, x_BEN = x_BEN.tensor_split([x_BT[0, 0].numel()], dim=-1)
+        facts[name] = first_BEN.reshape(*first_BEN.shape[:2], *x_BT.shape[2:]).to(x_BT.dtype)
+    return k_BGEK, facts
 
 
 def added(
-    terms: list[Tensor],
-    mask: Tensor | None,
-    offset_TE: Tensor,
-    window: int | None,
-    q_BHTK: Tensor,
+    terms: list[Tensor], mask: Tensor | None, offset_TE: Tensor, window: int | None, q_BHTK: Tensor
 ) -> Tensor:
     """Return numbers to be added to the scores, [B or 1, 1 or H, T, E], in the queries' dtype.
 
@@ -243,7 +229,6 @@ def added(
         mask: [B, 1, T, E], true where a query attends, or numbers to be added; None: a query
             attends to itself and all keys before it.
         offset_TE: j - i of query i and key j.
-        window: the number of keys that a query attends to; beyond, it is the lowest number.
     """
     lowest = torch.finfo(q_BHTK.dtype).min
     total = q_BHTK.new_zeros(1, 1, *offset_TE.shape)
@@ -305,11 +290,19 @@ class RopeExpModel(RopeExpPreTrainedModel, LlamaModel):
     ) -> BaseModelOutputWithPast:
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
+        num_rows, length = inputs_embeds.shape[:2]
+        mask = attention_mask
         if position_ids is None:
+            # Count from each row's first token: a rotation that is not relative depends on where a
+            # row begins, behind its padding.
             cache = kwargs.get(CACHE)
             num_before = 0 if cache is None else cache.get_seq_length()
-            position_ids = counted(inputs_embeds, attention_mask, num_before)
+            position_ids = torch.arange(length, device=inputs_embeds.device)[None] + num_before
+            if mask is not None and mask.ndim == 2:
+                position_BE = (mask.long().cumsum(-1) - 1).clamp(min=0)
+                position_ids = position_BE[:, num_before : num_before + length]
         position_ids = position_ids + self.config.rope_start
+
         acting: list[Any] = [child for child in self.children() if isinstance(child, Position)]
         for encoding in acting:
             is_read = encoding.limit is not None and not torch.compiler.is_compiling()
@@ -319,8 +312,12 @@ class RopeExpModel(RopeExpPreTrainedModel, LlamaModel):
             inputs_embeds = embeds.to(inputs_embeds.dtype)
 
         if not self.config.is_causal:
+            # Every token attends to every real one.
             use_cache = False
-            attention_mask = both_ways(attention_mask, inputs_embeds)
+            attention_mask = inputs_embeds.new_zeros(num_rows, 1, length, length)
+            if mask is not None:
+                lowest = torch.finfo(attention_mask.dtype).min
+                attention_mask = attention_mask.masked_fill(mask[:, None, None] == 0, lowest)
         return super().forward(
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -329,27 +326,6 @@ class RopeExpModel(RopeExpPreTrainedModel, LlamaModel):
             score_bias=getattr(self, "score_bias", None),
             **kwargs,
         )
-
-
-def both_ways(mask: Tensor | None, inputs_embeds: Tensor) -> Tensor:
-    """Return numbers to be added to scores, [B, 1, T, T]: every token attends to every real one."""
-    num_rows, length = inputs_embeds.shape[:2]
-    zero = inputs_embeds.new_zeros(num_rows, 1, length, length)
-    if mask is None:
-        return zero
-    return zero.masked_fill(mask[:, None, None] == 0, torch.finfo(zero.dtype).min)
-
-
-def counted(inputs_embeds: Tensor, attention_mask: Tensor | None, num_before: int) -> Tensor:
-    """Return positions that count from each row's first token, [B or 1, T].
-
-    A rotation that is not relative depends on where a row begins, behind its padding.
-    """
-    num_new = inputs_embeds.shape[1]
-    if attention_mask is not None and attention_mask.ndim == 2:
-        position_BE = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-        return position_BE[:, num_before : num_before + num_new]
-    return torch.arange(num_new, device=inputs_embeds.device)[None] + num_before
 
 
 class RopeExpForCausalLM(RopeExpPreTrainedModel, LlamaForCausalLM):

@@ -10,8 +10,8 @@ attention kernel stay the model's own.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import rotate_half
 
 from rope_exp.errors import ConfigError
-from rope_exp.rope import rotate
+from rope_exp.rope import rotate as rotated
 from rope_exp.sections import SITES
 
 # A first position at which rotations do something, and a relative error that rounding stays below.
@@ -41,44 +41,38 @@ def patch(model: nn.Module, rotate: Iterable[str]) -> Callable[[], None]:
     sites = frozenset(rotate)
     if not sites <= set(SITES):
         raise ConfigError("rotate", "".join(sorted(sites)), "must be some of q, k, v, o")
-    layers = [module for module in model.modules() if _is_attention(module)]
+    # SmolLM3 has layers that rotate nothing.
+    needed = {f"{site}_proj" for site in SITES} | {"head_dim"}
+    modules: list[Any] = [each for each in model.modules() if getattr(each, "use_rope", True)]
+    layers = [each for each in modules if all(hasattr(each, name) for name in needed)]
     if not layers:
         name = type(model).__name__
         raise ConfigError("model", name, "has no attention with q_proj, k_proj, v_proj and o_proj")
 
-    for module in model.modules():
-        facts = vars(module).items()
+    for module in modules:
         # By type of layer, the name has a prefix.
-        if any(name.endswith("attention_scaling") and value != 1.0 for name, value in facts):
+        scales = {v for name, v in vars(module).items() if name.endswith("attention_scaling")}
+        if scales - {1.0}:
             raise ConfigError("model", type(model).__name__, "scales its tables (YaRN)")
+    some = torch.arange(8.0)[None]
     for layer in layers:
-        _check(layer)
+        theirs = getattr(sys.modules[type(layer).__module__], "rotate_half", torch.zeros_like)
+        clips = getattr(getattr(layer, "config", None), "clip_qkv", None) is not None
+        for is_so, reason in [
+            (getattr(layer, "is_patched", False), "is patched already; take that patch back first"),
+            (not torch.equal(theirs(some), rotate_half(some)), "pairs other features than Llama"),
+            (clips, "clips what its projections return (clip_qkv)"),
+        ]:
+            if is_so:
+                raise ConfigError("model", type(layer).__name__, reason)
     _measure(model, layers)
 
-    handles = [handle for layer in layers for handle in _hooked(layer, sites)]
+    hooks = ExitStack()
     for layer in layers:
+        _hook(layer, sites, hooks)
         layer.is_patched = True
-
-    def undo() -> None:
-        for handle in handles:
-            handle.remove()
-        for layer in layers:
-            layer.is_patched = False
-
-    return undo
-
-
-def _check(layer: nn.Module) -> None:
-    """Refuse attention that is patched already, or whose pairs are not half a head apart."""
-    name = type(layer).__name__
-    if getattr(layer, "is_patched", False):
-        raise ConfigError("model", name, "is patched already; take that patch back first")
-    theirs = getattr(sys.modules[type(layer).__module__], "rotate_half", None)
-    some = torch.arange(8.0)[None]
-    if theirs is None or not torch.equal(theirs(some), rotate_half(some)):
-        raise ConfigError("model", name, "pairs other features than Llama, half a head apart")
-    if getattr(getattr(layer, "config", None), "clip_qkv", None) is not None:
-        raise ConfigError("model", name, "clips what its projections return (clip_qkv)")
+        hooks.callback(setattr, layer, "is_patched", False)
+    return hooks.close
 
 
 @torch.no_grad()
@@ -92,10 +86,9 @@ def _measure(model: nn.Module, layers: Sequence[Any]) -> None:
     """
     training = [module for module in model.modules() if module.training]
     model.eval()
-    device = next(model.parameters()).device
     # More tokens than heads, so that the order of a norm's axes can be told.
     num_tokens = 1 + max(layer.o_proj.in_features // int(layer.head_dim) for layer in layers)
-    place_N = torch.arange(num_tokens, device=device)
+    place_N = torch.arange(num_tokens, device=next(model.parameters()).device)
     id_N = place_N % model.get_input_embeddings().num_embeddings  # type: ignore[operator]
     calls: dict[Any, Any] = {}
 
@@ -106,77 +99,50 @@ def _measure(model: nn.Module, layers: Sequence[Any]) -> None:
         # One sequence; then each token alone, as one of them may be padding, whose row is zero.
         for sites, shape in (("qk", (1, -1)), ("vo", (-1, 1))):
             position_BT = place_N.view(shape) + FIRST
-            with _until_then(
-                layer.register_forward_hook(record, with_kwargs=True) for layer in layers
-            ):
+            with ExitStack() as hooks:
+                for layer in layers:
+                    hooks.enter_context(layer.register_forward_hook(record, with_kwargs=True))
                 model(id_N.view(shape), position_ids=position_BT, use_cache=False)
             for layer, (args, kwargs, own) in calls.items():
-                with _until_then(_hooked(layer, frozenset(sites))):
-                    found = layer(*args, **kwargs)[0].float()
-                if not (found - own).norm() <= CLOSE * own.norm():
-                    allowed = f"does more to {' and '.join(sites)} than Llama's attention"
-                    raise ConfigError("model", type(model).__name__, allowed)
+                with ExitStack() as hooks:
+                    _hook(layer, frozenset(sites), hooks)
+                    output = layer(*args, **kwargs)[0].float()
+                if not (output - own).norm() <= CLOSE * own.norm():
+                    reason = f"does more to {' and '.join(sites)} than Llama's attention"
+                    raise ConfigError("model", type(model).__name__, reason)
     finally:
         for module in training:
             module.training = True
 
 
-@contextmanager
-def _until_then(hooks: Iterable[Any]) -> Iterator[None]:
-    """Keep hooks until the block ends."""
-    handles = list(hooks)
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _is_attention(module: nn.Module) -> bool:
-    named = [f"{site}_proj" for site in SITES]
-    has_projections = all(hasattr(module, name) for name in (*named, "head_dim"))
-    # SmolLM3 has layers that rotate nothing.
-    return has_projections and bool(getattr(module, "use_rope", True))
-
-
-def _hooked(layer: nn.Module, sites: frozenset[str]) -> list[Any]:
-    """Register the hooks of one layer, and return their handles; see `_measure`."""
+def _hook(layer: Any, sites: frozenset[str], hooks: ExitStack) -> None:
+    """Rotate the sites of one layer until `hooks` are closed."""
     tables: list[Tensor] = []
-    head_dim = int(layer.head_dim)  # type: ignore[arg-type]
 
     def take_tables(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        cos_BTK, sin_BTK = kwargs["position_embeddings"]
-        tables[:] = [cos_BTK, sin_BTK]
+        cos_BTK, sin_BTK = tables[:] = kwargs["position_embeddings"]
         nothing = (torch.ones_like(cos_BTK), torch.zeros_like(sin_BTK))
         return args, kwargs | {"position_embeddings": nothing}
+
+    def turned(x: Tensor, *, inverse: bool = False) -> Tensor:
+        # Their tables have the angle of a pair twice.
+        cos_BTF, sin_BTF = (table.chunk(2, dim=-1)[0] for table in tables)
+        x_BTHK = x.reshape(*x.shape[:2], -1, layer.head_dim)
+        return rotated(x_BTHK, cos_BTF, sin_BTF, inverse=inverse).view(x.shape)
 
     def turn(module: Any, args: Any, x: Tensor) -> Tensor:
         # As `_measure` finds, some norms return [B, H, T, K].
         if x.ndim == 4 and x.shape[1] != tables[0].shape[1] == x.shape[2]:
             module.is_heads_first = True
         if getattr(module, "is_heads_first", False):
-            x_BTHK = x.transpose(1, 2).contiguous()
-            return _turned(x_BTHK, head_dim, tables).transpose(1, 2)
-        return _turned(x, head_dim, tables)
+            return turned(x.transpose(1, 2)).transpose(1, 2)
+        return turned(x)
 
-    def turn_back(_: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
-        return (_turned(args[0], head_dim, tables, inverse=True),)
-
-    handles: list[Any] = [layer.register_forward_pre_hook(take_tables, with_kwargs=True)]
+    hooks.enter_context(layer.register_forward_pre_hook(take_tables, with_kwargs=True))
     for site in sites & {"q", "k", "v"}:
         # Queries and keys are rotated behind their norm.
         last = getattr(layer, f"{site}_norm", None) or getattr(layer, f"{site}_proj")
-        handles.append(last.register_forward_hook(turn))
+        hooks.enter_context(last.register_forward_hook(turn))
     if "o" in sites:
-        o_proj: nn.Module = layer.get_submodule("o_proj")
-        handles.append(o_proj.register_forward_pre_hook(turn_back))
-
-    return handles
-
-
-def _turned(x: Tensor, head_dim: int, tables: list[Tensor], *, inverse: bool = False) -> Tensor:
-    """Return x, [B, T, H, K] or [B, T, H K], with the first features of its heads turned."""
-    x_BTHK = x.view(*x.shape[:2], -1, head_dim)
-    # Their tables have the angle of a pair twice.
-    cos_BTF, sin_BTF = (table.chunk(2, dim=-1)[0] for table in tables)
-    return rotate(x_BTHK, cos_BTF, sin_BTF, inverse=inverse).view(x.shape)
+        turn_back = lambda _, args: (turned(args[0], inverse=True),)  # noqa: E731
+        hooks.enter_context(layer.o_proj.register_forward_pre_hook(turn_back))

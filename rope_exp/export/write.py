@@ -5,9 +5,9 @@ DeepseekV3ForCausalLM), and no rotation at all SmolLM3ForCausalLM. Others come w
 """
 
 import shutil
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,30 +33,24 @@ from rope_exp.export.code import copied, write_code
 from rope_exp.export.configuration_rope_exp import RopeExpConfig
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM, RopeExpForMaskedLM
 from rope_exp.folder import read_config
+from rope_exp.identity import Rule, refuse
 from rope_exp.load import end_of_text, load_checkpoint
 from rope_exp.sections import PAIRS, Architecture, PeConfig, SoftmaxConfig
 from rope_exp.tokenizer import vocab_size
 
 Code = Literal["auto", "always"]
-MASK = "<|mask|>"
 # The keys of a model that LlamaConfig has, too.
 SIZES = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "tie_word_embeddings",
+    "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
+    "rms_norm_eps tie_word_embeddings"
 )
 
 
 def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = None) -> str:
     """Write a run's model, tokenizer and card into a new folder; return the class of the model.
 
-    Args:
-        code: auto: a class of transformers where one is the same model; always: our own code.
-        step: of the checkpoint; None: the newest.
+    `code` auto: a class of transformers where one is the same model; always: our own code.
+
     Raises:
         ConfigError: transformers has no place for this kind of model, or `out` is not empty.
         RecordError, CheckpointError: the folder is not a run, or has no such checkpoint.
@@ -68,9 +62,9 @@ def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = Non
     config = read_config(run_dir)
     decoder, tokenizer, step = load_checkpoint(run_dir, step)
     end_id = end_of_text(run_dir, decoder)
-    made = exported(decoder, code, end_id, max_position_embeddings=config.train.longest)
-    name = type(made).__name__
-    about = card(run_dir, config, step, name, out.name, weights_sha256(weights(decoder)))
+    model = exported(decoder, code, end_id, max_position_embeddings=config.train.longest)
+    name = type(model).__name__
+    readme = card(run_dir, config, step, name, out.name, weights_sha256(weights(decoder)))
 
     # Written beside and renamed: after a kill, the same command finds no half of an export.
     out = out.resolve()
@@ -79,15 +73,14 @@ def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = Non
     new.mkdir(parents=True)
     try:
         disable_progress_bar()
-        made.save_pretrained(new)
+        model.save_pretrained(new)
         tokenizer_of(tokenizer, end_id, config).save_pretrained(new)
         if name.startswith("RopeExp"):
             write_code(new, config.pe)
         # transformers gives weights to their owner alone.
         for path in new.glob("*.safetensors"):
             path.chmod(0o644)
-        (new / "README.md").write_text(about, encoding="utf-8")
-        # Only an existing, empty folder is in the way.
+        (new / "README.md").write_text(readme, encoding="utf-8")
         new.replace(out)
     finally:
         shutil.rmtree(new, ignore_errors=True)
@@ -97,22 +90,25 @@ def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = Non
 def exported(
     decoder: Decoder, code: Code = "auto", end_id: int | None = None, **sizes: Any
 ) -> PreTrainedModel:
-    """Return a decoder as a model of transformers, with the same weights.
+    """Return a decoder as a model of transformers, with the same weights and further `sizes`.
 
-    Args:
-        end_id: the token that ends a document, begins the first, and pads.
-        sizes: further keys of its config.
+    The token `end_id` ends a document, begins the first, and pads.
+
     Raises:
-        ConfigError: see `check`.
+        ConfigError: our own code for transformers does not describe it.
     """
     architecture = decoder.architecture
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end_id)
     model = architecture.model
-    keys: dict[str, Any] = {key: getattr(model, key) for key in SIZES} | ids | sizes
+    keys: dict[str, Any] = {key: getattr(model, key) for key in SIZES.split()} | ids | sizes
     keys |= {"vocab_size": architecture.vocab_size, "head_dim": model.features_per_head}
     made = _native(architecture, keys) if code == "auto" else None
     if made is None:
-        check(architecture)
+        if architecture.num_outputs is not None:
+            raise ConfigError("train.objective", "regression", "has no logits to export")
+        end = "and cannot be exported to transformers"
+        rules = _rules(architecture)
+        refuse(architecture, ((broken, key, f"{why}, {end}") for broken, key, why in rules))
         # Some files have no copy.
         copied(architecture.pe.source or "", architecture.pe)
         config = RopeExpConfig(**keys, **_positions(architecture))
@@ -125,35 +121,20 @@ def exported(
     return made.eval()
 
 
-def check(architecture: Architecture) -> None:
-    """Refuse a decoder that our own code for transformers does not describe.
-
-    Raises:
-        ConfigError: naming the key.
-    """
+def _rules(architecture: Architecture) -> Iterator[Rule]:
+    """Yield what our own code for transformers does not describe."""
     model = architecture.model
-    has_sink = architecture.attn == SoftmaxConfig(sink=True)
-    refused = {
-        "attn.kind": (architecture.attn.kind != "softmax", "has no class with these sites"),
-        "model.token_shift": (model.token_shift, "keeps an input in its cache"),
-        "attn.sink": (has_sink, "has no class"),
-        "model.window_layers": (model.window_layers is not None, "has windows by layer"),
-        "model.num_attention_heads": (
-            model.hidden_size % model.num_attention_heads != 0,
-            f"does not divide model.hidden_size={model.hidden_size}",
-        ),
-        "pe.precision": (architecture.pe.precision == "bf16", "is for a study of noise"),
-    }
-    if architecture.num_outputs is not None:
-        raise ConfigError("train.objective", "regression", "has no logits to export")
-    for key, (is_refused, why) in refused.items():
-        if is_refused:
-            value = attrgetter(key)(architecture)
-            raise ConfigError(key, value, f"{why}, and cannot be exported to transformers")
+    yield architecture.attn.kind != "softmax", "attn.kind", "has no class with these sites"
+    yield model.token_shift, "model.token_shift", "keeps an input in its cache"
+    yield architecture.attn != SoftmaxConfig(), "attn.sink", "has no class"
+    yield model.window_layers is not None, "model.window_layers", "has windows by layer"
+    rest = model.hidden_size % model.num_attention_heads
+    yield rest, "model.num_attention_heads", f"does not divide {model.hidden_size} features"
+    yield architecture.pe.precision == "bf16", "pe.precision", "is for a study of noise"
 
 
 def _native(architecture: Architecture, keys: dict[str, Any]) -> PreTrainedModel | None:
-    """Return transformers' own class of this model, without its weights; None: it has none."""
+    """Return transformers' own class of this model, without its weights, if it has one."""
     model = architecture.model
     attn: Any = architecture.attn
     pe = architecture.pe
@@ -182,9 +163,8 @@ def _native(architecture: Architecture, keys: dict[str, Any]) -> PreTrainedModel
     if is_qk:
         return LlamaForCausalLM(LlamaConfig(**keys, rope_parameters=rope))
     if not pe.rotate:
-        never = [0] * model.num_hidden_layers
-        smol = SmolLM3Config(**keys, rope_parameters=rope, no_rope_layers=never)
-        return SmolLM3ForCausalLM(smol)
+        keys["no_rope_layers"] = [0] * model.num_hidden_layers
+        return SmolLM3ForCausalLM(SmolLM3Config(**keys, rope_parameters=rope))
     return None
 
 
@@ -193,13 +173,12 @@ def _positions(architecture: Architecture) -> dict[str, Any]:
     model = architecture.model
     pe = architecture.pe
     num_layers = model.num_hidden_layers
-    learned = dict(zip(pe.trained_pairs, pe.learned_names, strict=True))
     rotations = [
         {
             "sites": pair,
             "base": pe.base_of(pair),
             "features": pe.num_features(model.features_per_head, pair),
-            "learned": learned.get(pair),
+            "learned": pe.learned.get(pair),
         }
         for pair in PAIRS
     ]
@@ -218,19 +197,14 @@ def _positions(architecture: Architecture) -> dict[str, Any]:
 
 
 def tokenizer_of(tokenizer: Tokenizer, end_id: int, config: RunConfig) -> PreTrainedTokenizerFast:
-    """Return the tokenizer as transformers has it: plain text, padded on the left.
-
-    Raises:
-        ConfigError: its ids have holes, so that transformers would give the mask another one.
-    """
-    if not config.causal and vocab_size(tokenizer) != tokenizer.get_vocab_size():
-        allowed = "has holes among its ids, so that its mask cannot be exported"
-        raise ConfigError("tokenizer.path", config.tokenizer.path, allowed)
-    end = tokenizer.id_to_token(end_id)
-    special = {"bos_token": end, "eos_token": end, "pad_token": end}
+    """Return the tokenizer as transformers has it: plain text, padded on the left."""
+    special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), tokenizer.id_to_token(end_id))
     if not config.causal:
+        if vocab_size(tokenizer) != tokenizer.get_vocab_size():
+            reason = "has holes among its ids, so that its mask cannot be exported"
+            raise ConfigError("tokenizer.path", config.tokenizer.path, reason)
         # Its id is the first that the tokenizer has not.
-        special["mask_token"] = MASK
+        special["mask_token"] = "<|mask|>"
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         padding_side="left",

@@ -1,20 +1,18 @@
-"""Metrics by training tokens, for the figures and the page."""
+"""Differences to the reference, and losses, by training tokens."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import altair as alt
+import numpy as np
 import pandas as pd
+from scipy.optimize import isotonic_regression
 
 from rope_exp.comparable import Row
 from rope_exp.figures.style import (
     COLOR,
     SIGNED,
-    end_names,
     explanation,
-    gathered,
     limits,
-    looks,
     markers,
     row_lines,
     with_looks,
@@ -23,11 +21,41 @@ from rope_exp.figures.style import (
 from rope_exp.report import Report
 from rope_exp.runs import Run
 
+ORDER = 2
 # Axes are scaled to the curves after this share of the run; before it they fall too steeply.
-SHOWN_FROM = 0.2
+_SHOWN_FROM = 0.2
+_WIDTH = 310
+_HEIGHT = 340
+# Pixels from one line of text to the next.
+_LEADING = 13
+_CROSS = "M-1,-1L1,1M-1,1L1,-1"
 
 
-def by_tokens(runs: Sequence[Run], key: str, window: int = 1) -> pd.DataFrame:
+def figure(report: Report) -> alt.HConcatChart | None:
+    """Draw differences and losses by tokens; None if no run has an evaluation."""
+    if not any("val/loss" in row for run in report.runs for row in run.metrics):
+        return None
+
+    # The running median of training losses covers a tenth of the longest run's rows.
+    window = max(1, max(len(run.metrics) for run in report.runs) // 10)
+    longest = max(run.config.train.num_tokens for run in report.runs)
+    x = alt.X("tokens:Q", title="training tokens").scale(domain=[0, 1.02 * longest], nice=False)
+    tokens = "datum.value ? format(datum.value, '~s') : '0'"
+    x = x.axis(labelExpr=tokens, tickCount=4, labelFlush=False, grid=True)
+
+    losses = [
+        *_losses(report, x, "val/loss", "validation loss", 1),
+        *_losses(report, x, "train/loss", "training loss", window),
+    ]
+    return alt.hconcat(
+        *_differences(report, x),
+        alt.vconcat(*losses),
+        spacing=20,
+        title=explanation(_sentences(report, window)),
+    )
+
+
+def by_tokens(runs: Iterable[Run], key: str, window: int = 1) -> pd.DataFrame:
     """Return a column for each seed by tokens: the running median over `window` rows with `key`."""
     columns = {}
     for run in sorted(runs, key=lambda run: run.config.seed):
@@ -38,97 +66,61 @@ def by_tokens(runs: Sequence[Run], key: str, window: int = 1) -> pd.DataFrame:
     return pd.DataFrame(columns, dtype=float).sort_index()
 
 
-def finished_or_all(row: Row) -> Sequence[Run]:
-    """Return a row's finished runs, or all runs if none has finished."""
-    finished = [run for run in row.runs if run.status == "finished"]
-    return finished or row.runs
+def spread(wanted: pd.Series, gap: float, low: float, high: float) -> pd.Series:
+    """Return the nearest heights (least squares) in the same order, at least `gap` apart.
 
-
-ORDER = 2
-_WIDTH = 310
-_HEIGHT = 340
-_SIDE = {"width": 205, "height": _HEIGHT // 2 - 30}
-_COLUMNS = ["label", "tokens", "mean"]
-_CROSS = "M-1,-1L1,1M-1,1L1,-1"
-_TOKENS = "datum.value ? format(datum.value, '~s') : '0'"
-
-
-def figure(report: Report) -> alt.HConcatChart | None:
-    """Draw differences to the reference, validation and training losses against tokens.
-
-    None if no run has an evaluation.
+    All are within [low, high] if they fit.
     """
-    if not any("val/loss" in row for run in report.runs for row in run.metrics):
-        return None
-
-    # The running median of training losses covers a tenth of the longest run's rows.
-    window = max(1, max(len(run.metrics) for run in report.runs) // 10)
-    longest = max(run.config.train.num_tokens for run in report.runs)
-    x = alt.X("tokens:Q", title="training tokens").scale(domain=[0, 1.02 * longest], nice=False)
-    x = x.axis(labelExpr=_TOKENS, tickCount=4, labelFlush=False, grid=True)
-
-    losses = [
-        *_losses(report, x, "val/loss", "validation loss", 1),
-        *_losses(report, x, "train/loss", "training loss", window),
-    ]
-    return alt.hconcat(
-        *_differences(report, x),
-        alt.vconcat(*losses),
-        spacing=20,
-        datasets=looks(report),
-        title=explanation(_sentences(report, window)),
-    )
-
-
-# -- differences -----------------------------------------------------------------------------------
+    ordered = wanted.sort_values(kind="stable")
+    # With the gaps subtracted, heights only need to increase.
+    gaps = gap * np.arange(len(ordered))
+    heights = isotonic_regression(ordered.to_numpy() - gaps).x
+    return pd.Series(np.clip(heights, low, high - max(gaps)) + gaps, ordered.index)
 
 
 def _differences(report: Report, x: alt.X) -> Iterator[alt.LayerChart]:
     """Draw each row's mean difference, the band of its seeds, and its name at the end."""
-    reference = by_tokens(finished_or_all(report.reference), "val/loss")
-    of_rows = [
-        _points(row, by_tokens(finished_or_all(row), "val/loss").sub(reference))
-        for row in report.rows.values()
-    ]
-    points = gathered(of_rows, _COLUMNS)
+    reference = by_tokens(_shown(report.reference), "val/loss")
+    curves = [(row, by_tokens(_shown(row), "val/loss") - reference) for row in report.rows.values()]
+    points = _points(curves)
     if points.empty:
         return
 
     late = _late(points, report)
-    domain = limits(late["mean"], [*late["low"].dropna(), *late["high"].dropna()])
+    low, high = limits(late["mean"], [*late["low"].dropna(), *late["high"].dropna()])
     title = f"validation loss minus {report.reference.name}'s ({report.unit})"
-    y = alt.Y("mean:Q", title=title).scale(domain=domain, nice=False)
+    y = alt.Y("mean:Q", title=title).scale(domain=[low, high], nice=False)
     y = y.axis(labelExpr=SIGNED, tickCount=6, grid=True)
-    base = with_looks(points).encode(x=x, y=y)
-    ends = points.groupby("label", sort=False).last().rename(columns={"mean": "end"})
-
+    base = with_looks(report, points).encode(x=x, y=y)
     # One seed has no band.
     band = base.transform_filter("isValid(datum.low)").mark_area(clip=True, opacity=0.18)
+    edge = alt.Y("low:Q", title=title)
+
+    # A stroke joins each name to the end of its line.
+    ends = points.groupby("label", sort=False).last()
+    ends["end"] = ends["mean"].clip(low, high)
+    gap = _LEADING / _HEIGHT * (high - low)
+    ends["place"] = spread(ends["end"], gap, low + gap / 2, high - gap / 2)
+    at_end = alt.Chart(ends[["name", "end", "place"]])
+    stroke = at_end.mark_rule(style="quiet").encode(y=alt.Y("end:Q"), y2=alt.Y2("place"))
+    name = at_end.mark_text(align="left").encode(x=alt.XValue(_WIDTH + 17), y=alt.Y("place:Q"))
+
     yield alt.layer(
         zero_line(),
-        band.encode(
-            y=alt.Y("low:Q", title=title),
-            y2=alt.Y2("high"),
-            color=COLOR,
-            detail=alt.Detail("label:N"),
-        ),
-        *_lines(base, width=1.6, size=45),
-        *end_names(ends, domain, _WIDTH, _HEIGHT),
+        band.encode(y=edge, y2=alt.Y2("high"), color=COLOR, detail=alt.Detail("label:N")),
+        row_lines(base, 1.6, clip=True),
+        *markers(base.transform_filter("datum.marked"), size=45),
+        stroke.encode(x=alt.XValue(_WIDTH + 2), x2=alt.X2Value(_WIDTH + 14)),
+        name.encode(text=alt.Text("name:N")),
         width=_WIDTH,
         height=_HEIGHT,
     )
 
 
-# -- losses ----------------------------------------------------------------------------------------
-
-
-def _losses(
-    report: Report, x: alt.X, key: str, title: str, window: int
-) -> Iterator[alt.LayerChart]:
+def _losses(report: Report, x: alt.X, key: str, title: str, window: int) -> Iterator[alt.Chart]:
     """Draw the mean over finished seeds; a cross marks the end of a diverged run."""
     rows = report.rows.values()
-    of_rows = [_points(row, by_tokens(finished_or_all(row), key, window)) for row in rows]
-    points = gathered(of_rows, _COLUMNS)
+    points = _points((row, by_tokens(_shown(row), key, window)) for row in rows)
     if points.empty:
         return
 
@@ -136,74 +128,69 @@ def _losses(
     pad = 0.06 * (late.max() - late.min()) or 0.1
     domain = [late.min() - pad, late.max() + pad]
     y = alt.Y("mean:Q", title=[title, f"({report.unit})"], axis=alt.Axis(tickCount=5))
-    y = y.scale(domain=domain, nice=False)
+    base = with_looks(report, points).encode(x=x, y=y.scale(domain=domain, nice=False))
 
-    ends = [_points(row, by_tokens([run], key, window)).tail(1) for row, run in _diverged(report)]
-    crosses = gathered(ends, _COLUMNS)
+    diverged = [(row, run) for row in rows for run in row.runs if run.status == "diverged"]
+    ends = [(row, by_tokens([run], key, window).dropna().tail(1)) for row, run in diverged]
+    crosses = _points(ends)
     # An end outside the scale is drawn at its edge.
     crosses["mean"] = crosses["mean"].clip(*domain)
-    cross = with_looks(crosses).mark_point(shape=_CROSS, size=50, strokeWidth=2, opacity=1)
-    lines = _lines(with_looks(points).encode(x=x, y=y), width=1.2, size=20)
-    yield alt.layer(*lines, cross.encode(x=x, y=y, color=COLOR), **_SIDE)
+    cross = with_looks(report, crosses)
+    cross = cross.mark_point(shape=_CROSS, size=50, strokeWidth=2, opacity=1)
+    yield alt.layer(
+        row_lines(base, 1.2, clip=True),
+        *markers(base.transform_filter("datum.marked"), size=20),
+        cross.encode(x=x, y=y, color=COLOR),
+        width=205,
+        height=_HEIGHT // 2 - 30,
+    )
 
 
-def _diverged(report: Report) -> list[tuple[Row, Any]]:
-    runs = [(row, run) for row in report.rows.values() for run in row.runs]
-    return [(row, run) for row, run in runs if run.status == "diverged"]
+def _shown(row: Row) -> Sequence[Run]:
+    """Return a row's finished runs, or all runs if none has finished."""
+    return [run for run in row.runs if run.status == "finished"] or row.runs
 
 
-# -- points ----------------------------------------------------------------------------------------
+def _points(curves: Iterable[tuple[Row, pd.DataFrame]]) -> pd.DataFrame:
+    """Return each row's means over seeds by tokens, one SD on either side, at most 200 or so."""
+    parts = [pd.DataFrame(columns=["tokens", "mean", "low", "high", "label", "name", "marked"])]
+    for row, values in curves:
+        complete = values.dropna(axis="columns", how="all").dropna()
+        mean = complete.mean(axis="columns")
+        sd = complete.std(axis="columns")
+        frame = pd.DataFrame({"mean": mean, "low": mean - sd, "high": mean + sd}).round(6)
 
-
-def _points(row: Row, values: pd.DataFrame) -> pd.DataFrame:
-    """Return a row's means over seeds by tokens, one SD on either side, at most 200 or so."""
-    complete = values.dropna(axis="columns", how="all").dropna()
-    mean = complete.mean(axis="columns")
-    sd = complete.std(axis="columns")
-    frame = pd.DataFrame({"mean": mean, "low": mean - sd, "high": mean + sd}).round(6)
-
-    # The last point is kept.
-    thinned = frame.dropna(subset="mean").iloc[:: -max(1, len(frame) // 100)].iloc[::-1]
-    name = f"{row.name} ({row.verdict})" if row.verdict else row.name
-    points = thinned.rename_axis("tokens").reset_index().assign(label=row.label, name=name)
-    # A mark at every point would hide the line.
-    every = max(1, len(points) // 12)
-    return points.assign(marked=points.index % every == every // 2)
+        # The last point is kept.
+        thinned = frame.dropna(subset="mean").iloc[:: -max(1, len(frame) // 100)].iloc[::-1]
+        name = f"{row.name} ({row.verdict})" if row.verdict else row.name
+        points = thinned.rename_axis("tokens").reset_index().assign(label=row.label, name=name)
+        # A mark at every point would hide the line.
+        every = max(1, len(points) // 12)
+        parts.append(points.assign(marked=points.index % every == every // 2))
+    # Empty parts would change the types of columns.
+    return pd.concat([part for part in parts if len(part)] or parts)
 
 
 def _late(points: pd.DataFrame, report: Report) -> pd.DataFrame:
-    """Return the points after the steep start; axes are scaled to them.
-
-    Rows that diverged are left out, unless there is nothing else.
-    """
+    """Return the points after the steep start of rows that did not diverge, or all if none."""
     diverged = [row.label for row in report.rows.values() if row.verdict == "diverged"]
-    late = points[points["tokens"] >= SHOWN_FROM * points["tokens"].max()]
+    late = points[points["tokens"] >= _SHOWN_FROM * points["tokens"].max()]
     kept = late[~late["label"].isin(diverged)]
     return points if kept.empty else kept
 
 
-def _lines(base: alt.Chart, width: float, size: int) -> Iterator[alt.Chart]:
-    """Draw each row's line and markers."""
-    yield row_lines(base, width, clip=True)
-    yield from markers(base.transform_filter("datum.marked"), size)
-
-
 def _sentences(report: Report, window: int) -> Iterator[str]:
     num_seeds = len({run.config.seed for run in report.runs})
-    seeds = "one seed"
-    if num_seeds > 1:
-        seeds = (
-            f"means over up to {num_seeds} finished seeds; band: one SD of the differences over "
-            "seeds, not a 95 % interval"
-        )
-    yield f"Group {report.groups}; {seeds}."
+    means = f"means over up to {num_seeds} finished seeds; band: one SD of the differences over "
+    means += "seeds, not a 95 % interval"
+    yield f"Group {report.groups}; {means if num_seeds > 1 else 'one seed'}."
     if report.of_variants:
         yield (
             "Colour and marker fill show which of Q and K rotate; dash and marker shape, which of "
             "V and O."
         )
     yield f"Training loss: running median over {window} logged steps. The steep start is cut off."
-    if _diverged(report):
+    if any(run.status == "diverged" for run in report.runs):
         yield "×: diverged."
     if not report.reference.runs:
         yield f"No differences: {report.reference.name} has no runs here."

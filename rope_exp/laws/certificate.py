@@ -19,18 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rope_exp.attention import (
-    Attention,
-    LayerCache,
-    Positions,
-    Tables,
-    make_attention,
-    turned,
-)
-from rope_exp.decoder import OWN, Decoder
+from rope_exp.attention import LayerCache, make_attention, turned
+from rope_exp.decoder import OWN, Decoder, Rotary
 from rope_exp.encoding import Position
 from rope_exp.errors import ConfigError, LawError, explained_by
-from rope_exp.rope import angles, frequencies
 from rope_exp.sections import SOFTMAX, Architecture, Kind, ModelConfig, PeConfig
 
 SHIFT = 5
@@ -38,24 +30,21 @@ NUM_POSITIONS = 7
 # Tolerance per position. Float64 holds an angle of m radians to m 2^-53. If a law holds, outputs
 # deviate by about 4e-16 m, measured for heads of 2 to 512 features up to m = 2^24; if not, by 0.9.
 TOLERANCE = 1e-11
-
 # For a class of one's own, which may compute a part in float32.
 OWN_TOLERANCE = 1e-5
 OWN_LAYERS = 4
 
 # Numbers of tokens that are fed to the cache at a time.
 PARTS = [3, 1, 1, 2]
-MOVED = 1.25  # factor on learned frequencies
+MOVED = 1.25  # factor on learned frequencies of v and o, which training moves apart
 WINDOW = 4  # for models with a window
-CHUNK = 3  # for kinds with a state
+CHUNK = 3  # for kinds with a state: several chunks, the last of them short
+VOCAB = 5
 
 INVARIANT = "invariant"
 TURNED = "turned by R_c"
 TURNED_BACK = "turned by R_-c"
 NEITHER = "neither"
-CHANGED = "changed"
-
-VOCAB = 5  # vocabulary of the measured decoder
 
 
 def expected_class(rotate: tuple[str, ...]) -> str:
@@ -75,53 +64,70 @@ def certificate(
     """Measure the laws of this run's attention on a small random instance in float64.
 
     It has two query heads over one shared key/value head, and the run's own kind, head dimension,
-    fractions, bases and start. Learned frequencies are moved apart.
+    fractions, bases and start.
 
     Returns:
-        The expected and the measured response to a shift, the shift, the largest deviation from
-        each law, and of each other formula from the first; the response of the logits of a decoder
-        with one such layer; and, if the rotating sites differ between layers, the same for each
-        other set of sites.
+        The response to a shift, the largest deviation from each law, and of each other formula from
+        the first; that of a decoder's logits; and, if the rotating sites differ between layers, the
+        same for each other set of sites.
     Raises:
         LawError: a law does not hold; the run must not start.
     """
-    found = _measured(model, pe, attn, pe.rotate, causal=causal)
+    # A kind with its own sizes takes none from the model.
+    features = max(model.features_per_head, 1)
+    small = replace(
+        model,
+        hidden_size=2 * features,
+        head_dim=features,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_hidden_layers=1,
+        intermediate_size=1,
+        window=WINDOW if model.window else None,
+        match_params=None,
+    )
+    decoder = small
+    if pe.code is not None:
+        # A class of one's own may depend on the heads and on the layer.
+        layers = min(model.num_hidden_layers, OWN_LAYERS)
+        decoder = replace(model, num_hidden_layers=layers, intermediate_size=1, window_layers=None)
+    checked = _measured(small, pe, attn, pe.rotate, causal)
     with explained_by(pe.code):
-        found["decoder"] = _measured_decoder(model, pe, attn, causal=causal)
+        checked["decoder"] = _measured_decoder(decoder, pe, attn, causal)
 
     others = {pe.sites_of(layer) for layer in range(model.num_hidden_layers)} - {pe.rotate}
     if others:
-        found["of_layers"] = {
-            "".join(sites): _measured(model, pe, attn, sites, causal=causal)
-            for sites in sorted(others)
+        checked["of_layers"] = {
+            "".join(sites): _measured(small, pe, attn, sites, causal) for sites in sorted(others)
         }
-    return found
+    return checked
 
 
 def _measured(
-    model: ModelConfig, pe: PeConfig, attn: Kind, sites: tuple[str, ...], *, causal: bool
+    small: ModelConfig, pe: PeConfig, attn: Kind, sites: tuple[str, ...], causal: bool
 ) -> dict[str, Any]:
     """Measure the laws of one attention layer in which these sites rotate."""
     tolerance = TOLERANCE * (100 + pe.start)
-    small = _small(model, attn)
     attention = make_attention(small, attn.small(), sites).double()
     attention.causal = causal
-    # Several chunks, the last of them short.
     attention.chunk_size = CHUNK
     _draw(attention)
     generator = torch.Generator().manual_seed(1)
     shape = (1, NUM_POSITIONS, small.hidden_size)
     x_BTD = torch.randn(shape, generator=generator, dtype=torch.float64)
 
+    rotary = Rotary(attention.rotary_dim, replace(pe, precision="float32")).double()
+    if pe.trainable:
+        rotary.get_buffer("theta0_vo").mul_(MOVED)
     position_T = pe.start + torch.arange(NUM_POSITIONS)
-    here = _positions(attention, pe, position_T)
+    [here] = rotary(position_T)
     here_BTHV = attention.heads(x_BTD, here, None)
-    there = _positions(attention, pe, position_T + SHIFT)
+    [there] = rotary(position_T + SHIFT)
     shifted_BTHV = attention.heads(x_BTD, there, None)
 
     laws = {INVARIANT: here_BTHV}
     if {"v", "o"} <= set(attn.sites()):
-        by_shift = _positions(attention, pe, torch.full((NUM_POSITIONS,), SHIFT)).tables("o")
+        by_shift = rotary(torch.full((NUM_POSITIONS,), SHIFT))[0].tables("o")
         laws[TURNED] = turned(here_BTHV, by_shift, attention.rotary_dim)
         laws[TURNED_BACK] = turned(here_BTHV, by_shift, attention.rotary_dim, inverse=True)
     # Relative to the largest output: a linear kind may divide by a tiny number.
@@ -143,7 +149,7 @@ def _measured(
         others |= attention.forms(x_BTD, here)
         cache = LayerCache(attention.window)
         parts = zip(torch.split(x_BTD, PARTS, dim=1), torch.split(position_T, PARTS), strict=True)
-        cached = [attention.heads(x, _positions(attention, pe, at_T), cache) for x, at_T in parts]
+        cached = [attention.heads(x, rotary(at_T)[0], cache) for x, at_T in parts]
         others["cached"] = torch.cat(cached, dim=1)
     formulas = {name: _deviation(other, here_BTHV) / size for name, other in others.items()}
     failing = [name for name, error in formulas.items() if not error < tolerance]
@@ -152,31 +158,18 @@ def _measured(
             f"attn.kind={attn.kind} computed as {' and '.join(failing)} is not what "
             f"training computes (deviations {formulas}); refusing to train"
         )
-    return {
-        "expected": expected,
-        "measured": expected,
-        "shift": SHIFT,
-        "max_deviation": errors,
-        "formulas": formulas,
-    }
+    shift = {"expected": expected, "measured": expected, "shift": SHIFT, "max_deviation": errors}
+    return shift | {"formulas": formulas}
 
 
-def _measured_decoder(
-    model: ModelConfig, pe: PeConfig, attn: Kind, *, causal: bool
-) -> dict[str, Any]:
+def _measured_decoder(small: ModelConfig, pe: PeConfig, attn: Kind, causal: bool) -> dict[str, Any]:
     """Measure the response of a small decoder's logits to a shift of all positions."""
     # Learned frequencies keep their initial values, and rounded ones are taken exactly.
     exact = replace(pe, trainable=False, trainable_scope="model", trainable_lr=1.0, layers=None)
     exact = replace(exact, layers_vo=None, precision="float32", name="test")
-    small = replace(_small(model, attn), num_hidden_layers=1, intermediate_size=1)
-    if pe.code is not None:
-        # A class of one's own may depend on the heads and on the layer.
-        layers = min(model.num_hidden_layers, OWN_LAYERS)
-        small = replace(model, num_hidden_layers=layers, intermediate_size=1, window_layers=None)
     num_positions = pe.start + NUM_POSITIONS + SHIFT
-    architecture = Architecture(small, exact, VOCAB, attn.small(), causal, num_positions)
-    decoder = Decoder(architecture).double()
-    _draw(decoder)
+    decoder = Decoder(Architecture(small, exact, VOCAB, attn.small(), causal, num_positions))
+    _draw(decoder.double())
 
     ids_BT = (torch.arange(2)[:, None] + torch.arange(NUM_POSITIONS)) % VOCAB
     position_BT = torch.arange(NUM_POSITIONS)[None]
@@ -184,24 +177,23 @@ def _measured_decoder(
     shifted_BTV = decoder(ids_BT, positions_BT=position_BT + SHIFT)
     error = _deviation(shifted_BTV, here_BTV) / float(here_BTV.abs().max())
 
-    tolerance = TOLERANCE * (100 + pe.start)
-    if pe.code is not None:
-        tolerance = OWN_TOLERANCE
-    stated = [each.relative for each in decoder.modules() if isinstance(each, Position)]
-    is_relative = expected_class(pe.rotate) == INVARIANT and all(stated)
-    expected: str | None = INVARIANT if is_relative else CHANGED
+    tolerance = TOLERANCE * (100 + pe.start) if pe.code is None else OWN_TOLERANCE
+    measured = INVARIANT if error < tolerance else "changed"
+    stated = [module.relative for module in decoder.modules() if isinstance(module, Position)]
+    expected: str | None = "changed"
+    if expected_class(pe.rotate) == INVARIANT and all(stated):
+        expected = INVARIANT
     if None in stated:
         expected = None
-    measured = INVARIANT if error < tolerance else CHANGED
     if not math.isfinite(error) or expected not in (measured, None):
-        said = (
+        reason = (
             f"the logits under {pe.name} are {measured} where all positions shift, and must be "
             f"{expected} (deviation {error}); refusing to train"
         )
-        raise LawError(said) if pe.code is None else ConfigError("pe.code", pe.code, said)
+        raise LawError(reason) if pe.code is None else ConfigError("pe.code", pe.code, reason)
 
-    found = {"expected": expected, "measured": measured, "deviation": error}
-    return found if pe.code is None else found | _measured_own(decoder, ids_BT)
+    checked = {"expected": expected, "measured": measured, "deviation": error}
+    return checked if pe.code is None else checked | _measured_own(decoder, ids_BT)
 
 
 def _measured_own(decoder: Decoder, ids_BT: Tensor) -> dict[str, Any]:
@@ -209,18 +201,16 @@ def _measured_own(decoder: Decoder, ids_BT: Tensor) -> dict[str, Any]:
     code = decoder.architecture.pe.code
     with torch.enable_grad():
         decoder(ids_BT, ids_BT).backward()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        once = dict(Decoder(decoder.architecture).named_parameters())
+        torch.manual_seed(2)
+        again = dict(Decoder(decoder.architecture).named_parameters())
     for name, parameter in decoder.named_parameters():
         if parameter.grad is None:
             allowed = f"{name} has no part in the logits; make it where it is used (sizes.layer)"
             raise ConfigError("pe.code", code, allowed)
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        once = Decoder(decoder.architecture)
-        torch.manual_seed(2)
-        again = dict(Decoder(decoder.architecture).named_parameters())
-    for name, parameter in once.named_parameters():
-        if OWN in name and parameter.ndim != 2 and not torch.equal(parameter, again[name]):
+        if OWN in name and parameter.ndim != 2 and not torch.equal(once[name], again[name]):
             raise ConfigError("pe.code", code, f"{name} is random; __init__ must not draw")
 
     if not decoder.architecture.causal:
@@ -235,41 +225,8 @@ def _measured_own(decoder: Decoder, ids_BT: Tensor) -> dict[str, Any]:
     return {"cached": error}
 
 
-def _positions(attention: Attention, pe: PeConfig, position_T: Tensor) -> Positions:
-    """Return the tables of both pairs of sites, in float64.
-
-    Learned frequencies of the two pairs are moved apart, as training will: those of v and o are
-    multiplied by `MOVED`.
-    """
-
-    def tables(pair: str) -> Tables:
-        num_features = pe.num_features(attention.rotary_dim, pair)
-        theta_F = frequencies(num_features, pe.base_of(pair), torch.float64)
-        if pe.trainable and pair == "vo":
-            theta_F = theta_F * MOVED
-        angle_TF = angles(theta_F, position_T)
-        return angle_TF.cos(), angle_TF.sin()
-
-    return Positions(tables("qk"), None if pe.is_one_rotation else tables("vo"))
-
-
 def _deviation(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max())
-
-
-def _small(model: ModelConfig, attn: Kind) -> ModelConfig:
-    """Return the model's sizes with two query heads over one shared key/value head."""
-    # A kind with its own sizes takes none from the model.
-    features = max(model.features_per_head, 1)
-    return replace(
-        model,
-        hidden_size=2 * features,
-        head_dim=features,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        window=WINDOW if model.window else None,
-        match_params=None,
-    )
 
 
 def _draw(module: nn.Module) -> None:

@@ -5,26 +5,20 @@ whose id is one past the tokenizer's vocabulary, 10 % as a token drawn from that
 10 % unchanged (Devlin et al. 2019). A window's last token is left out: it predicts nothing in this
 window, and is the first token of the next window in the text.
 
-P is exact, instead of a random draw for each token. So all rows have one shape: a step is one
-graph, and the loss head, the widest product of a step, is computed only at P places. The loss of
-every step is a mean over the same number of tokens; with independent draws, that number would have
-a standard deviation of sqrt(0.15 x 0.85 T), a seventh of its mean at T = 256. Each place is still
-chosen with the same probability, P / T. The token read at a place is a separate draw.
-
-All draws are a pure function of (data seed, step, row). They come from raw words of a Philox
-counter generator, like the order of windows, but from a separate part of its counter.
+P is exact, instead of a random draw for each token. So all rows have one shape, and the loss head,
+the widest product of a step, is computed only at P places. Each place is still chosen with the same
+probability, P / T. All draws are a pure function of (data seed, step, row), from raw words of a
+Philox counter generator.
 
 Shapes: B rows, T positions, P places, S hashed columns, W = T + 2 P words.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rope_exp.batches import Batch
 
-# The last of the counter's four words; no other stream of a seed uses this value. The second word
-# is the row, and the first one counts.
-OF_MASKS = 2
+# The last of the counter's four words; no other stream of a seed uses this value.
+LAST_WORD = 2
 # The mask is the decoder's only id beyond the tokenizer's.
 NUM_OWN_IDS = 1
 SHARE = 0.15  # of a row's tokens that are predicted
@@ -39,20 +33,19 @@ def num_predicted(seq_len: int) -> int:
 
 
 def hidden(plain: Batch, key: tuple[int, int], mask_id: int) -> Batch:
-    """Return a batch with some tokens hidden, and everything else unchanged.
+    """Hide some tokens of all rows of a step; `key` is the data seed and the step.
 
-    Args:
-        plain: all rows of a step, whose `ids_BT` are read.
-        key: the data seed and the step.
-        mask_id: the ids below it are the vocabulary.
-    Returns:
-        A batch whose targets are the original tokens at `place_BP`, ascending. Its hash also covers
-        the tokens read, the places and the targets.
+    The targets are the original tokens at `place_BP`, ascending. The batch's hash also covers the
+    tokens read, the places and the targets. The ids below `mask_id` are the vocabulary.
     """
     num_rows, length = plain.ids_BT.shape
     num_places = num_predicted(length)
-    count = length + 2 * num_places
-    word_BW = np.stack([_words(key, row, count) for row in range(num_rows)])
+    words = []
+    for row in range(num_rows):
+        counter = np.array([0, row, 0, LAST_WORD], dtype=np.uint64)
+        generator = np.random.Philox(key=np.array(key, dtype=np.uint64), counter=counter)
+        words.append(generator.random_raw(length + 2 * num_places))
+    word_BW = np.stack(words)
     word_BT, kind_BP, token_BP = np.split(word_BW, [length, length + num_places], axis=1)
 
     # The P places with the smallest words, so that all T places are equally likely.
@@ -73,10 +66,3 @@ def hidden(plain: Batch, key: tuple[int, int], mask_id: int) -> Batch:
         hashed_BS=np.concatenate([plain.hashed_BS, ids_BT, place_BP, target_BP], axis=1),
         place_BP=place_BP,
     )
-
-
-def _words(key: tuple[int, int], row: int, count: int) -> NDArray[np.uint64]:
-    """Return raw words of one row's stream under a key."""
-    counter = np.array([0, row, 0, OF_MASKS], dtype=np.uint64)
-    generator = np.random.Philox(key=np.array(key, dtype=np.uint64), counter=counter)
-    return generator.random_raw(count)

@@ -1,8 +1,7 @@
 """The Muon optimizer: orthogonalised momentum, so that all directions of a matrix move alike.
 
-The arithmetic is that of torch.optim.Muon, with three differences. Attention matrices that hold
-one matrix per head are updated head by head. AdamW updates everything but the layers' matrices.
-A bad step is skipped on the device.
+It is torch.optim.Muon, but attention matrices that hold one matrix per head are updated head by
+head, AdamW updates everything but the layers' matrices, and the device skips a bad step.
 
 Shapes: N heads, or 1; O outputs, I inputs.
 """
@@ -33,8 +32,7 @@ RMS = 0.2
 class Config(OptimConfig):
     """Muon for the matrices of the layers, a head at a time in attention; AdamW for the rest.
 
-    A matrix's update has a root mean square of 0.2, about AdamW's, so one learning rate serves
-    both. `betas` and `eps` are for AdamW.
+    A matrix's update has about the root mean square of AdamW's, so one learning rate serves both.
     """
 
     name: Literal["muon"] = "muon"
@@ -44,39 +42,24 @@ class Config(OptimConfig):
 
 
 class Optimizer(torch.optim.Optimizer):
-    """Muon for some parameters and AdamW for the others, in one step.
+    """Muon for the layers' matrices and AdamW for the other parameters of `groups`, in one step.
 
-    Attributes:
-        found_inf: set before a step; 1: the step changes nothing. None: it always updates.
+    `found_inf` is set before a step; 1: the step changes nothing. None: it always updates.
     """
 
     found_inf: Tensor | None = None
 
     def __init__(self, decoder: Decoder, groups: Sequence[dict[str, Any]], config: Config) -> None:
-        """Prepare both optimizers.
-
-        Args:
-            groups: of all parameters, for AdamW; Muon takes the layers' matrices out of them.
-        """
-        matrices = [
-            parameter
-            for name, parameter in decoder.named_parameters()
-            if ".layers." in name and parameter.ndim == 2
-        ]
-        super().__init__(
-            matrices,
-            {"lr": config.lr, "momentum": config.momentum, "weight_decay": config.weight_decay},
-        )
+        named = decoder.named_parameters()
+        matrices = [p for name, p in named if ".layers." in name and p.ndim == 2]
+        keys = ("lr", "momentum", "weight_decay")
+        super().__init__(matrices, {key: getattr(config, key) for key in keys})
         # The heads' dimension and their number, for each matrix with one part per head.
-        self.splits = {
-            module.get_parameter("weight"): module.split
-            for module in decoder.modules()
-            if isinstance(module, HeadLinear)
-        }
+        heads = [module for module in decoder.modules() if isinstance(module, HeadLinear)]
+        self.splits = {module.get_parameter("weight"): module.split for module in heads}
         mine = set(matrices)
         others = [
-            {**group, "params": [each for each in group["params"] if each not in mine]}
-            for group in groups
+            group | {"params": [p for p in group["params"] if p not in mine]} for group in groups
         ]
         self.adamw = AdamW(others, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
@@ -101,15 +84,11 @@ class Optimizer(torch.optim.Optimizer):
 
             momentum = buffer.lerp(gradient, 1 - group["momentum"])
             direction = gradient.lerp(momentum, group["momentum"])
-            heads_NOI = by_head(direction, self.splits.get(parameter))
-            step_NOI = (
-                group["lr"]
-                * RMS
-                * math.sqrt(max(heads_NOI.shape[1:]))
-                * (orthogonalised(heads_NOI).to(direction.dtype))
-            )
+            split = self.splits.get(parameter)
+            heads_NOI = by_head(direction, split)
+            rate = group["lr"] * RMS * math.sqrt(max(heads_NOI.shape[1:]))
             moved = parameter * (1 - group["lr"] * group["weight_decay"])
-            moved -= whole(step_NOI, self.splits.get(parameter))
+            moved -= whole(rate * orthogonalised(heads_NOI).to(direction.dtype), split)
 
             # A gradient that is not finite spoils both, so neither is written back.
             if self.found_inf is not None:
@@ -126,7 +105,6 @@ def orthogonalised(g_NOI: Tensor) -> Tensor:
     if is_tall:
         x = x.mT
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=SMALLEST_NORM)
-
     a, b, c = COEFFICIENTS
     for _ in range(NUM_ITERATIONS):
         gram = x @ x.mT

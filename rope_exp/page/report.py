@@ -16,40 +16,27 @@ from rope_exp.runs import Run
 
 
 def page(tables: Mapping[str, Report], runs: Sequence[Run]) -> bytes:
-    """Return the page of all settings.
+    """Return the page of all settings, by the folder of their files, and of all runs on record.
 
-    Args:
-        tables: the report of each setting, by the folder of its files.
-        runs: all runs on record. Some are in no table, others in several.
+    The setting with the most published relations comes first.
     """
     # It escapes everything that it does not mark as safe.
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    functions = (image, cells, main_table, relations_table)
-    environment.globals.update({each.__name__: each for each in functions})
-    text = environment.from_string(_asset("page.html.j2")).render(
-        style=_asset("page.css"),
+    functions = (image, cells, main_table, relations_table, setting_name)
+    environment.globals.update({function.__name__: function for function in functions})
+    folder = files("rope_exp.page")
+    template = folder.joinpath("page.html.j2").read_text(encoding="utf-8")
+    text = environment.from_string(template).render(
+        style=folder.joinpath("page.css").read_text(encoding="utf-8"),
         num_runs=len(runs),
         hours=sum(run.result.get("wall_s", 0) for run in runs) / 3600,
-        settings=ordered(tables),
+        settings=sorted(
+            tables.items(), key=lambda item: (-len(item[1].relations), -len(item[1].runs), item[0])
+        ),
     )
     return text.encode()
-
-
-def ordered(tables: Mapping[str, Report]) -> list[tuple[str, str, Report]]:
-    """Return the place, the name and the report of each setting, sorted by tokens and name.
-
-    The one that tests the most published relations, with the most runs, comes first.
-    """
-    settings = []
-    for place, report in tables.items():
-        # The page's own folder, of a group without a campaign, has no name.
-        campaign = "" if place == "." else f" ({place})"
-        settings.append((place, f"{setting_name(report.runs[0].config)}{campaign}", report))
-    settings.sort(key=lambda each: (each[2].runs[0].config.train.num_tokens, each[1]))
-    first = max(settings, key=lambda each: (len(each[2].relations), len(each[2].runs)), default=())
-    return sorted(settings, key=lambda each: each is not first)
 
 
 def cells(markdown: str) -> list[list[str]]:
@@ -62,7 +49,3 @@ def image(report: Report, name: str) -> str | None:
     """Return a figure as the address of an image, or None if the report does not allow it."""
     svg = report.charts.get(name)
     return None if svg is None else f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
-
-
-def _asset(name: str) -> str:
-    return files("rope_exp.page").joinpath(name).read_text(encoding="utf-8")

@@ -1,9 +1,7 @@
-"""Estimates of a config's costs: parameters, operations a token, memory, disk and time.
-
-Times assume a stated share of a GPU's dense bf16 peak, or the speed measured in runs of this group.
-"""
+"""Estimates of a config's costs: parameters, operations a token, memory, disk and time."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 from rope_exp.config import RunConfig
 from rope_exp.costs import (
@@ -23,18 +21,10 @@ ASSUMED_MFU = 0.4
 LEAST_ESTIMATED = 100_000_000
 SHOWN = ("A100", "H100", "H200")
 GIB = 2**30
-UNITS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 
 
-def cost_lines(config: RunConfig, measured_tokens_per_s: float | None = None) -> list[str]:
-    """Return lines that describe a config's costs.
-
-    Args:
-        config: with every `auto` resolved.
-        measured_tokens_per_s: of runs of this config's group, if there are any.
-    Raises:
-        ConfigError: the vocabulary's size is known only to a pretrained tokenizer.
-    """
+def cost_lines(config: RunConfig) -> list[str]:
+    """Return lines that describe a resolved config's costs."""
     model = config.model
     train = config.train
     vocab_size = vocabulary(config)
@@ -51,13 +41,21 @@ def cost_lines(config: RunConfig, measured_tokens_per_s: float | None = None) ->
         stage.num_tokens * attention_flops_per_token(config, stage.seq_len)
         for stage in train.staged
     )
+    cache = ", both ways"
+    if config.causal:
+        a_token, at_all = kept(config.attn, config.model, config.pe)
+        cache = (
+            f"; a layer caches {a_token or 0:,} numbers a token, and {at_all:,} that do not grow"
+        )
+    if config.pe.code is not None:
+        cache += f", beside what pe.code={config.pe.code} caches"
 
     return [
         f"run          {config.pe.label} {model.name} on {config.data.name}, group {config.group}",
         f"model        {params:,} parameters: {model.num_hidden_layers} layers of "
         f"{model.hidden_size}, {model.num_attention_heads} heads of {widths}, "
         f"vocabulary {architecture.vocab_size:,}",
-        f"attention    {config.attn.label}{_kept(config)}",
+        f"attention    {config.attn.label}{cache}",
         f"tokens       {tokens:,} in {', then '.join(steps)}, {tokens / params:.1f} a parameter",
         f"operations   {total / tokens:.3e} a token, {in_attention / tokens:.3e} of them in "
         f"attention, {total:.3e} in all",
@@ -65,69 +63,35 @@ def cost_lines(config: RunConfig, measured_tokens_per_s: float | None = None) ->
         f"{train.precision}",
         f"disk         {checkpoint_bytes(config, vocab_size) / GIB:.2f} GiB a checkpoint, "
         f"{train.keep_checkpoints} kept and one more while saving",
-        *_times([config], measured_tokens_per_s),
+        *_times([config]),
     ]
 
 
-def sweep_lines(
-    configs: Sequence[RunConfig], measured_tokens_per_s: float | None = None
-) -> list[str]:
-    """Return lines that describe the total cost of a sweep.
-
-    Args:
-        configs: with every `auto` resolved.
-        measured_tokens_per_s: of runs of their common group, if there are any.
-    Raises:
-        ConfigError: see cost_lines.
-    """
+def sweep_lines(configs: Sequence[RunConfig]) -> list[str]:
+    """Return lines that describe the total cost of a sweep."""
     total = sum(run_flops(config, vocabulary(config)) for config in configs)
     tokens = sum(config.train.num_tokens for config in configs)
     return [
         f"sweep        {len(configs)} runs, of which the above is the first: {tokens:,} tokens, "
         f"{total:.3e} operations",
-        *_times(configs, measured_tokens_per_s),
+        *_times(configs),
     ]
 
 
 def vocabulary(config: RunConfig) -> int:
-    """Return the vocabulary's size.
-
-    Raises:
-        ConfigError: only a pretrained tokenizer knows it.
-    """
+    """Return the vocabulary's size, unless only a pretrained tokenizer knows it."""
     if config.known_vocab_size is None:
-        raise ConfigError(
-            "tokenizer", "pretrained", "its vocabulary is known once data are prepared"
-        )
+        reason = "its vocabulary is known once data are prepared"
+        raise ConfigError("tokenizer", "pretrained", reason)
     return config.known_vocab_size
 
 
-def _times(configs: Sequence[RunConfig], measured_tokens_per_s: float | None) -> list[str]:
-    """Return a line with the estimated time of all runs for each assumed or measured speed."""
+def _times(configs: Sequence[RunConfig]) -> list[str]:
+    """Return a line with the estimated time of all runs for each card, unless a model is small."""
     total = sum(run_flops(config, vocabulary(config)) for config in configs)
     smallest = min(num_parameters(config.architecture(vocabulary(config))) for config in configs)
-    seconds = {}
-    if smallest >= LEAST_ESTIMATED:
-        for card in SHOWN:
-            where = f"on one {card} at an assumed {ASSUMED_MFU:.0%} MFU"
-            seconds[where] = total / (PEAK_TFLOPS[card] * 1e12 * ASSUMED_MFU)
-    if measured_tokens_per_s is not None:
-        tokens = sum(config.train.num_tokens for config in configs)
-        where = f"at the {measured_tokens_per_s:,.0f} tokens/s measured in this group"
-        seconds[where] = tokens / measured_tokens_per_s
-
     lines = []
-    for where, length in seconds.items():
-        unit = next((unit for unit in UNITS if length >= 2 * UNITS[unit]), "seconds")
-        lines.append(f"time         {length / UNITS[unit]:,.1f} {unit} {where}")
+    for card in SHOWN if smallest >= LEAST_ESTIMATED else ():
+        time = timedelta(seconds=round(total / (PEAK_TFLOPS[card] * 1e12 * ASSUMED_MFU)))
+        lines.append(f"time         {time} on one {card} at an assumed {ASSUMED_MFU:.0%} MFU")
     return lines
-
-
-def _kept(config: RunConfig) -> str:
-    """Describe a layer's cache of earlier tokens in generation, if attention is causal."""
-    if not config.causal:
-        return ", both ways"
-    a_token, at_all = kept(config.attn, config.model, config.pe)
-    if a_token is None:
-        return f"; what pe.code={config.pe.code} caches is not counted"
-    return f"; a layer caches {a_token:,} numbers a token, and {at_all:,} that do not grow"

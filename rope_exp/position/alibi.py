@@ -10,7 +10,7 @@ from rope_exp.sections import PeConfig
 class Alibi(ScoreBias):
     """Adds -m_h |i - j| to the scores."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, pe: PeConfig, sizes: Sizes) -> None:
         super().__init__(sizes)
         slopes_H = alibi_slopes(sizes.num_attention_heads)
         self.register_buffer("slopes_H", slopes_H, persistent=False)
@@ -19,9 +19,7 @@ class Alibi(ScoreBias):
         return -self.get_buffer("slopes_H")[:, None, None] * offset_TE.abs()
 
 
-def make(pe: PeConfig, sizes: Sizes) -> Alibi:
-    """Return the encoding of a model."""
-    return Alibi(sizes)
+make = Alibi
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
@@ -29,11 +27,6 @@ def alibi_slopes(num_heads: int) -> Tensor:
 
     If H is not a power of two, follow BLOOM: take the slopes of the power P below it, then every
     second slope of 2P heads, starting with the first; these lie between the others.
-
-    Args:
-        num_heads: H.
-    Returns:
-        slope_H, steepest first; the heads past P start from the steepest again.
     """
     power = 2 ** (num_heads.bit_length() - 1)
     exponents = [8 * (head + 1) / power for head in range(power)]

@@ -12,7 +12,7 @@ class LearnedRows(Position):
 
     relative = False
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, pe: PeConfig, sizes: Sizes) -> None:
         super().__init__(sizes)
         self.limit = sizes.num_positions
         self.weight = nn.Parameter(torch.empty(sizes.num_positions, sizes.hidden_size))
@@ -21,6 +21,4 @@ class LearnedRows(Position):
         return x_BTD + self.weight[position_T]
 
 
-def make(pe: PeConfig, sizes: Sizes) -> LearnedRows:
-    """Return the encoding of a model."""
-    return LearnedRows(sizes)
+make = LearnedRows

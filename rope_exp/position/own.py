@@ -24,17 +24,12 @@ MAY_IMPORT = {*sys.stdlib_module_names, "torch", "numpy", "rope_exp"}
 
 
 def make(pe: PeConfig, sizes: Sizes) -> Position | None:
-    """Return the instance of a layer, or of the input; None if it does nothing there.
-
-    Raises:
-        ConfigError: the file or the class fails, or there is no such class; its traceback is
-            logged.
-    """
+    """Return the instance of a layer, or of the input; None if it does nothing there."""
     assert pe.code is not None
     if pe.source is None:
         raise ConfigError("pe.code", pe.code, "needs its file's text: name its --config-dir")
     with explained_by(pe.code):
-        return _executed(pe.code, pe.source).placed(**sizes._asdict())
+        return _executed(pe.code, pe.source).placed(sizes)
 
 
 @functools.cache
@@ -48,28 +43,17 @@ def _executed(code: str, source: str) -> type[Position]:
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
     sys.modules[module.__name__] = module
     exec(compile(source, path, "exec"), module.__dict__)
-    found = getattr(module, name)
-    if not (isinstance(found, type) and issubclass(found, Position)):
+    position = getattr(module, name)
+    if not (isinstance(position, type) and issubclass(position, Position)):
         raise ConfigError("pe.code", code, "must be a class derived from rope_exp.Position")
-    if found.relative not in (True, False, None):
-        raise ConfigError("pe.code", code, "states `relative`, which must be True, False or None")
-    return found
-
-
-# -- the file --------------------------------------------------------------------------------------
+    return position
 
 
 def with_source(config: RunConfig, folders: Sequence[Path]) -> RunConfig:
-    """Return the config with the text of the file that pe.code names.
+    """Return the config with the text of the file that pe.code names, from the first folder.
 
     A run's config.yaml and a record then hold all that they were made by, and the text's SHA-256
-    is part of their identity.
-
-    Args:
-        folders: in which the file may lie; the first that has it.
-    Raises:
-        ConfigError: there is no such file, it is not Python, it lacks the class, or it imports
-            another package, which a run's folder does not hold.
+    is part of their identity. A file that a run's folder would not explain is refused.
     """
     code = str(config.pe.code)
     file, name = code.split(".")
@@ -83,14 +67,16 @@ def with_source(config: RunConfig, folders: Sequence[Path]) -> RunConfig:
     except (OSError, ValueError, SyntaxError, MemoryError) as error:
         raise ConfigError("pe.code", code, f"{paths[0]}: {first_line(error)}") from None
 
-    if name not in [node.name for node in nodes if isinstance(node, ast.ClassDef)]:
+    if not any(isinstance(node, ast.ClassDef) and node.name == name for node in nodes):
         raise ConfigError("pe.code", code, f"{paths[0]} has no class {name}")
-    for node in [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]:
-        modules = [alias.name for alias in node.names]
+    for node in nodes:
+        modules = []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
         if isinstance(node, ast.ImportFrom):
             modules = ["." if node.level else str(node.module)]
         for module in modules:
             if module.split(".")[0] not in MAY_IMPORT:
                 reason = f"may import Python's library, torch, numpy and rope_exp, not {module}"
-                raise ConfigError("pe.code", code, f"{paths[0]}, line {node.lineno}: {reason}")
+                raise ConfigError("pe.code", code, f"{paths[0]}: {reason}")
     return config.replace("pe", source=source, code_sha256=text_sha256(source))

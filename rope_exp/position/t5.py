@@ -17,7 +17,7 @@ LARGEST_DISTANCE = 128
 class T5Bias(ScoreBias):
     """Adds a learned number to the scores, for each head and bucket of offsets."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, pe: PeConfig, sizes: Sizes) -> None:
         super().__init__(sizes)
         self.weight = nn.Parameter(torch.empty(T5_BUCKETS, sizes.num_attention_heads))
 
@@ -26,9 +26,7 @@ class T5Bias(ScoreBias):
         return self.weight[bucket_TE].permute(2, 0, 1)
 
 
-def make(pe: PeConfig, sizes: Sizes) -> T5Bias:
-    """Return the encoding of a model."""
-    return T5Bias(sizes)
+make = T5Bias
 
 
 def t5_buckets(offset: Tensor, *, bidirectional: bool = False) -> Tensor:
@@ -38,21 +36,16 @@ def t5_buckets(offset: Tensor, *, bidirectional: bool = False) -> Tensor:
     logarithmically, up to distance 128.
 
     Args:
-        offset: j - i from query i to key j, as in T5. Fractional distances are rounded down.
-        bidirectional: 16 buckets are for keys up to the query and 16 for keys after it. Otherwise
-            all 32 are for keys up to the query; later keys, which are masked, get bucket 0.
-    Returns:
-        Buckets in offset's shape, int64.
+        offset: j - i from query i to key j. Fractional distances are rounded down.
+        bidirectional: 16 buckets are for keys up to the query, 16 for keys after it. Otherwise all
+            are for keys up to the query; later keys, which are masked, get bucket 0.
     """
+    num_buckets = T5_BUCKETS // 2 if bidirectional else T5_BUCKETS
+    side = torch.zeros_like(offset).long()
+    distance = (-offset).clamp(min=0).long()
     if bidirectional:
-        num_buckets = T5_BUCKETS // 2
         side = (offset > 0).long() * num_buckets
-        distance = offset.abs()
-    else:
-        num_buckets = T5_BUCKETS
-        side = torch.zeros_like(offset).long()
-        distance = (-offset).clamp(min=0)
-    distance = distance.long()
+        distance = offset.abs().long()
 
     # log2 is exact at buckets that begin at a power of two.
     exact = num_buckets // 2

@@ -1,9 +1,6 @@
-"""Learned frequencies of the rotation.
+"""Learned frequencies of the rotation, of the model, each layer, or each of its key/value heads.
 
-The trained parameter is theta itself, used by its absolute value, or the logarithm s in
-theta = theta0 e^s; one per model, per layer, or per key/value head of each layer.
-
-Shapes: B batch, T position, F frequencies, L layers, G key/value heads.
+The trained parameter is theta itself, used by its absolute value, or s in theta = theta0 e^s.
 """
 
 from torch import Tensor, nn
@@ -19,9 +16,8 @@ class LearnedRotary(Rotary):
     def __init__(
         self, rotary_dim: int, pe: PeConfig, num_layers: int = 1, num_heads: int = 1
     ) -> None:
-        """Make the frequencies, which start as those that are not learned."""
         super().__init__(rotary_dim, pe, num_layers)
-        self.learned = dict(zip(pe.trained_pairs, pe.learned_names, strict=True))
+        self.learned = pe.learned
         shape = pe.trained_shape(num_layers, num_heads)
         for pair, name in self.learned.items():
             theta_F = self.get_buffer(f"theta0_{pair}")
@@ -29,7 +25,7 @@ class LearnedRotary(Rotary):
             self.register_parameter(name, nn.Parameter(begin_F.repeat(*shape, 1)))
 
     def theta(self, pair: str) -> Tensor:
-        """Return the frequencies of qk or vo: [F], [L, F] or [L, G, F]."""
+        """Return the frequencies of qk or vo: [F], or [L, F] of layers, or [L, G, F] of heads."""
         if pair not in self.learned:
             return super().theta(pair)
         learned = self.get_parameter(self.learned[pair])
@@ -38,17 +34,12 @@ class LearnedRotary(Rotary):
         return learned.abs()
 
     def tables(self, theta: Tensor, position_T: Tensor) -> list[Tables]:
-        """Return the tables of each layer, of its own frequencies."""
         if theta.ndim == 1:
             return super().tables(theta, position_T)
-        if theta.ndim == 3:
-            # As of a batch, so that tables of heads have four axes.
-            position_T = position_T if position_T.ndim == 2 else position_T[None]
-        of_layers = []
-        for of_layer in theta:
-            cos, sin = super().tables(of_layer, position_T)[0]
-            if theta.ndim == 3:
-                # From [B, T, G, F] to [B, G, T, F].
-                cos, sin = cos.transpose(1, 2), sin.transpose(1, 2)
-            of_layers.append((cos, sin))
-        return of_layers
+        if theta.ndim == 2:
+            return [super(LearnedRotary, self).tables(x, position_T)[0] for x in theta]
+        # As of a batch, so that tables of heads have four axes.
+        position_BT = position_T if position_T.ndim == 2 else position_T[None]
+        layers = [super(LearnedRotary, self).tables(x, position_BT)[0] for x in theta]
+        # From [B, T, G, F] to [B, G, T, F].
+        return [(cos.transpose(1, 2), sin.transpose(1, 2)) for cos, sin in layers]

@@ -1,22 +1,17 @@
 """Windows of the held-out text and a finished model's losses on them, which probes share.
 
-Losses are mean nats per predicted token, in the run's training precision; null if not finite. Under
-train.objective=mlm the windows have the masks of every evaluation.
-
-Shapes: N windows, S = T + 1 tokens, T positions, P predicted places, D model width, C tokens of a
-chunk.
+Losses are mean nats per predicted token, in the run's training precision; null if not finite.
+Shapes: N windows, S = T + 1 tokens, P predicted places, D model width, C tokens of a chunk.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from rope_exp.attention import Attention
-from rope_exp.batches import Ids, validation_ids
+from rope_exp.batches import Ints, validation_ids
 from rope_exp.corpora import VALIDATION
 from rope_exp.decoder import Decoder, at_places, chunks
 from rope_exp.evaluate import Finished, Inputs
@@ -28,7 +23,7 @@ LONGEST = 8  # longest windows, in training lengths
 SHARE = 4
 
 
-def windows(model: Finished, count: int, length: int) -> Ids:
+def windows(model: Finished, count: int, length: int) -> Ints:
     """Return `count` fixed held-out windows, or fewer if the held-out set is smaller."""
     return validation_ids(model.data.tokens[VALIDATION], count, length)
 
@@ -43,16 +38,14 @@ def factors(model: Finished) -> list[int]:
 
     The longest is as long as the held-out set allows, up to 8; or 1 if positions are learned.
     """
-    longest = LONGEST
+    longest = LONGEST if model.decoder.model.num_positions is None else 1
     num_tokens = len(model.data.tokens[VALIDATION])
     while longest > 1 and longest * model.config.train.seq_len >= num_tokens:
         longest //= 2
-    if model.decoder.model.num_positions is not None:
-        longest = 1
     return [2**power for power in range(longest.bit_length())]
 
 
-def long_windows(model: Finished, count: int, factors: Sequence[int]) -> Ids:
+def long_windows(model: Finished, count: int, factors: Sequence[int]) -> Ints:
     """Return windows of the longest length, with the tokens of `count` training lengths."""
     longest = factors[-1]
     return windows(model, max(1, count // longest), longest * model.config.train.seq_len)
@@ -63,7 +56,7 @@ def loss(model: Finished) -> Tensor:
     return nats(model, windows(model, share(model), model.config.train.seq_len)).mean()
 
 
-def nats(model: Finished, windows_NS: Ids) -> Tensor:
+def nats(model: Finished, windows_NS: Ints) -> Tensor:
     """Return nats_NP: -log p of each target token of windows, in float64."""
     tokens_at_once = model.rows_at_once * model.config.train.seq_len
     rows = read(model.config, model.data, windows_NS)
@@ -72,43 +65,22 @@ def nats(model: Finished, windows_NS: Ids) -> Tensor:
 
 
 def token_nats(decoder: Decoder, inputs: Inputs) -> Tensor:
-    """Return -log p of each target, in nats and float32, of shape [B, P]."""
+    """Return nats_BP: -log p of each target, in float32."""
     x_ND = at_places(inputs.features(decoder), inputs.place_BP).flatten(0, 1)
-    target_N = inputs.target_BP.flatten()
-
     # In chunks, because the logits of a whole batch would be its largest tensor by far.
     nats = [
         F.cross_entropy(wide(decoder.lm_head(x_CD)), target_C, reduction="none")
-        for x_CD, target_C in zip(*chunks(x_ND, target_N), strict=True)
+        for x_CD, target_C in zip(*chunks(x_ND, inputs.target_BP.flatten()), strict=True)
     ]
     return torch.cat(nats).view(inputs.target_BP.shape)
 
 
 def bin_edges(length: int) -> list[int]:
     """Return the first position of each bin and the end: 0, 1, 2, 3, 4, 6, 8, 11, ..., length."""
-    edges = {0, length}
-    power = 0.0
-    while (edge := round(2**power)) < length:
-        edges.add(edge)
-        power += 0.5
-    return sorted(edges)
+    edges = {0, length} | {round(2 ** (number / 2)) for number in range(2 * length.bit_length())}
+    return sorted(edge for edge in edges if edge <= length)
 
 
 def attentions(decoder: Decoder) -> list[Attention]:
     """Return the attention module of each layer, first to last."""
     return [module for module in decoder.modules() if isinstance(module, Attention)]
-
-
-@contextmanager
-def instead(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give an object another value of an attribute, or another method, while the context lasts."""
-    # Inside another such context, restore that context's value.
-    own = vars(owner)
-    is_own, earlier = name in own, own.get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        delattr(owner, name)
-        if is_own:
-            setattr(owner, name, earlier)

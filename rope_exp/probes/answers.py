@@ -1,26 +1,20 @@
 """The answers of a model of generated data: exact matches by span, and the loss, of each split.
 
 Each token is predicted from the true tokens before it, which gives the same exact matches as greedy
-decoding. Each split but the trained one is read in as many rows as there are held-out rows.
-
-Shapes: N rows, B of a micro-batch, T positions, V vocabulary, E examples.
+decoding. Shapes: B rows, T positions, V vocabulary, E examples.
 """
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from typing_extensions import TypedDict
 
 from rope_exp.batches import NO_TARGET
 from rope_exp.config import RunConfig
-from rope_exp.evaluate import Finished, Inputs, rounded
-from rope_exp.identity import Count, Natural
+from rope_exp.evaluate import Finished, rounded
 from rope_exp.kernels import wide
-from rope_exp.probes._types import ONE_LENGTH, Number
 from rope_exp.report import ROOM, Report, is_always_paired
 from rope_exp.rows import TRAIN
 from rope_exp.stats import Pair, judge, noise_of, outcome
@@ -28,16 +22,7 @@ from rope_exp.table import Column, Table, interval, number, span, spell_p
 
 # Below the published relations, above other probes.
 ORDER = 3
-
-
-class _OfSplit(TypedDict):
-    span: list[Natural]
-    count: list[Count]
-    right: list[Natural]
-    loss: Number
-
-
-Answer = dict[str, Annotated[_OfSplit, ONE_LENGTH]]
+_PLACE = ["split", "bin", "span_first", "span_last"]
 
 
 def why_not(config: RunConfig) -> str:
@@ -47,45 +32,37 @@ def why_not(config: RunConfig) -> str:
 
 def ask(model: Finished) -> dict[str, Any]:
     """Return, for each split, the examples of each span, those without a wrong token, the loss."""
-    found = {}
+    answer = {}
     for split in model.data.facts.splits:
         if split == TRAIN:
             continue
         rows = model.data.rows(split, range(model.config.train.eval_sequences))
-        parts = [
-            _right_and_nats(model.decoder(inputs.ids_BT), inputs)
-            for inputs in model.batches(rows.batch, model.rows_at_once)
-        ]
-        right_NT, nats_NT = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
-        span_E, is_match_E = rows.exact_matches(right_NT.numpy())
+        right = []
+        nats = []
+        for inputs in model.batches(rows.batch, model.rows_at_once):
+            logits_BTV = wide(model.decoder(inputs.ids_BT))
+            target_BT = inputs.target_BP
+            right.append(logits_BTV.argmax(dim=-1) == target_BT)
+            # 0 without a target.
+            nats_BT = F.cross_entropy(
+                logits_BTV.mT, target_BT, reduction="none", ignore_index=NO_TARGET
+            )
+            nats.append(nats_BT)
+
+        span_E, is_match_E = rows.exact_matches(torch.cat(right).cpu().numpy())
         spans, counts = np.unique(span_E, return_counts=True)
-        found[split] = {
+        loss = torch.cat(nats).cpu().double().sum() / rows.batch.num_targets
+        answer[split] = {
             "span": spans.tolist(),
             "count": counts.tolist(),
             "right": [int(is_match_E[span_E == span].sum()) for span in spans],
-            "loss": rounded([nats_NT.double().sum() / rows.batch.num_targets])[0],
+            "loss": rounded([loss])[0],
         }
-    return found
-
-
-def _right_and_nats(logits_BTV: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Return, as [B, T], whether each prediction is right, and -log p; 0 without a target."""
-    logits_BTV = wide(logits_BTV)
-    right_BT = logits_BTV.argmax(dim=-1) == inputs.target_BP
-    nats_BT = F.cross_entropy(
-        logits_BTV.mT, inputs.target_BP, reduction="none", ignore_index=NO_TARGET
-    )
-    return right_BT, nats_BT
-
-
-# -- report ----------------------------------------------------------------------------------------
+    return answer
 
 
 def tables(report: Report) -> list[str]:
-    """Return exact matches by row, split and bin, and published relations judged by them.
-
-    A row's share is the mean over its seeds.
-    """
+    """Return exact matches by row, split and bin, and published relations judged by them."""
     over_seeds = _over_seeds(report)
     if report.task is None or over_seeds.empty:
         return []
@@ -94,15 +71,13 @@ def tables(report: Report) -> list[str]:
         label: {"name": report.rows[label].name, "num_seeds": len(answers)}
         for label, answers in report.answers("answers").items()
     }
-    by = ["split", "bin", "span_first", "span_last"]
-    groups: Any = over_seeds.groupby(by, observed=True)
-    for (split, part, *ends), of_part in groups:
+    groups: Any = over_seeds.groupby(_PLACE, observed=True)
+    for (split, part, *ends), cells in groups:
         key = f"{split} {part}"
         columns.append(Column(span(ends) if part else split, key, "s"))
-        for cell in of_part.to_dict("records"):
-            percent = number(100 * cell["right_mean"], ".1f")
-            spread = "" if part else number(100 * cell["right_sd"], ".1f")
-            lines[cell["pe"]][key] = f"{percent} ± {spread}" if spread else percent
+        for cell in cells.to_dict("records"):
+            mean, sd = (number(100 * cell[f"right_{name}"], ".1f") for name in ("mean", "sd"))
+            lines[cell["pe"]][key] = f"{mean} ± {sd}" if sd and not part else mean
     about = (
         f"Exact matches in %, by {report.task.span} (mean over seeds; for a whole split, with the "
         "SD over seeds):"
@@ -119,13 +94,31 @@ def files(report: Report) -> dict[str, str]:
     return {"answers.csv": text}
 
 
+def match_relations(report: Report) -> list[Pair]:
+    """Return the published relations by `split`, judged by the share of wrong answers."""
+    shares = _shares(report)
+    if not report.source.relations or report.published or shares.empty:
+        return []
+    signs = report.source.signs
+    relations = []
+    for split, of_split in shares[shares["bin"] == 0].groupby("split", observed=True):
+        wrong = 1 - of_split.pivot(index="seed", columns="pe", values="share")
+        noise = noise_of(wrong, paired=is_always_paired(report.runs))
+        for (a, b), pair in judge(wrong, list(signs), noise).items():
+            of_both = wrong[[a, b]].to_numpy()
+            has_room = np.nanmax(of_both) > ROOM and np.nanmin(of_both) < 1 - ROOM
+            verdict = outcome(pair, signs[a, b]) if has_room else "open; floor or ceiling effect"
+            published = {"split": split, "published": signs[a, b], "outcome": verdict}
+            relations.append(pair | published)
+    return relations
+
+
 def _over_seeds(report: Report) -> pd.DataFrame:
     """Return the mean and SD of shares over seeds, as in answers.csv, and the bin."""
     shares = _shares(report)
     if shares.empty:
         return shares
-    by = ["pe", "split", "bin", "span_first", "span_last"]
-    return shares.groupby(by, observed=True, as_index=False).agg(
+    return shares.groupby(["pe", *_PLACE], observed=True, as_index=False).agg(
         num_seeds=("share", "count"),
         num_examples=("count", "sum"),
         right_mean=("share", "mean"),
@@ -134,11 +127,9 @@ def _over_seeds(report: Report) -> pd.DataFrame:
 
 
 def _shares(report: Report) -> pd.DataFrame:
-    """Return the share of each row, split, bin and seed that was answered without a wrong token.
+    """Return the `share` of each row, split, bin and seed that was answered without a wrong token.
 
-    Columns are pe, split, bin (0: the whole split), span_first and span_last (of all rows), seed,
-    count, right and share. The split with the shortest examples is first. There is no line if the
-    data are of several kinds.
+    Bin 0 is the whole split. There is no line if the data are of several kinds.
     """
     parts = []
     for label, run in ((row.label, run) for row in report.rows.values() for run in row.runs):
@@ -158,58 +149,37 @@ def _shares(report: Report) -> pd.DataFrame:
     by_length = spans.groupby("split")["span"].min().sort_values().index
     spans["split"] = pd.Categorical(spans["split"], by_length)
     spans["pe"] = pd.Categorical(spans["pe"], [*report.rows])
-    by = ["pe", "split", "bin", "span_first", "span_last", "seed"]
-    shares = spans.groupby(by, observed=True, as_index=False)[["count", "right"]].sum()
+    groups = spans.groupby(["pe", *_PLACE, "seed"], observed=True, as_index=False)
+    shares = groups[["count", "right"]].sum()
     return shares.assign(share=shares["right"] / shares["count"])
-
-
-def match_relations(report: Report) -> dict[str, list[Pair]]:
-    """Return the published relations by split, judged by exact matches.
-
-    The test uses the share of wrong answers instead of the loss; the margin is 1 point.
-    """
-    shares = _shares(report)
-    if report.source is None or report.published or shares.empty:
-        return {}
-    signs = {(a, b): sign for a, sign, b in report.source.relations}
-    found: dict[str, list[Pair]] = {}
-    groups: Any = shares[shares["bin"] == 0].groupby("split", observed=True)
-    for split, of_split in groups:
-        wrong = 1 - of_split.pivot(index="seed", columns="pe", values="share")
-        noise = noise_of(wrong, paired=is_always_paired(report.runs))
-        found[split] = []
-        for (a, b), pair in judge(wrong, list(signs), noise).items():
-            of_both = wrong[[a, b]].to_numpy()
-            has_room = np.nanmax(of_both) > ROOM and np.nanmin(of_both) < 1 - ROOM
-            said = outcome(pair, signs[a, b]) if has_room else "open; floor or ceiling effect"
-            found[split].append({**pair, "published": signs[a, b], "outcome": said})
-    return found
 
 
 def _relations(report: Report) -> list[str]:
     """Return a table of the published relations, in percentage points, if there are any."""
     lines = []
-    for split, relations in match_relations(report).items():
-        for relation in relations:
-            names = [report.rows[relation[key]].name for key in ("a", "b")]
-            low, high = (100 * relation[f"delta_ci_{end}"] for end in ("low", "high"))
-            line = {
-                "split": split,
-                "published": f" {relation['published']} ".join(names),
-                "ours": f" {relation['sign']} ".join(names),
-                "Δ": 100 * relation["delta"],
-                "95 % interval": interval(low, high, "+.1f"),
-                "p (Holm)": spell_p(relation["p_adjusted"]),
-                "seeds": relation["num_seeds"],
-                "outcome": relation["outcome"],
-            }
-            lines.append(line)
-    if not lines:
-        return []
-    forms = {"Δ": "+.1f", "95 % interval": "s", "p (Holm)": "s", "seeds": "d"}
-    columns = [Column(key, key, forms.get(key, "")) for key in lines[0]]
+    for pair in match_relations(report):
+        names = [report.rows[pair[key]].name for key in ("a", "b")]
+        low, high = (100 * pair[f"delta_ci_{end}"] for end in ("low", "high"))
+        words = {
+            "published": f" {pair['published']} ".join(names),
+            "ours": f" {pair['sign']} ".join(names),
+            "delta": 100 * pair["delta"],
+            "interval": interval(low, high, "+.1f"),
+            "p": spell_p(pair["p_adjusted"]),
+        }
+        lines.append(pair | words)
+    columns = [
+        Column("split", "split"),
+        Column("published", "published"),
+        Column("ours", "ours"),
+        Column("Δ", "delta", "+.1f"),
+        Column("95 % interval", "interval", "s"),
+        Column("p (Holm)", "p", "s"),
+        Column("seeds", "num_seeds", "d"),
+        Column("outcome", "outcome"),
+    ]
     about = (
         "Published relations, judged by exact matches (Δ: the first variant's share minus the "
         "second's, in percentage points):"
     )
-    return [about, Table(columns, pd.DataFrame(lines)).markdown()]
+    return [about, Table(columns, pd.DataFrame(lines)).markdown()] if lines else []

@@ -1,48 +1,28 @@
 """Effects of distance on attention: mean weights, a bound on scores, and each head's kappa.
 
-Distance m lies between query i and key i - m, so it is 0 at the query's own token.
-
-Shapes: B rows, T positions, H query heads, G key/value heads, K features of a head, V of a value,
-F frequencies, M distances.
+Distance m lies between query i and key i - m. Shapes: B rows, T positions, H query heads,
+G key/value heads, K features of a head, F frequencies, M distances.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from typing import Annotated, Any, NotRequired
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from typing_extensions import TypedDict
 
 from rope_exp.attention import Attention, Positions, turned
 from rope_exp.config import RunConfig
-from rope_exp.decoder import Decoder
 from rope_exp.evaluate import Finished, significant
-from rope_exp.identity import Natural
 from rope_exp.kernels import wide
-from rope_exp.probes._types import ONE_LENGTH, Numbers
-from rope_exp.probes._windows import attentions, bin_edges, instead, share, windows
+from rope_exp.probes._windows import attentions, bin_edges, share, windows
 from rope_exp.rope import rotate
 from rope_exp.sources import read
 
 ORDER = 6
 PLACES = {"distance": ("m", "attention"), "uniform": ("m", "uniform")}
-# Receives weights_BHTT, and q_BTHK and k_BTGK before rotation.
-See = Callable[[Tensor, Tensor, Tensor], None]
-# A layer's A(m) at every distance below T/2 in one window, and its mean q_HK and k_GK, in float64.
-_Means = tuple[Tensor, Tensor, Tensor]
-
-
-class _Losses(TypedDict):
-    m: list[Natural]
-    attention: dict[str, Numbers]
-    uniform: Numbers
-    bound: NotRequired[Numbers]
-    kappa: NotRequired[dict[str, list[Numbers]]]
-
-
-Answer = Annotated[_Losses, ONE_LENGTH]
 
 
 def why_not(config: RunConfig) -> str:
@@ -61,41 +41,56 @@ def why_not(config: RunConfig) -> str:
 def ask(model: Finished) -> dict[str, Any]:
     """Return A(m) of each layer, beside that of uniform weights, f(m) and kappa(m).
 
-    f(m) and kappa(m) cover layers in which q and k both rotate: f is the mean over these layers,
-    and over their heads if those have their own frequencies; kappa is given for each query head.
-    Distances lie below half a window, half an octave apart. The windows are those that shift and
-    ablation read.
+    f(m), a mean over layers and heads, and kappa(m) of each query head cover layers in which q and
+    k both rotate. Distances lie below half a window, half an octave apart.
     """
     decoder = model.decoder
     length = model.config.train.seq_len
     rows = read(model.config, model.data, windows(model, share(model), length))
     layers = attentions(decoder)
-    seen: list[list[_Means]] = [[] for _ in layers]
+    # By layer and window: A(m) at every distance below T/2, and the means q_HK and k_GK.
+    seen: list[list[tuple[Tensor, ...]]] = [[] for _ in layers]
+
+    def see(number: int, weights_BHTT: Tensor, q_BTHK: Tensor, k_BTGK: Tensor) -> None:
+        means = (x.double().mean(dim=(0, 1)).cpu() for x in (q_BTHK, k_BTGK))
+        seen[number].append((attention_by_distance(weights_BHTT).cpu(), *means))
+
     with ExitStack() as stack:
-        for layer, of_layer in zip(layers, seen, strict=True):
-            stack.enter_context(weighed(layer, partial(_see, of_layer)))
+        for number, layer in enumerate(layers):
+            stack.enter_context(weighed(layer, partial(see, number)))
         for inputs in model.batches(rows, at_once=1):
             inputs.features(decoder)
-    # Windows have one length.
-    means = [
-        [torch.stack(each).mean(dim=0) for each in zip(*of_layer, strict=True)] for of_layer in seen
-    ]
 
     distances = bin_edges((length + 1) // 2)[:-1]
+    distance_M = torch.tensor(distances)
+    theta = decoder.model.rotary_emb.theta("qk").double().cpu()
+    attention = {}
+    kappas = {}
+    bounds = []
+    for number, layer in enumerate(layers):
+        # Windows have one length.
+        A_M, q_HK, k_GK = (
+            torch.stack(each).mean(dim=0) for each in zip(*seen[number], strict=True)
+        )
+        attention[str(number)] = significant(A_M[distances])
+        if {"q", "k"} <= layer.sites:
+            own = theta if theta.ndim == 1 else theta[number]
+            bounds.append(decay_bound(own, distance_M).reshape(-1, len(distances)).mean(dim=0))
+            # The features that may rotate are a head's last; `kappa` takes them first.
+            q_HK, k_GK = (x.roll(layer.rotary_dim, dims=1) for x in (q_HK, k_GK))
+            kappa_HM = kappa(q_HK, k_GK, own, distance_M)
+            kappas[str(number)] = [significant(kappa_M) for kappa_M in kappa_HM]
+
     # All keys of a query weigh the same.
     reached_TT = torch.ones(length, length, dtype=torch.float64)
     if decoder.architecture.causal:
         reached_TT = reached_TT.tril().triu(1 - (decoder.architecture.model.window or length))
     uniform_M = attention_by_distance(reached_TT / reached_TT.sum(dim=-1, keepdim=True))
-    answer = {
-        "m": distances,
-        "attention": {
-            str(number): significant(attention_M[distances])
-            for number, (attention_M, *_) in enumerate(means)
-        },
-        "uniform": significant(uniform_M[distances]),
-    }
-    return answer | _of_rotation(decoder, means, torch.tensor(distances))
+    uniform = significant(uniform_M[distances])
+    answer = {"m": distances, "attention": attention, "uniform": uniform}
+    if bounds:
+        answer |= {"bound": significant(torch.stack(bounds).mean(dim=0)), "kappa": kappas}
+    return answer
 
 
 def decay_bound(theta_F: Tensor, distance_M: Tensor) -> Tensor:
@@ -106,14 +101,7 @@ def decay_bound(theta_F: Tensor, distance_M: Tensor) -> Tensor:
 
         |sum_f h_f e^{I m theta_f}| <= F f(m) max_f |h_{f+1} - h_f|.
 
-    This is the largest possible effect of distance; the bound is far from tight.
-
-    Args:
-        theta_F: in radians a position and in the order of the pairs, on which f depends; or
-            [..., F], if layers or heads have their own.
-        distance_M: any real numbers.
-    Returns:
-        f_M, from 0 to f(0) = (F + 1)/2; or [..., M].
+    theta_F is in the order of the pairs, on which f depends; or [..., F] of layers or heads.
     """
     angle_MF = distance_M.double()[:, None] * theta_F.double()[..., None, :]
     partial_sum_MF = torch.polar(torch.ones_like(angle_MF), angle_MF).cumsum(-1)
@@ -121,15 +109,9 @@ def decay_bound(theta_F: Tensor, distance_M: Tensor) -> Tensor:
 
 
 def attention_by_distance(weights_BHTT: Tensor) -> Tensor:
-    """Return A(m), the mean weight on the key m before the query, for m = 0, 1, ... below T/2.
+    """Return A_M, the mean weight on the key m before the query, for m = 0, 1, ... below T/2.
 
-    The mean is over rows, heads and the queries i >= T/2. Each such query has a key at every such
-    distance, so all distances average over the same queries.
-
-    Args:
-        weights_BHTT: weight of query i on key j at [..., i, j], causal; or any [..., T, T].
-    Returns:
-        A_M in float64; M is T/2, rounded up.
+    The mean is over rows, heads and the queries i >= T/2, which have a key at every such distance.
     """
     first = (weights_BHTT.shape[-1] + 1) // 2
     means = []
@@ -143,23 +125,10 @@ def attention_by_distance(weights_BHTT: Tensor) -> Tensor:
 def kappa(q_HK: Tensor, k_GK: Tensor, theta_F: Tensor, distance_M: Tensor) -> Tensor:
     """Return kappa(m) = q^T R_{-m} k / sqrt(K), a head's score by distance, whatever the content.
 
-    q and k are a head's means before rotation, over rows and positions. A query at i and a key at
-    i - m give (R_i q)^T (R_{i-m} k) = q^T R_{-m} k, so R_{-m} rotates the key clockwise by its
-    distance before the query. A score is linear in q and in k, so kappa(m) is the mean score at
-    distance m over all pairs of a query and a key of the rows, wherever they come from. The common
-    content of tokens that really are m apart adds to it.
-
-    It applies to attention in which both q and k rotate.
-
-    Args:
-        q_HK: the mean query of each head.
-        k_GK: the mean key of each key/value head, which serves H/G query heads in order.
-        theta_F: in radians a position; or [G, F], if key/value heads have their own. The first
-            2F features rotate, in half-split pairs. For a kind that rotates its last features, put
-            these first: an inner product has no order.
-        distance_M: any real numbers, positive where the key comes before the query.
-    Returns:
-        kappa_HM in float64, a term of the logit.
+    q and k are a head's means before rotation; both rotate, so a query at i and a key at i - m give
+    (R_i q)^T (R_{i-m} k) = q^T R_{-m} k. As scores are linear in q and k, kappa(m) is the mean
+    score at distance m over all pairs of a query and a key of the rows. theta_F may be [G, F]. The
+    first 2F features rotate, in half-split pairs.
     """
     num_heads, num_features = q_HK.shape
     angle_GMF = distance_M.double()[:, None] * theta_F.double()[..., None, :]
@@ -170,57 +139,26 @@ def kappa(q_HK: Tensor, k_GK: Tensor, theta_F: Tensor, distance_M: Tensor) -> Te
     return torch.einsum("hk,hmk->hm", q_HK.double(), k_HMK) / num_features**0.5
 
 
-def _see(seen: list[_Means], weights_BHTT: Tensor, q_BTHK: Tensor, k_BTGK: Tensor) -> None:
-    q_HK, k_GK = (x.double().mean(dim=(0, 1)).cpu() for x in (q_BTHK, k_BTGK))
-    seen.append((attention_by_distance(weights_BHTT).cpu(), q_HK, k_GK))
+def weighed(layer: Attention, see: Callable[..., None]) -> AbstractContextManager[Any]:
+    """While the context lasts, call `see` with a layer's weights_BHTT and unrotated q and k.
 
-
-def _of_rotation(
-    decoder: Decoder, means: Sequence[Sequence[Tensor]], distance_M: Tensor
-) -> dict[str, Any]:
-    """Return f(m) and kappa(m); {} if q and k rotate together in no layer."""
-    theta = decoder.model.rotary_emb.theta("qk").double().cpu()
-    bounds = []
-    of_heads = {}
-    for number, layer in enumerate(attentions(decoder)):
-        if {"q", "k"} <= layer.sites:
-            own = theta if theta.ndim == 1 else theta[number]
-            bounds.append(decay_bound(own, distance_M).reshape(-1, len(distance_M)).mean(dim=0))
-            # The features that may rotate are a head's last; `kappa` takes them first.
-            q_HK, k_GK = (x.roll(layer.rotary_dim, dims=1) for x in means[number][1:])
-            kappa_HM = kappa(q_HK, k_GK, own, distance_M)
-            of_heads[str(number)] = [significant(kappa_M) for kappa_M in kappa_HM]
-    if not bounds:
-        return {}
-    return {"bound": significant(torch.stack(bounds).mean(dim=0)), "kappa": of_heads}
-
-
-@contextmanager
-def weighed(layer: Attention, see: See) -> Iterator[None]:
-    """Pass a layer's softmax weights to `see`, in float32 at least, while the context lasts.
-
-    Attention is linear in its values. If value j is the j-th unit vector, its output is the weights
-    themselves. So the layer's own attention computes them, with its mask, window and bias, and no
-    second formula can disagree with it.
+    If value j is the j-th unit vector, attention's output is the weights themselves. So the layer's
+    own attention computes them, and no second formula can disagree with it.
     """
     attend = layer.attend
 
-    def watched(q_BTHK: Tensor, k_BTGK: Tensor, values: Any, at: Positions, cache: Any) -> Tensor:
+    def watched(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, at: Positions) -> Tensor:
         with torch.autocast(q_BTHK.device.type, enabled=False):
-            q = wide(q_BTHK)
-            k = wide(k_BTGK)
+            q, k = wide(q_BTHK), wide(k_BTGK)
             unit_TT = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)
             unit_BTGT = unit_TT[:, None].expand(*k.shape[:3], -1)
-            weights_BHTT = attend(q, k, [unit_BTGT], at, cache).transpose(1, 2)
+            weights_BHTT = attend(q, k, unit_BTGT, at).transpose(1, 2)
             # As they were before their site's rotation.
-            q, k = (
-                turned(x, at.tables(site), layer.rotary_dim, inverse=True)
-                if site in layer.sites
-                else x
-                for site, x in (("q", q), ("k", k))
-            )
+            if "q" in layer.sites:
+                q = turned(q, at.tables("q"), layer.rotary_dim, inverse=True)
+            if "k" in layer.sites:
+                k = turned(k, at.tables("k"), layer.rotary_dim, inverse=True)
             see(weights_BHTT, q, k)
-        return attend(q_BTHK, k_BTGK, values, at, cache)
+        return attend(q_BTHK, k_BTGK, v_BTGV, at)
 
-    with instead(layer, "attend", watched):
-        yield
+    return patch.object(layer, "attend", watched)

@@ -3,36 +3,19 @@
 Shapes: F frequencies; N rows of them: one per model, per layer, or per layer and head.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NotRequired
+from typing import Any
 
 import numpy as np
 import torch
-from typing_extensions import TypedDict
 
 from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, rounded, significant
-from rope_exp.identity import Natural
-from rope_exp.probes._types import Number, Numbers
 from rope_exp.report import Report
 
 ORDER = 4
 PAIRS = {"qk": "q and k", "vo": "v and o"}
 # Frequencies have moved little if the median |ln(theta/theta0)| is below this.
 LITTLE = 0.1
-
-
-class _Pair(TypedDict):
-    theta0: Numbers
-    theta: list[Numbers]
-    median: Number
-    crossings: NotRequired[Natural]
-
-
-class Answer(TypedDict):
-    """The frequencies of each pair of sites."""
-
-    sites: dict[Literal["qk", "vo"], _Pair]
 
 
 def why_not(config: RunConfig) -> str:
@@ -43,15 +26,13 @@ def why_not(config: RunConfig) -> str:
 def ask(model: Finished) -> dict[str, Any]:
     """Return the learned and the initial frequencies of each pair of sites that learns them.
 
-    Returns:
-        By pair: the initial `theta0`; `theta` as used in rotation, for the layers in which the
-        pair rotates; the median of |ln(theta/theta0)| over all of these; the sum of `crossings`
-        of 0, if these were counted.
+    By pair: the initial `theta0`; `theta` of the layers in which the pair rotates; the median of
+    |ln(theta/theta0)| over these; and the `crossings` of 0, if counted.
     """
     pe = model.decoder.architecture.pe
     rotary = model.decoder.model.rotary_emb
     sites = {}
-    for pair in pe.trained_pairs:
+    for pair in pe.learned:
         theta0_F = rotary.get_buffer(f"theta0_{pair}").double().cpu()
         theta = rotary.theta(pair).double().cpu()
         if theta.ndim > 1:
@@ -73,36 +54,30 @@ def ask(model: Finished) -> dict[str, Any]:
 
 def notes(report: Report) -> list[str]:
     """Return a note for each row with learned frequencies, on how far they moved."""
-    said = []
+    sentences = []
     for label, answers in report.answers("drift").items():
         parts = []
         for pair, name in PAIRS.items():
-            found = [answer["sites"][pair] for answer in answers if pair in answer["sites"]]
-            if found:
-                mean = np.mean([site["median"] for site in found])
-                parts.append(f"{mean:.3g} for {name} ({_judged(found)})")
-        said.append(
+            learned = [answer["sites"][pair] for answer in answers if pair in answer["sites"]]
+            medians = [site["median"] for site in learned]
+            if not medians:
+                continue
+            num_little = sum(median < LITTLE for median in medians)
+            words = f"one seed, {'' if num_little else 'not '}below {LITTLE:g}"
+            if len(medians) > 1:
+                some = f"{num_little} of them"
+                where = {0: "no seed", len(medians): "every seed"}.get(num_little, some)
+                words = (
+                    f"{min(medians):.3g} to {max(medians):.3g} over {len(medians)} seeds, "
+                    f"below {LITTLE:g} in {where}"
+                )
+            counts = [site["crossings"] for site in learned if "crossings" in site]
+            if counts:
+                total = sum(counts)
+                words += "; 0 was " + (f"crossed {total:,} times" if total else "never crossed")
+            parts.append(f"{np.mean(medians):.3g} for {name} ({words})")
+        sentences.append(
             f"{report.rows[label].name}: learned frequencies moved by a median |ln(θ/θ₀)| of "
             f"{' and '.join(parts)}."
         )
-    return said
-
-
-def _judged(found: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the medians of a pair over runs, and the crossings of 0 if these were counted."""
-    medians = [answer["median"] for answer in found]
-    num_little = sum(median < LITTLE for median in medians)
-    if len(medians) == 1:
-        said = f"one seed, {'' if num_little else 'not '}below {LITTLE:g}"
-    else:
-        where = {0: "no seed", len(medians): "every seed"}.get(num_little, f"{num_little} of them")
-        said = (
-            f"{min(medians):.3g} to {max(medians):.3g} over {len(medians)} seeds, "
-            f"below {LITTLE:g} in {where}"
-        )
-
-    counts = [answer["crossings"] for answer in found if "crossings" in answer]
-    if not counts:
-        return said
-    total = sum(counts)
-    return f"{said}; 0 was " + (f"crossed {total:,} times" if total else "never crossed")
+    return sentences

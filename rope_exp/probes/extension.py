@@ -1,14 +1,11 @@
 """Frequencies for contexts longer than a trained model's: interpolation, NTK-aware, YaRN.
 
-Each method takes a model's trained frequencies and slows feature pairs down: slow pairs by the
-factor s by which the context grows, fast pairs perhaps by less. Nothing is trained. The factor is
-fixed for a whole evaluation: keys and values in a cache are already rotated, and a factor that grew
-with the text would have to rotate them again.
+Each method slows a trained model's feature pairs down: slow pairs by the factor s by which the
+context grows, fast pairs perhaps by less.
 
 The two sites of a pair must rotate together. q and k combine in scores, and v and o in outputs, by
 R_i^T R_j, which is R_{j-i} if both sides have the same frequencies. So one method applies to q and
-k, and one, perhaps another, to v and o. If v rotates by theta and o by theta', shifting positions
-by c rotates the output by c (theta - theta'), as it does if only one of the two rotates.
+k, and one, perhaps another, to v and o.
 
 Shapes: F frequencies, of n = 2F rotating features; [..., F] if layers or heads have their own.
 """
@@ -17,19 +14,17 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Annotated, Any
+from typing import Any
+from unittest.mock import patch
 
 import pandas as pd
 import torch
 from torch import Tensor
-from typing_extensions import TypedDict
 
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
 from rope_exp.evaluate import Finished, rounded
-from rope_exp.identity import Count
-from rope_exp.probes._types import ONE_LENGTH, Numbers
-from rope_exp.probes._windows import attentions, factors, instead, long_windows, nats, share
+from rope_exp.probes._windows import attentions, factors, long_windows, nats, share
 from rope_exp.report import Report
 from rope_exp.sections import PAIRS
 from rope_exp.table import NOTHING, markdown_table
@@ -43,18 +38,6 @@ SITES = {"": NOTHING, "qk": "q and k", "vo": "v and o", "qkvo": "q, k, v and o"}
 # pairs with SLOW_TURNS or fewer are interpolated (beta and alpha of Peng et al. 2023).
 FAST_TURNS = 32
 SLOW_TURNS = 1
-
-
-class _Losses(TypedDict):
-    num_windows: Count
-    lengths: list[Count]
-    as_trained: Numbers
-    interpolation: dict[str, Numbers]
-    ntk_aware: dict[str, Numbers]
-    yarn: dict[str, Numbers]
-
-
-Answer = Annotated[_Losses, ONE_LENGTH]
 
 
 def why_not(config: RunConfig) -> str:
@@ -76,8 +59,7 @@ def why_not(config: RunConfig) -> str:
 def ask(model: Finished) -> dict[str, Any]:
     """Return the loss by length, as trained and with frequencies for that length.
 
-    It reads a share of the windows that are read by position. At the trained length nothing is
-    extended, so all methods have the trained decoder's loss.
+    At the trained length nothing is extended, so all methods have the trained decoder's loss.
     """
     trained = model.config.train.seq_len
     times = factors(model)
@@ -110,10 +92,6 @@ def ntk_aware(theta_F: Tensor, factor: float) -> Tensor:
     """Return theta_f s^(-2f/(n - 2)), as from the base times s^(n/(n-2)) (bloc97 2023).
 
     The first pair rotates as in training, and the last as if interpolated.
-
-    Args:
-        theta_F: as trained, in radians a position and in the order of the pairs, two at least.
-        factor: s.
     """
     return theta_F * factor ** (-_places(theta_F) / (theta_F.shape[-1] - 1))
 
@@ -124,18 +102,11 @@ def yarn(theta_F: Tensor, factor: float, trained_length: int, base: float) -> Te
     Pairs that turn 32 times or more within the trained length stay, those that turn once or less
     are interpolated, and those between are mixed. The mixture follows the authors' code, as
     transformers does: linear in the pair's index f, between limits that are rounded outwards to
-    whole pairs and clipped to 0 and n - 1. (The article prints another mixture, linear in the
-    number of turns, without rounding.)
-
-    Args:
-        theta_F: as trained, in radians a position and in the order of the pairs.
-        factor: s.
-        trained_length: in positions, enough for one turn of the first pair.
-        base: the base of the initial frequencies; it determines how often each pair turns.
+    whole pairs and clipped to 0 and n - 1. (The article prints another mixture.)
     """
 
     def place(turns: int) -> float:
-        """Return f, possibly fractional, at which L theta_f = 2 pi turns."""
+        # f, possibly fractional, at which L theta_f = 2 pi turns.
         return theta_F.shape[-1] * math.log(trained_length / (math.tau * turns)) / math.log(base)
 
     first = max(math.floor(place(FAST_TURNS)), 0)
@@ -154,22 +125,13 @@ def _places(theta_F: Tensor) -> Tensor:
 def extended(
     decoder: Decoder, method: str, sites: str, factor: float, trained_length: int
 ) -> Iterator[None]:
-    """Rotate by a method's frequencies for longer sequences while the context lasts.
-
-    The decoder's own frequencies are extended, including learned ones: each method depends on a
-    feature pair's index, which learning does not change.
+    """Rotate sites (qk, vo or qkvo) by a method's frequencies for `factor` trained lengths.
 
     Interpolation divides every position by s (Chen et al. 2023): within s trained lengths no angle
     is larger than in training. YaRN also multiplies q and k by 0.1 ln(s) + 1, if these are
-    extended, which sharpens the softmax of a longer context. That belongs to the scores' scale, not
-    to the rotation's tables: there it would also scale v and o, and an output by its square, and
-    would miss the features that do not rotate. Kinds without a softmax have no such scale.
-
-    Args:
-        method: one of `METHODS`.
-        sites: to extend, both of a pair: qk, vo or qkvo; the others keep their frequencies.
-        factor: s, the length as a multiple of the trained length.
-        trained_length: in positions.
+    extended, which sharpens the softmax of a longer context. In the rotation's tables, this would
+    also scale v and o, and miss the features that do not rotate. Kinds without a softmax have no
+    such scale.
     """
     rotary = decoder.model.rotary_emb
     usual = rotary.theta
@@ -190,14 +152,11 @@ def extended(
         return lambda q_BTHK, *others: attend(q_BTHK * scale, *others)
 
     with ExitStack() as stack:
-        stack.enter_context(instead(rotary, "theta", theta))
+        stack.enter_context(patch.object(rotary, "theta", theta))
         if method == "yarn" and "qk" in sites:
             for layer in attentions(decoder):
-                stack.enter_context(instead(layer, "attend", sharper(layer.attend)))
+                stack.enter_context(patch.object(layer, "attend", sharper(layer.attend)))
         yield
-
-
-# -- report ----------------------------------------------------------------------------------------
 
 
 def tables(report: Report) -> list[str]:
@@ -205,14 +164,11 @@ def tables(report: Report) -> list[str]:
     losses = _losses(report)
     if losses.empty:
         return []
+    losses["row"] = [report.rows[label].name for label in losses["row"]]
+    losses["frequencies"] = losses["method"].map({"as_trained": "as trained", **METHODS})
+    losses["sites"] = losses["sites"].map(SITES)
     by = ["row", "frequencies", "sites", "seeds"]
-    told = losses.assign(
-        row=[report.rows[label].name for label in losses["row"]],
-        frequencies=losses["method"].map({"as_trained": "as trained", **METHODS}),
-        sites=losses["sites"].map(SITES),
-        times=losses["factor"].map("{}×".format),
-    )
-    table = told.pivot_table("loss", index=by, columns="times", sort=False).reset_index()
+    table = losses.pivot_table("loss", index=by, columns="times", sort=False).reset_index()
     return [
         "Loss by window length, in training lengths; the listed sites rotate at frequencies "
         "adapted to that length (mean over seeds):",
@@ -231,19 +187,14 @@ def files(report: Report) -> dict[str, str]:
 
 
 def _losses(report: Report) -> pd.DataFrame:
-    """Return a line for each row, method, sites ("" as trained), run and length.
-
-    Columns are row, seeds (of the row), method, sites, length, factor (the length in training
-    lengths) and loss.
-    """
-    parts = []
+    """Return a line for each row, method, sites ("" as trained), run and length."""
+    lines = []
     for label, answers in report.answers("extension").items():
-        methods = itertools.product(["as_trained", *METHODS], SITES)
-        for (method, sites), answer in itertools.product(methods, answers):
-            by_sites = answer[method] if method in METHODS else {"": answer[method]}
-            if sites in by_sites:
-                frame = pd.DataFrame({"length": answer["lengths"], "loss": by_sites[sites]})
-                frame["factor"] = frame["length"] // answer["lengths"][0]
-                names: dict[str, Any] = {"row": label, "method": method, "sites": sites}
-                parts.append(frame.assign(**names, seeds=len(answers)))
-    return pd.concat(parts) if parts else pd.DataFrame()
+        for method, sites in itertools.product(["as_trained", *METHODS], SITES):
+            for answer in answers:
+                by_sites = answer[method] if method in METHODS else {"": answer[method]}
+                for length, loss in zip(answer["lengths"], by_sites.get(sites, ()), strict=False):
+                    line = {"row": label, "seeds": len(answers), "method": method, "sites": sites}
+                    times = f"{length // answer['lengths'][0]}×"
+                    lines.append({**line, "length": length, "times": times, "loss": loss})
+    return pd.DataFrame(lines)

@@ -1,35 +1,22 @@
 """The explained variance of real numbers on the held-out rows.
 
 R^2 = 1 - sum of squared errors / sum of squared deviations from their mean, over all queries of all
-rows: the mean over dimensions, and each dimension; and the mean squared error at each query.
-
-Shapes: N rows, Q queries, D dimensions.
+rows. Shapes: N rows, Q queries, D dimensions.
 """
 
-import statistics
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from typing_extensions import TypedDict
 
 from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, rounded
-from rope_exp.probes._types import Number, Numbers
 from rope_exp.report import Report
 from rope_exp.sources import held_out_rows
 from rope_exp.table import Column, Table
 
 ORDER = 3
-
-
-class Answer(TypedDict):
-    """R^2, and mean squared errors."""
-
-    r2: Number
-    r2_of_dims: Numbers
-    error_of_queries: Numbers
 
 
 def why_not(config: RunConfig) -> str:
@@ -57,13 +44,17 @@ def ask(model: Finished) -> dict[str, Any]:
 
 def tables(report: Report) -> list[str]:
     """Return R² of each row with any: the mean over seeds, and the extremes."""
-    lines = []
-    for label, answers in report.answers("fit").items():
-        found = [answer["r2"] for answer in answers]
-        names = {"name": report.rows[label].name, "num_seeds": len(found)}
-        mean = statistics.mean(found)
-        lines.append({**names, "R²": mean, "lowest": min(found), "highest": max(found)})
-    columns = [Column("variant", "name"), Column("seeds", "num_seeds", "d")]
-    columns += [Column(key, key, ".4f") for key in ("R²", "lowest", "highest")]
-    about = "Explained variance (R²) on the held-out rows:"
-    return [about, Table(columns, pd.DataFrame(lines)).markdown()] if lines else []
+    answers = report.answers("fit")
+    r2 = pd.Series({label: [each["r2"] for each in answers[label]] for label in answers}).explode()
+    if r2.empty:
+        return []
+    frame = r2.astype(float).groupby(level=0, sort=False).agg(["size", "mean", "min", "max"])
+    frame["name"] = [report.rows[label].name for label in answers]
+    columns = [
+        Column("variant", "name"),
+        Column("seeds", "size", "d"),
+        Column("R²", "mean", ".4f"),
+        Column("lowest", "min", ".4f"),
+        Column("highest", "max", ".4f"),
+    ]
+    return ["Explained variance (R²) on the held-out rows:", Table(columns, frame).markdown()]

@@ -1,28 +1,22 @@
 """How often eps replaces a denominator of attention, because the sum there is smaller."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from typing_extensions import TypedDict
 
 from rope_exp.config import RunConfig
 from rope_exp.errors import show
 from rope_exp.evaluate import Finished, rounded
-from rope_exp.probes._types import Numbers
-from rope_exp.probes._windows import attentions, instead, loss
+from rope_exp.probes._windows import attentions, loss
 from rope_exp.report import Report
 
 # Below other notes of probes.
 ORDER = 6
-
-
-class Answer(TypedDict):
-    """The share of each layer."""
-
-    share: Numbers
 
 
 def why_not(config: RunConfig) -> str:
@@ -32,41 +26,32 @@ def why_not(config: RunConfig) -> str:
 
 
 def ask(model: Finished) -> dict[str, Any]:
-    """Return the share of the denominators that eps floors, by layer.
-
-    The share is over all positions and heads of the windows that shift and ablation read.
-    """
+    """Return the share of the denominators that eps floors, by layer, over positions and heads."""
+    layers: list[Any] = [*attentions(model.decoder)]
+    is_floored: list[list[Tensor]] = [[] for _ in layers]
     with ExitStack() as stack:
-        seen = [stack.enter_context(floored(layer)) for layer in attentions(model.decoder)]
+        for layer, seen in zip(layers, is_floored, strict=True):
+            below = partial(_below, seen, layer.attn.eps, layer.below)
+            stack.enter_context(patch.object(layer, "below", below))
         loss(model)
-    return {"share": rounded([torch.cat(parts).double().mean() for parts in seen])}
+    return {"share": rounded(torch.cat(seen).double().mean() for seen in is_floored)}
 
 
-@contextmanager
-def floored(layer: Any) -> Iterator[list[Tensor]]:
-    """Record, for each division in a layer, whether eps replaces its denominator."""
-    seen: list[Tensor] = []
-    below = layer.below
-
-    def watched(found: Mapping[str, Tensor]) -> Tensor:
-        norm_BTH1: Tensor = below(found)
-        seen.append((norm_BTH1 < layer.attn.eps).flatten())
-        return norm_BTH1
-
-    with instead(layer, "below", watched):
-        yield seen
+def _below(seen: list[Tensor], eps: float, below: Callable[[Any], Tensor], sums: Any) -> Tensor:
+    norm_BTH1 = below(sums)
+    seen.append((norm_BTH1 < eps).flatten())
+    return norm_BTH1
 
 
 def notes(report: Report) -> list[str]:
     """Return a note for each run in which eps floors a denominator."""
-    said = []
+    sentences = []
     for row in report.rows.values():
         for run in row.runs:
-            most = max(run.probes.get("floors", {}).get("share", [0.0]))
-            if most:
-                said.append(
-                    f"{row.name}, seed {run.config.seed}: at most {most:.3%} of a layer's "
-                    "denominators are floored at "
-                    f"attn.eps={show(run.config.numeric_value('attn.eps'))} ({run.where})."
+            if largest := max(run.probes.get("floors", {}).get("share", [0.0])):
+                eps = show(run.config.numeric_value("attn.eps"))
+                sentences.append(
+                    f"{row.name}, seed {run.config.seed}: at most {largest:.3%} of a layer's "
+                    f"denominators are floored at attn.eps={eps} ({run.where})."
                 )
-    return said
+    return sentences

@@ -5,40 +5,16 @@ overlap. Under train.objective=mlm, a bin without hidden tokens is null.
 """
 
 import itertools
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import AfterValidator
-from torch import Tensor
-from typing_extensions import TypedDict
 
-from rope_exp.batches import Batch
 from rope_exp.evaluate import Finished, rounded
-from rope_exp.identity import Count, Natural
-from rope_exp.probes._types import Numbers, check_one_length
 from rope_exp.probes._windows import bin_edges, factors, long_windows, nats
 from rope_exp.sources import read
 
 ORDER = 1
 PLACES = {"positions": ("lengths", "loss_at_length"), "bins": ("edges", "loss")}
-
-
-class _Losses(TypedDict):
-    num_windows: Count
-    edges: list[Natural]
-    loss: Numbers
-    lengths: list[Count]
-    loss_at_length: Numbers
-
-
-def _check(values: Any) -> Any:
-    # A bin has two edges.
-    check_one_length([values["edges"][1:], values["loss"]])
-    check_one_length([values["lengths"], values["loss_at_length"]])
-    return values
-
-
-Answer = Annotated[_Losses, AfterValidator(_check)]
 
 
 def ask(model: Finished) -> dict[str, Any]:
@@ -52,26 +28,22 @@ def ask(model: Finished) -> dict[str, Any]:
     windows_NS = long_windows(model, train.eval_sequences, times)
     nats_NP = nats(model, windows_NS)
 
-    rows = read(model.config, model.data, windows_NS)
     edges = bin_edges(lengths[-1])
-    of_bins = [_between(nats_NP, rows, *ends).mean() for ends in itertools.pairwise(edges)]
-    if model.config.causal:
-        at_length = [nats_NP[:, :length].mean() for length in lengths]
+    place_NP = read(model.config, model.data, windows_NS).place_BP
+    if place_NP is None:
+        losses = [nats_NP[:, first:last].mean() for first, last in itertools.pairwise(edges)]
     else:
+        bin_NP = torch.bucketize(torch.from_numpy(place_NP), torch.tensor(edges), right=True)
+        losses = [nats_NP[bin_NP == number].mean() for number in range(1, len(edges))]
+
+    at_length = [nats_NP[:, :length].mean() for length in lengths]
+    if not model.config.causal:
         # Tokens attend to later tokens, so a window's beginning must be read alone.
         at_length = [nats(model, windows_NS[:, : length + 1]).mean() for length in lengths]
     return {
         "num_windows": len(windows_NS),
         "edges": edges,
-        "loss": rounded(of_bins),
+        "loss": rounded(losses),
         "lengths": lengths,
         "loss_at_length": rounded(at_length),
     }
-
-
-def _between(nats_NP: Tensor, rows: Batch, first: int, last: int) -> Tensor:
-    """Return the nats of the targets at places from `first` up to, but not including, `last`."""
-    if rows.place_BP is None:
-        return nats_NP[:, first:last]
-    place_NP = torch.from_numpy(rows.place_BP)
-    return nats_NP[(first <= place_NP) & (place_NP < last)]

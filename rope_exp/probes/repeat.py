@@ -1,20 +1,15 @@
 """The loss of a text, and of the same text read again right after it.
 
-The second is low if the model copies. An induction head (Olsson et al. 2022) finds the token's last
-occurrence and predicts what followed it. A model that has none gains little from the second
-reading.
+The second is low if the model copies, as with induction heads (Olsson et al. 2022).
 """
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from typing_extensions import TypedDict
 
 from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, rounded
-from rope_exp.identity import Count
-from rope_exp.probes._types import ONE_LENGTH, Number
 from rope_exp.probes._windows import nats, share, windows
 from rope_exp.report import Report
 from rope_exp.table import markdown_table
@@ -25,14 +20,6 @@ PLACES = {"repeat": ("reading", "loss")}
 # A run copies if a text's second reading has a loss lower by so many nats
 # (docs/paper/protocol-2.md).
 COPIES = 0.3
-
-
-class _Losses(TypedDict):
-    reading: list[Count]
-    loss: tuple[Number, Number]
-
-
-Answer = Annotated[_Losses, ONE_LENGTH]
 
 
 def why_not(config: RunConfig) -> str:
@@ -58,21 +45,20 @@ def ask(model: Finished) -> dict[str, Any]:
 def tables(report: Report) -> list[str]:
     """Return a table of the runs that copy."""
     lines = []
-    for label in report.answers("repeat"):
-        row = report.rows[label]
+    for row in report.rows.values():
         runs = [run for run in row.runs if "repeat" in run.probes]
         # By how much the second reading has a lower loss than the first, in nats.
-        gains = -np.diff([run.probes["repeat"]["loss"] for run in runs]).ravel()
-        copying = gains >= COPIES
-        losses = np.array([run.loss for run in runs], dtype=float)
+        gains = pd.Series([-np.diff(run.probes["repeat"]["loss"])[0] for run in runs], dtype=float)
+        losses = pd.Series([run.loss for run in runs], dtype=float)
         line = {
             "row": row.name,
-            "runs that copy": f"{copying.sum()} of {len(runs)}",
+            "runs that copy": f"{sum(gains >= COPIES)} of {len(runs)}",
             "gain by the second reading": gains.mean(),
-            "loss of those that copy": losses[copying].mean() if copying.any() else None,
-            "of the others": None if copying.all() else losses[~copying].mean(),
+            "loss of those that copy": losses[gains >= COPIES].mean(),
+            "of the others": losses[~(gains >= COPIES)].mean(),
         }
-        lines.append(line)
+        if runs:
+            lines.append(line)
     about = (
         "Runs that copy: reading half a window of held-out text a second time, right after the "
         f"first, lowers the loss by at least {COPIES} nats (means over seeds):"

@@ -1,45 +1,26 @@
-"""The held-out loss with all positions raised, including those that begin again at documents.
+"""The held-out loss with all positions raised, which relative variants do not notice."""
 
-A relative variant's loss does not change; an absolute one's rises if it has learned to use absolute
-positions.
-"""
-
-from typing import Annotated, Any
-
-from typing_extensions import TypedDict
+from typing import Any
+from unittest.mock import patch
 
 from rope_exp.evaluate import Finished, rounded
-from rope_exp.identity import Natural
-from rope_exp.probes._types import ONE_LENGTH, Numbers
-from rope_exp.probes._windows import instead, loss
+from rope_exp.probes._windows import loss
 
 ORDER = 2
 PLACES = {"shift": ("start", "loss")}
 # In training lengths: from within the first window to far outside.
-SHIFTS = (0.25, 1, 4, 16)
-
-
-class _Losses(TypedDict):
-    start: list[Natural]
-    loss: Numbers
-
-
-Answer = Annotated[_Losses, ONE_LENGTH]
+SHIFTS = (0, 0.25, 1, 4, 16)
 
 
 def ask(model: Finished) -> dict[str, Any]:
     """Return the loss with every position `start` higher than in training."""
     seq_len = model.config.train.seq_len
     trunk = model.decoder.model
-    usual = trunk.start
-    starts = [0, *(int(shift * seq_len) for shift in SHIFTS)]
-    if trunk.num_positions is not None:
-        # Learned positions end there.
-        room = trunk.num_positions - usual - seq_len
-        starts = [start for start in starts if start <= room]
-
-    losses = []
-    for start in starts:
-        with instead(trunk, "start", usual + start):
-            losses.append(loss(model))
-    return {"start": starts, "loss": rounded(losses)}
+    losses = {}
+    for start in [int(shift * seq_len) for shift in SHIFTS]:
+        # Learned positions end at their number.
+        last = trunk.start + start + seq_len
+        if trunk.num_positions is None or last <= trunk.num_positions:
+            with patch.object(trunk, "start", trunk.start + start):
+                losses[start] = loss(model)
+    return {"start": list(losses), "loss": rounded(losses.values())}

@@ -4,12 +4,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from typing_extensions import TypedDict
 
-from rope_exp.attention import SoftmaxAttention
 from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, significant
-from rope_exp.probes._types import Numbers
 from rope_exp.probes._windows import attentions
 from rope_exp.report import Report
 
@@ -17,25 +14,15 @@ from rope_exp.report import Report
 ORDER = 5
 
 
-class Answer(TypedDict):
-    """Statistics of mu over the features of each layer."""
-
-    mean: Numbers
-    sd: Numbers
-    min: Numbers
-    max: Numbers
-
-
 def why_not(config: RunConfig) -> str:
     """Return why a run's model cannot be asked, or ""."""
-    if config.model.token_shift:
-        return ""
-    return "token_shift needs mu, which is learned: model.token_shift"
+    learns = config.model.token_shift
+    return "" if learns else "token_shift needs mu, which is learned: model.token_shift"
 
 
 def ask(model: Finished) -> dict[str, Any]:
     """Return the mean, standard deviation, minimum and maximum of mu, by layer."""
-    layers = [each for each in attentions(model.decoder) if isinstance(each, SoftmaxAttention)]
+    layers: list[Any] = [*attentions(model.decoder)]
     mu_LD = torch.stack([layer.token_shift for layer in layers]).double().cpu()
     return {
         "mean": significant(mu_LD.mean(dim=1)),
@@ -47,9 +34,9 @@ def ask(model: Finished) -> dict[str, Any]:
 
 def notes(report: Report) -> list[str]:
     """Return a note for each row with token shift: the mean of mu by layer, over seeds."""
-    said = []
+    sentences = []
     for label, answers in report.answers("token_shift").items():
         mu_L = np.mean([answer["mean"] for answer in answers], axis=0)
-        told = ", ".join(f"{mu:.3f}" for mu in mu_L)
-        said.append(f"{report.rows[label].name}: mean μ of token shift by layer is {told}.")
-    return said
+        numbers = ", ".join(f"{mu:.3f}" for mu in mu_L)
+        sentences.append(f"{report.rows[label].name}: mean μ of token shift by layer is {numbers}.")
+    return sentences

@@ -1,22 +1,9 @@
-"""The loss of every held-out window.
-
-It serves to estimate the windows' share of the noise in a difference (a paired bootstrap over
-windows).
-"""
+"""The loss of every held-out window, for a paired bootstrap over windows."""
 
 from typing import Any
 
-from typing_extensions import TypedDict
-
 from rope_exp.evaluate import Finished, rounded
-from rope_exp.probes._types import Numbers
 from rope_exp.probes._windows import nats, windows
-
-
-class Answer(TypedDict):
-    """The loss of each window."""
-
-    loss: Numbers
 
 
 def ask(model: Finished) -> dict[str, Any]:

@@ -22,10 +22,6 @@ class Config(ScheduleConfig):
 
 
 def height(config: Config, step: int, num_warmup_steps: int, num_steps: int) -> float:
-    """Return the rate's height above its last value, from 1 to 0, at a step after the warm-up.
-
-    It stays 1, then falls linearly over the last decay_fraction of the run, if that is at least a
-    step.
-    """
+    """Return the rate's height above its last value, from 1 to 0, at a step after the warm-up."""
     decay = round(config.decay_fraction * num_steps)
     return min((num_steps - step) / decay, 1.0) if decay else 1.0

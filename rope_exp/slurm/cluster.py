@@ -1,7 +1,6 @@
 """Submission of runs to SLURM through submitit, as an array of jobs; `submit` does not wait.
 
-Each job runs some cells on its node by our dispatcher, as the same command there would. Ahead of
-its time limit it saves a checkpoint and is requeued. `launch=slurm_local` rehearses this on this
+Each job runs some cells on its node by our dispatcher. `launch=slurm_local` rehearses this on this
 machine, without a queue and without requeueing.
 """
 
@@ -9,11 +8,10 @@ import os
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -30,270 +28,151 @@ from rope_exp.errors import (
 )
 from rope_exp.jobs import Job
 from rope_exp.machine import output_of
-from rope_exp.signals import held_back, interrupt, on_signal, starting_runs
+from rope_exp.signals import interrupt, on_signal, starting_runs
 from rope_exp.slurm.queue import Queue
 from rope_exp.sweep import dispatch
 
 FOLDER = Path("results/slurm")
 SWEEPS = FOLDER / "sweeps"
-# SLURM's usual limit of one array.
-MAX_ARRAY = 1000
 # The launchers of Hydra whose keys say what a job asks for, and submitit's names of clusters.
 CLUSTERS = {"SlurmLauncher": "slurm", "LocalLauncher": "local"}
-# Keys of Hydra's launcher that submitit shares between clusters; others are SLURM's own.
-SHARED = ("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes")
 # Keys of Hydra's launcher that we decide.
-NOT_ASKED = ("_target_", "submitit_folder", "name", "stderr_to_stdout")
+OURS = ("_target_", "submitit_folder", "stderr_to_stdout", "max_num_timeout")
 
 
-@dataclass(frozen=True)
-class Work:
-    """The work of one job on its node.
+def run_on_node(
+    run: Callable[[Sequence[Any]], int], cells: Sequence[Any], max_restarts: int, gpus: str | None
+) -> None:
+    """Run some cells in a job; at its time limit or preempted, requeue it once they are saved.
 
-    Attributes:
-        run: runs some cells, and returns an exit code.
-        max_restarts: after so many it is not requeued at its time limit.
-        gpus: the GPUs that the submitting process may use; submitit's stand-in hides them.
+    Args:
+        max_restarts: after so many the job is not requeued at its time limit.
+        gpus: the submitting process's CUDA_VISIBLE_DEVICES; submitit's stand-in hides the GPUs.
     """
+    at_limit = []
 
-    run: Callable[[], int]
-    max_restarts: int
-    gpus: str | None
+    def stop(*_: object) -> None:
+        at_limit.append(True)
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    def __call__(self) -> None:
-        """Run the cells; at the time limit or preempted, requeue this job once they are saved.
+    import submitit
 
-        Raises:
-            ChildProcessError: some cell failed or was stopped; SLURM then shows a failed job.
-        """
-        at_limit = []
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            at_limit.append(number)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-        import submitit
-
-        here = submitit.JobEnvironment()
-        if here.cluster == "local":
-            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-            os.environ |= {"CUDA_VISIBLE_DEVICES": self.gpus} if self.gpus is not None else {}
-        # In place of submitit's own handler, which requeues first and saves afterwards.
-        signal.signal(here._usr_sig(), stop)
-        code = explained(lambda: starting_runs(self.run))
-        restarts_left = self.max_restarts - int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-        goes_on = bool(at_limit) and restarts_left > 0
-        if code == EXIT_STOPPED and (goes_on or _is_preempted()):
-            here._requeue(restarts_left)
-        if code not in (EXIT_DONE, EXIT_DIVERGED):
-            raise ChildProcessError(f"ended with exit code {code}")
+    job = submitit.JobEnvironment()
+    if job.cluster == "local":
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        os.environ |= {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
+    # In place of submitit's own handler, which requeues first and saves afterwards.
+    signal.signal(signal.SIGUSR2, stop)
+    code = explained(lambda: starting_runs(lambda: run(cells)))
+    if code == EXIT_STOPPED and job.cluster == "slurm":
+        may_restart = int(os.environ.get("SLURM_RESTART_COUNT", "0")) < max_restarts
+        # SLURM does not requeue a preempted job that ends itself.
+        shown = output_of("scontrol", "show", "job", job.job_id)
+        if (at_limit and may_restart) or re.search(r"PreemptTime=\d", shown):
+            output_of("scontrol", "requeue", job.job_id)
+    if code not in (EXIT_DONE, EXIT_DIVERGED):
+        # SLURM then shows a failed job.
+        raise ChildProcessError(f"ended with exit code {code}")
 
 
-def _is_preempted() -> bool:
-    """Return whether SLURM stops this job for another: it does not requeue one that ends itself."""
-    job_id = os.environ.get("SLURM_JOB_ID")
-    found = job_id and output_of("scontrol", "show", "job", job_id)
-    return bool(found and re.search(r"PreemptTime=\d", found))
+def submit(
+    launcher: DictConfig,
+    cells_per_job: int,
+    queue: Queue,
+    cells: Mapping[str, Any],
+    run: Callable[[Sequence[Any]], int],
+) -> str:
+    """Submit the cells that are not in the queue, and say what was submitted.
 
-
-@dataclass(frozen=True)
-class Cluster:
-    """A target of submissions, and the resources of each job.
-
-    Attributes:
-        name: slurm, or local for submitit's stand-in.
-        launcher: the keys of Hydra's launcher.
-        cells_per_job: cells that one job runs, one after another or as the GPUs allow.
+    Args:
+        cells: what `run` needs of each cell, by name.
+        run: runs several of these in a job, and returns the exit code.
     """
+    cluster = CLUSTERS.get(launcher["_target_"].rpartition(".")[2])
+    if cluster is None:
+        raise ConfigError("launch", ..., "must be slurm or slurm_local")
+    for key in ("nodes", "tasks_per_node"):
+        if launcher[key] != 1:
+            reason = "must be 1: a job starts its own processes, on one node"
+            raise ConfigError(f"hydra.launcher.{key}", launcher[key], reason)
+    keys: Any = OmegaConf.to_container(launcher, resolve=True)
+    max_restarts = keys.get("max_num_timeout", 0)
+    if cluster == "slurm":
+        # Some clusters requeue no job that does not ask for it.
+        keys["additional_parameters"] = {"requeue": True, **keys["additional_parameters"]}
+    asked = {key: keys[key] for key in keys if key not in OURS and keys[key] is not None}
 
-    name: str
-    launcher: Mapping[str, Any]
-    cells_per_job: int
+    active = queue.active(cells)
+    names = [name for name in cells if name not in active]
+    waiting = f"; {len(active)} are queued or running" if active else ""
+    if not names:
+        return f"nothing to submit{waiting}"
+    starts = range(0, len(names), cells_per_job)
+    parts = [names[first : first + cells_per_job] for first in starts]
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
 
-    @classmethod
-    def of(cls, launcher: DictConfig, cells_per_job: int, words: Sequence[str]) -> "Cluster":
-        """Return the cluster of a composed config.
+    import submitit
+    from submitit.core.utils import FailedJobError
 
-        Args:
-            words: the overrides by which it was composed.
-        Raises:
-            ConfigError: its launcher is none of submitit's, or asks for what a job of ours lacks.
-        """
-        name = CLUSTERS.get(launcher["_target_"].rpartition(".")[2])
-        if name is None:
-            raise ConfigError("launch", ..., "must be slurm or slurm_local")
-        for word in words:
-            key = word.lstrip("+").partition("=")[0]
-            if key.removeprefix("hydra.launcher.") in NOT_ASKED or key == "hydra.sweep.dir":
-                raise ConfigError(key, ..., f"is for Hydra's own way; jobs lie in {FOLDER}")
-        ours = {str(key): launcher[key] for key in launcher if key not in NOT_ASKED}
-        asked: Any = OmegaConf.to_container(OmegaConf.create(ours), resolve=True)
-        for key in ("nodes", "tasks_per_node"):
-            if asked.get(key) not in (None, 1):
-                allowed = "must be 1: a job starts its own processes, on one node"
-                raise ConfigError(f"hydra.launcher.{key}", asked[key], allowed)
-        return cls(name, asked, cells_per_job)
-
-    def submit(
-        self,
-        queue: Queue,
-        cells: Mapping[str, Any],
-        run: Callable[[Sequence[Any]], int],
-        *,
-        together: bool = True,
-    ) -> str:
-        """Submit the cells that are not in the queue, and say what was submitted.
-
-        Args:
-            cells: what `run` needs of each cell, by name.
-            run: runs several of these in a job, and returns the exit code.
-            together: the cells, or others that are done, are of one table.
-        Raises:
-            ConfigError: nodes of several kinds could run them, or a key is none of SLURM's.
-            ChildProcessError: SLURM refuses a job; those before it are submitted.
-        """
-        with queue.alone():
-            active = queue.active(cells)
-            names = [name for name in cells if name not in active]
-            waiting = f"; {len(cells) - len(names)} are queued or running" if active else ""
-            if not names:
-                return f"nothing to submit{waiting}"
-            if self.name == "slurm" and together:
-                self._check_kinds()
-            parts = [
-                names[first : first + self.cells_per_job]
-                for first in range(0, len(names), self.cells_per_job)
+    # The keys that submitit shares between clusters; others are SLURM's own.
+    plugin = import_module("hydra_plugins.hydra_submitit_launcher.config")
+    shared = [field.name for field in fields(plugin.BaseQueueConf)]
+    try:
+        executor = submitit.AutoExecutor(folder=queue.folder, cluster=cluster)
+        executor.update_parameters(
+            stderr_to_stdout=True,
+            **{key if key in shared else f"{cluster}_{key}": asked[key] for key in asked},
+        )
+        with executor.batch():
+            jobs = [
+                executor.submit(run_on_node, run, list(map(cells.get, part)), max_restarts, gpus)
+                for part in parts
             ]
-            limit = int(self.launcher.get("max_num_timeout", 0))
-            gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
-            works = [
-                Work(partial(run, [cells[name] for name in part]), limit, gpus) for part in parts
-            ]
-            ids: list[str] = []
-            for first in range(0, len(works), MAX_ARRAY):
-                array = slice(first, first + MAX_ARRAY)
-                # A signal between the two would lose the jobs' ids.
-                with held_back():
-                    new = self._submit_array(queue.folder, works[array])
-                    queue.add(self.name, parts[array], new)
-                ids += new
-        arrays = ", ".join(dict.fromkeys(each.partition("_")[0] for each in ids))
-        count = f"{len(ids)} jobs" if len(ids) > 1 else "one job"
-        return f"submitted {len(names)} runs as {count} ({arrays}){waiting}; logs in {queue.folder}"
-
-    def _submit_array(self, folder: Path, works: Sequence[Work]) -> list[str]:
-        """Submit one array, and return its jobs' ids."""
-        import submitit
-        from submitit.core.utils import FailedJobError
-
-        given = {key: value for key, value in self.launcher.items() if value is not None}
-        if self.name == "slurm":
-            # Some clusters requeue no job that does not ask for it.
-            more = {"requeue": True, **given.get("additional_parameters", {})}
-            given |= {"additional_parameters": more}
-            given.pop("max_num_timeout", None)
-        params = {
-            key if key in SHARED else f"{self.name}_{key}": value for key, value in given.items()
-        }
-        try:
-            executor = submitit.AutoExecutor(folder=folder, cluster=self.name)
-            executor.update_parameters(name=folder.name, stderr_to_stdout=True, **params)
-            with executor.batch():
-                jobs = [executor.submit(each) for each in works]
-        except (FailedJobError, OSError) as error:
-            raise ChildProcessError(f"launch={self.name}: {first_line(error)}") from None
-        except (NameError, TypeError, ValueError, RuntimeError, AssertionError) as error:
-            raise ConfigError("hydra.launcher", ..., first_line(error)) from None
-        return [job.job_id for job in jobs]
-
-    def _check_kinds(self) -> None:
-        """Refuse nodes of several kinds: all runs of a seed come from one.
-
-        Raises:
-            ConfigError: naming the kinds.
-            ChildProcessError: SLURM does not answer.
-        """
-        constraint = str(self.launcher.get("constraint") or "|")
-        if "|" not in constraint:
-            return
-        options = {"partition": "--partition", "nodelist": "--nodes"}
-        asked = [
-            f"{option}={self.launcher[key]}"
-            for key, option in options.items()
-            if self.launcher.get(key)
-        ]
-        # The partition, with * if it is the default, and a node's processors, memory, features
-        # and devices.
-        found = output_of("sinfo", "--noheader", "-N", *asked, "-o", "%P %c CPUs, %m MB, %f, %G")
-        lines = [line.strip().partition(" ") for line in found.splitlines()]
-        kinds = sorted({kind for name, _, kind in lines if asked or name.endswith("*")})
-        if len(kinds) > 1:
-            raise ConfigError(
-                "hydra.launcher.constraint",
-                None,
-                f"must name nodes of one kind, since all runs of a seed come from one; there are "
-                f"{'; '.join(kinds)}",
-            )
+    except (FailedJobError, OSError) as error:
+        raise ChildProcessError(f"launch={cluster}: {first_line(error)}") from None
+    except (NameError, TypeError, ValueError, RuntimeError, AssertionError) as error:
+        raise ConfigError("hydra.launcher", ..., first_line(error)) from None
+    ids = [job.job_id for job in jobs]
+    queue.add(cluster, parts, ids)
+    arrays = ", ".join(dict.fromkeys(job_id.partition("_")[0] for job_id in ids))
+    return f"submitted {len(names)} runs, jobs {arrays}{waiting}; logs in {queue.folder}"
 
 
-class SweepRun(NamedTuple):
-    """A run of a submitted sweep: its name in the queue, its config and its title."""
-
-    key: str
-    config: RunConfig
-    title: str
+# -- sweeps ----------------------------------------------------------------------------------------
 
 
-def submit_sweep(jobs: Jobs, words: Sequence[str]) -> str:
-    """Submit the runs of a sweep that have no result, and say what was submitted.
-
-    Raises:
-        ConfigError: a folder is of another config, or of two runs; see also `Cluster.submit`.
-        ChildProcessError: SLURM refuses.
-    """
-    runs = _runs(jobs)
-    done = _done(runs)
-    cluster = Cluster.of(jobs.tree.hydra.launcher, runs[0].config.launch.cells_per_job, words)
+def submit_sweep(jobs: Jobs) -> str:
+    """Submit the runs of a sweep that have no result, and say what was submitted."""
     cells = {
-        run.key: (run.config.replace("launch", cells_per_job=1), run.title)
-        for run in runs
-        if run.key not in done
+        key: (run.config.replace("launch", cells_per_job=1), run.title)
+        for key, run in _runs(jobs).items()
+        if run.exit_code is None
     }
-    return cluster.submit(Queue(SWEEPS), cells, run_configs, together=len(runs) > 1)
+    cells_per_job = jobs.configs[0].launch.cells_per_job
+    return submit(jobs.tree.hydra.launcher, cells_per_job, Queue(SWEEPS), cells, run_configs)
 
 
 def list_sweep(jobs: Jobs) -> str:
     """Return a line for each run of a sweep: its result, or the state of its job."""
     runs = _runs(jobs)
-    states = Queue(SWEEPS).describe([run.key for run in runs]) | _done(runs)
-    return "\n".join(f"  {run.title:40}  {states.get(run.key, 'left')}" for run in runs)
+    states = Queue(SWEEPS).describe(runs)
+    states |= {key: run.status for key, run in runs.items() if run.exit_code is not None}
+    return "\n".join(f"  {runs[key].title:40}  {states.get(key, 'left')}" for key in runs)
 
 
-def _runs(jobs: Jobs) -> list[SweepRun]:
-    """Fix what a node would look up again: commits of the hub, initial weights, and the group.
+def _runs(jobs: Jobs) -> dict[str, Job]:
+    """Return the runs of a sweep by their keys in the queue; those that are done have ended.
 
-    The hash in a default group's name would change as a node resolves `auto`.
-
-    Raises:
-        ConfigError, RecordError, DataError: see `resolved`.
+    Whatever a node would look up again is fixed: commits of the hub, initial weights, and the
+    group, since the hash in a default group's name would change as a node resolves `auto`.
     """
     pinned = map(pinned_config, jobs.configs)
-    configs = [one.replace("run", group=one.group) for one in pinned]
-    named = zip(configs, titles(jobs.overrides, configs), strict=True)
-    return [
-        SweepRun(f"{config.folder} {config.config_sha256[:12]}", config, title)
-        for config, title in named
-    ]
-
-
-def _done(runs: Sequence[SweepRun]) -> dict[str, str]:
-    """Return the status of each run that is done, by its key."""
-    jobs = [Job(run.config) for run in runs]
-    check_together(jobs)
-    for job in jobs:
-        check_folder(job, settled=False)
-    ended = zip(runs, jobs, strict=True)
-    return {run.key: job.status for run, job in ended if job.exit_code is not None}
+    configs = [config.replace("run", group=config.group) for config in pinned]
+    runs = list(map(Job, configs, titles(jobs.overrides, configs)))
+    check_together(runs)
+    for run in runs:
+        check_folder(run, settled=False)
+    return {f"{run.folder} {run.config.config_sha256[:12]}": run for run in runs}
 
 
 def run_configs(runs: Sequence[tuple[RunConfig, str]]) -> int:

@@ -1,12 +1,9 @@
 """The jobs that were submitted to a cluster, and what has become of them."""
 
-import os
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from rope_exp.errors import ConfigError
-from rope_exp.files import read_json, try_lock, write_json
+from rope_exp.files import read_json, write_json
 from rope_exp.machine import output_of
 
 
@@ -22,42 +19,28 @@ class Queue:
         """The newest job of each cell: its cluster and id."""
         return read_json(self._path) if self._path.exists() else {}
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Let one command submit at a time; raise ConfigError if another does now."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        lock = try_lock(self.folder / ".lock")
-        if lock is None:
-            raise ConfigError("launch", ..., f"another command submits to {self.folder} now")
-        try:
-            yield
-        finally:
-            os.close(lock)
-
     def add(self, cluster: str, parts: Sequence[Sequence[str]], ids: Sequence[str]) -> None:
         """Keep the ids of submitted jobs, each with its cells."""
-        added = zip(parts, ids, strict=True)
-        new = {name: [cluster, job_id] for part, job_id in added for name in part}
-        write_json(self._path, self.jobs | new)
+        new = zip(parts, ids, strict=True)
+        added = {name: [cluster, job_id] for part, job_id in new for name in part}
+        write_json(self._path, self.jobs | added)
 
     def active(self, names: Collection[str]) -> dict[str, str]:
-        """Return `queued` or `running` for each of these cells whose job has not ended.
-
-        Raises:
-            ChildProcessError: SLURM does not answer.
-        """
+        """Return `queued` or `running` for each of these cells whose job has not ended."""
         jobs = {name: job for name, job in self.jobs.items() if name in names}
         states: dict[str, str] = {}
         if any(cluster == "slurm" for cluster, _ in jobs.values()):
             listed = output_of("squeue", "--noheader", "--array", "--me", "--format=%i %T")
             states = dict(line.split() for line in listed.splitlines())
-        found = {}
+        active = {}
         for name, (cluster, job_id) in jobs.items():
-            if cluster == "local" and _is_alive(job_id):
-                found[name] = "running"
-            elif cluster == "slurm" and job_id in states:
-                found[name] = "queued" if states[job_id] == "PENDING" else "running"
-        return found
+            # submitit's stand-in has the id of its process.
+            command = Path(f"/proc/{job_id}/cmdline")
+            if cluster == "local" and command.exists() and b"submitit" in command.read_bytes():
+                active[name] = "running"
+            elif job_id in states:
+                active[name] = "queued" if states[job_id] == "PENDING" else "running"
+        return active
 
     def describe(self, names: Collection[str]) -> dict[str, str]:
         """Return a few words about the job of each of these cells, if it has one."""
@@ -67,18 +50,10 @@ class Queue:
         except ChildProcessError as error:
             active = {}
             ended = f"submitted ({error})"
+        jobs = {name: job_id for name, (_, job_id) in self.jobs.items() if name in names}
         return {
             name: f"{active[name]}, job {job_id}"
             if name in active
             else f"{ended}, see {self.folder / job_id}_0_log.out"
-            for name, (_, job_id) in self.jobs.items()
-            if name in names
+            for name, job_id in jobs.items()
         }
-
-
-def _is_alive(job_id: str) -> bool:
-    """Return whether a job of submitit's stand-in, which has the id of its process, still runs."""
-    try:
-        return b"submitit" in Path(f"/proc/{job_id}/cmdline").read_bytes()
-    except OSError:
-        return False

@@ -22,44 +22,38 @@ def files(
     asked: Collection[str], records: Mapping[str, Sequence[Run]], tables: Mapping[str, Report]
 ) -> dict[str, bytes]:
     """Return all_seeds.md, and the files beside/, below the folder of each campaign's own table."""
-    made: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     for place, report in tables.items():
-        own = place.partition("/")[0]
-        others = [run for name, runs in records.items() if name != own for run in runs]
+        campaign = place.partition("/")[0]
+        others = [run for name, runs in records.items() if name != campaign for run in runs]
         if further := all_seeds(report, others):
-            made[f"{place}/all_seeds.md"] = all_seeds_md(further).encode()
+            files[f"{place}/all_seeds.md"] = all_seeds_md(further).encode()
         if joined := beside(report.runs, others):
             of_table = files_of(joined)
-            made |= {f"{place}/beside/{file}": content for file, content in of_table.items()}
-    return made
-
-
-# -- further seeds ---------------------------------------------------------------------------------
+            files |= {f"{place}/beside/{file}": content for file, content in of_table.items()}
+    return files
 
 
 def all_seeds(report: Report, others: Iterable[Run]) -> Report | None:
     """Return a table joined with other campaigns' runs that differ from its own in the seed alone.
 
-    Campaigns that try several learning rates are left out, as their seeds chose a rate.
-
-    Returns:
-        None if no other run fits, a row has no other to be compared with, or the table's campaign
-        is of the first protocol, which tests its own seeds alone.
+    Campaigns that try several learning rates are left out, as their seeds chose a rate. None if no
+    run fits, or the table's campaign is of the first protocol, which tests its own seeds alone.
     """
     if len(report.rows) < 2 or not report.of_variants or not is_always_paired(report.runs):
         return None
 
-    found = {(run.config.pe.label, run.config.seed): run for run in report.runs}
+    runs = {(run.config.pe.label, run.config.seed): run for run in report.runs}
     for run in others:
         row = report.rows.get(run.config.pe.label)
         if row is None or OWN_RATE in run.factors or run.config.row_name is not None:
             continue
         if alike(row.runs[0], run, ("seed",)):
-            found.setdefault((row.label, run.config.seed), run)
-    if len(found) == len(report.runs):
+            runs.setdefault((row.label, run.config.seed), run)
+    if len(runs) == len(report.runs):
         return None
 
-    joined = build(list(found.values()), ["pe"])
+    joined = build(list(runs.values()), ["pe"])
     before = {(pair["a"], pair["b"], pair["num_seeds"]) for pair in report.relations}
     after = [(pair["a"], pair["b"], pair["num_seeds"]) for pair in joined.relations]
     return replace(joined, hidden=[(a, b) for a, b, count in after if (a, b, count) in before])
@@ -67,38 +61,27 @@ def all_seeds(report: Report, others: Iterable[Run]) -> Report | None:
 
 def all_seeds_md(report: Report) -> str:
     """Return all_seeds.md of a table with further seeds: exploratory, so rows have no verdict."""
-    relations = []
-    if report.relations:
-        relations = [
-            "Published relations with further seeds (Δ: the second variant's loss minus the "
-            "first's; p by Holm over all published relations):",
-            relations_table(report).markdown(),
-        ]
+    relations = [
+        "Published relations with further seeds (Δ: the second variant's loss minus the "
+        "first's; p by Holm over all published relations):",
+        relations_table(report).markdown(),
+    ]
     return paragraphs(
         *(f"**{caption}**" for caption in report.told("caption")),
         "Exploratory: no verdict rests on this table. It adds other campaigns' seeds of the same "
         "configurations to those of [the campaign's own](table.md).",
-        main_table(report).without("p", "verdict").markdown(),
-        *relations,
+        main_table(report).without("p", "marked").markdown(),
+        *(relations if report.relations else []),
         *bullets("Notes:", report.told("notes")),
     )
-
-
-# -- the reference ---------------------------------------------------------------------------------
 
 
 def beside(runs: Sequence[Run], others: Iterable[Run]) -> Report | None:
     """Return the report of a level without the reference, joined with a campaign that has it.
 
     If several have it, only the one with the most runs is used, as a table of all would change
-    with each of them.
-
-    Args:
-        runs: the runs of a campaign, alike in all factors except variant and seed.
-        others: the runs of other campaigns.
-    Returns:
-        None if the level has the reference, no campaign with it fits, or they may not share a
-        table.
+    with each of them. None if the level has the reference, no campaign fits, or they may not share
+    a table.
     """
     variants = {run.config.pe.label for run in runs}
     if REFERENCE in variants:
@@ -109,7 +92,7 @@ def beside(runs: Sequence[Run], others: Iterable[Run]) -> Report | None:
         is_new = run.config.row_name is None and label not in variants
         if is_new and alike(runs[0], run, ("pe", "seed")):
             groups.setdefault(run.group, {}).setdefault((label, run.config.seed), run)
-    fitting = [found for _, found in sorted(groups.items()) if REFERENCE in dict(found.keys())]
+    fitting = [cells for _, cells in sorted(groups.items()) if REFERENCE in dict(cells.keys())]
     if not fitting:
         return None
 

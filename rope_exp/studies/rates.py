@@ -1,8 +1,7 @@
 """Learning rates: each variant's best one, and the differences between variants there.
 
 They show whether a difference is due to tuning (docs/paper/protocol.md). Learning rates are
-compared within a seed, because means over different seeds also differ by the seeds; a seed that was
-run at a single learning rate says nothing about them.
+compared within a seed; a seed that was run at a single learning rate says nothing about them.
 """
 
 import math
@@ -13,24 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rope_exp.comparable import (
-    OF_ROW,
-    OWN_RATE,
-    REFUSED_WITHIN_A_BLOCK,
-    ROW,
-    SEEDS,
-    alike,
-    check_blocks,
-    comparable,
-    differing_surroundings,
-    has_blocks,
-    label_of,
-    level_name,
-    name_of,
-    telling,
-)
+from rope_exp import comparable
+from rope_exp.comparable import OF_ROW, OWN_RATE, ROW, SEEDS, label_of, telling
 from rope_exp.errors import log
-from rope_exp.report import Report, build
+from rope_exp.report import Report, build, paragraphs
 from rope_exp.runs import ReportError, Run
 from rope_exp.stats import adjusted_means
 from rope_exp.table import markdown_table, number, span
@@ -45,60 +30,59 @@ def files(
     asked: Collection[str], records: Mapping[str, Sequence[Run]], tables: Mapping[str, Report]
 ) -> dict[str, bytes]:
     """Return rates.md for each sweep of learning rates in the asked campaigns."""
-    found: dict[str, bytes] = {}
+    # The rows of a campaign may have learning rates of their own, which a sweep chose.
+    plain = {
+        name: runs
+        for name, runs in records.items()
+        if all(OWN_RATE in run.factors for run in runs) or len(_rates(runs)) < 2
+    }
+    made: dict[str, bytes] = {}
     for name in asked:
-        lending = [runs for each, runs in records.items() if each != name and not _is_tuned(runs)]
-        sweeps = find_sweeps(records[name], [run for runs in lending for run in runs])
+        others = [run for other, runs in plain.items() if other != name for run in runs]
+        sweeps = find_sweeps(records[name], others)
         for runs in sweeps:
-            level = level_name(runs[0], sorted(runs[0].factors.keys() - {OWN_RATE, *SEEDS}))
-            stem = f"rates-{level}" if level and len(sweeps) > 1 else "rates"
-            found |= _files(name, f"{name}/{stem}.md", runs)
-    return found
+            keys = sorted(runs[0].factors.keys() - {OWN_RATE, *SEEDS})
+            level = comparable.level_name(runs[0], keys)
+            file = f"rates-{level}.md" if level and len(sweeps) > 1 else "rates.md"
+            made |= {f"{name}/{path}": content for path, content in of_group(runs, file).items()}
+    return made
 
 
-def _is_tuned(runs: Sequence[Run]) -> bool:
-    """Return whether a campaign's rows have learning rates of their own."""
-    return not all(OWN_RATE in run.factors for run in runs) and len(_rates(runs)) > 1
+def of_group(runs: Sequence[Run], file: str = "rates.md") -> dict[str, bytes]:
+    """Return rates.md of runs with several learning rates; else nothing."""
+    if len(_rates(runs)) < 2:
+        return {}
+    try:
+        return {file: markdown(runs).encode()}
+    except ReportError as error:
+        log(f"{runs[0].group}: {file} is left out: {error}")
+        return {}
 
 
 def _rates(runs: Iterable[Run]) -> set[float]:
     return {run.config.optim.lr for run in runs}
 
 
-def of_group(runs: Sequence[Run]) -> dict[str, bytes]:
-    """Return rates.md of runs with several learning rates; else nothing."""
-    return _files("--factors", "rates.md", runs) if len(_rates(runs)) > 1 else {}
-
-
-def _files(name: str, file: str, runs: Sequence[Run]) -> dict[str, bytes]:
-    try:
-        return {file: markdown(runs).encode()}
-    except ReportError as error:
-        log(f"{name}: {file.rpartition('/')[2]} is left out: {error}")
-        return {}
-
-
 def find_sweeps(runs: Sequence[Run], others: Iterable[Run]) -> list[list[Run]]:
     """Return a campaign's runs that differ in row, seed and learning rate only, by setting.
 
-    Runs of other campaigns that fit are added, for variants of the campaign, unless its rows have
-    names, or the seed's runs were computed elsewhere. If another campaign ran the same cell, the
-    campaign's own run is used.
+    Other campaigns' runs of its variants that fit are added, unless they have row names, the seed's
+    runs were computed elsewhere, or the campaign ran the cell itself.
     """
-    if not has_blocks(runs) or not any(OWN_RATE in run.factors for run in runs):
+    if not comparable.has_blocks(runs) or not any(OWN_RATE in run.factors for run in runs):
         return []
     sweeps: list[list[Run]] = []
     factors = (OWN_RATE, "seed", *(OF_ROW if telling(runs) == [ROW] else ("pe",)))
     labels = {_label(run) for run in runs}
     lent = [run for run in others if run.config.row_name is None and _label(run) in labels]
     for run in [*runs, *lent]:
-        sweep = next((sweep for sweep in sweeps if alike(sweep[0], run, factors)), None)
+        sweep = next((sweep for sweep in sweeps if comparable.alike(sweep[0], run, factors)), None)
         if sweep is None and run.group == runs[0].group:
             sweeps.append([run])
         elif sweep is not None and all(_cell(run) != _cell(other) for other in sweep):
             block = [other for other in sweep if other.config.seed == run.config.seed]
-            differing = differing_surroundings([*block, run])
-            if run in runs or differing.keys().isdisjoint(REFUSED_WITHIN_A_BLOCK):
+            differing = comparable.differing_surroundings([*block, run])
+            if run in runs or differing.keys().isdisjoint(comparable.REFUSED_WITHIN_A_BLOCK):
                 sweep.append(run)
     return [sweep for sweep in sweeps if len(_rates(sweep)) > 1]
 
@@ -112,10 +96,7 @@ def _label(run: Run) -> str:
     return label_of(run, telling([run]))
 
 
-# -- losses ----------------------------------------------------------------------------------------
-
-
-def reads_far(run: Run) -> bool:
+def _reads_far(run: Run) -> bool:
     """Return whether a run uses distant text as only runs that copy do.
 
     Its loss is lower at positions 128 to 256 than at 8 to 32, by at least `FAR_GAIN`.
@@ -132,44 +113,14 @@ def reads_far(run: Run) -> bool:
     return bool(near - far >= FAR_GAIN)
 
 
-def losses_by_rate(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return losses by `label` of the variant and `seed`: a column for each learning rate.
-
-    Seeds that were run at a single learning rate are left out, and variants whose learning rates
-    share no seeds.
-
-    Raises:
-        ReportError: the runs differ in more than variant, seed and learning rate, or none is left.
-    """
-    if runs:
-        comparable(runs, [*telling(runs), OWN_RATE])
-    columns = ["rate", "label", "seed", "loss"]
-    lines = pd.DataFrame([(*_cell(run), run.loss) for run in runs], columns=columns)
-    losses = lines.pivot(index=["label", "seed"], columns="rate", values="loss")
-    losses = losses[losses.count(axis="columns") > 1]
-    losses = losses.groupby("label").filter(lambda table: not adjusted_means(table).empty)
-    if losses.empty:
-        raise ReportError("no variant was run at two learning rates with the same seed")
-    return losses
-
-
-# -- rates.md --------------------------------------------------------------------------------------
-
-
 def markdown(runs: Sequence[Run]) -> str:
     """Return rates.md: losses by learning rate, and differences at common and best rates.
 
     The common learning rate has the most runs; among equals, it has the lowest mean.
-
-    Args:
-        runs: equal except for variant, seed and learning rate.
-    Raises:
-        ReportError: they differ in more, a block's runs were computed differently, or no variant
-            was run at two learning rates with one seed.
     """
-    check_blocks(runs)
+    comparable.check_blocks(runs)
     finished = [run for run in runs if run.loss is not None]
-    losses = losses_by_rate(finished)
+    losses = _losses(finished)
     means = pd.DataFrame({label: adjusted_means(table) for label, table in losses.groupby("label")})
     over_variants = means.mean(axis="columns")
     counts = Counter(run.config.optim.lr for run in finished)
@@ -178,8 +129,8 @@ def markdown(runs: Sequence[Run]) -> str:
 
     at_common = [run for run in finished if run.config.optim.lr == common]
     report = build(at_common, telling(at_common))
-    names = {_label(run): name_of(run, telling([run])) for run in finished}
-    marked = {_cell(run)[:2] for run in finished if reads_far(run)}
+    names = {_label(run): comparable.name_of(run, telling([run])) for run in finished}
+    marked = {_cell(run)[:2] for run in finished if _reads_far(run)}
     parts = [
         f"**Each variant by learning rate.** The loss at {common:g} is a mean over seeds. At "
         "other rates: the loss minus that one within a seed, averaged (number of seeds in "
@@ -210,7 +161,7 @@ def markdown(runs: Sequence[Run]) -> str:
             "optimistic choice, most of all for noisy variants.",
             _markdown(differences.agg(_spell).loc[order], names),
         ]
-    relations = _relations(both, names, report.source.relations if report.source else ())
+    relations = _relations(both, names, report.source.relations)
     if relations:
         parts += [
             "**Published relations: the second variant's loss minus the first's, over the seeds "
@@ -219,30 +170,41 @@ def markdown(runs: Sequence[Run]) -> str:
             "the relation is open, whatever its verdict at the common one.",
             markdown_table(pd.DataFrame(relations)),
         ]
-    return "\n\n".join(parts) + "\n"
+    return paragraphs(*parts)
 
 
-def _markdown(table: pd.DataFrame, names: Mapping[str, str]) -> str:
-    return markdown_table(table.rename(index=names).reset_index(names="variant"))
+def _losses(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return losses by `label` of the variant and `seed`: a column for each learning rate.
+
+    Seeds that were run at a single learning rate are left out, and variants whose learning rates
+    share no seeds.
+    """
+    if runs:
+        comparable.rows_of(runs, [*telling(runs), OWN_RATE])
+    columns = ["rate", "label", "seed", "loss"]
+    lines = pd.DataFrame([(*_cell(run), run.loss) for run in runs], columns=columns)
+    losses = lines.pivot(index=["label", "seed"], columns="rate", values="loss")
+    losses = losses[losses.count(axis="columns") > 1]
+    losses = losses.groupby("label").filter(lambda table: not adjusted_means(table).empty)
+    if losses.empty:
+        raise ReportError("no variant was run at two learning rates with the same seed")
+    return losses
 
 
 def _by_rate(
     losses: pd.DataFrame, means: pd.DataFrame, common: float, marked: Collection[tuple[float, str]]
 ) -> pd.DataFrame:
     """Return a line for each variant, best first."""
-    of_labels = losses.groupby("label")
     deltas = losses.sub(losses[common], axis="index").groupby("label").agg(_spell)
+    at_common = losses[common].groupby("label").mean()
     lines = {}
     for label in means.min().sort_values(kind="stable").index:
-        counts = of_labels.count().loc[label]
-        cells = {
-            common: number(of_labels[common].mean()[label], ".4f"),
-            **deltas.loc[label].drop(common),
-        }
+        cells = {common: number(at_common[label], ".4f"), **deltas.loc[label].drop(common)}
         for rate in cells:
             if cells[rate] and (rate, label) in marked:
                 cells[rate] += " \\*"
 
+        counts = losses.loc[label].count()
         best = means[label].idxmin()
         tried = means[label].dropna().index
         at_end = " (at the end of the range)" if best in tried[[0, -1]] else ""
@@ -267,10 +229,14 @@ def _relations(
         shared = pd.DataFrame(both.loc[b] - both.loc[a]).dropna()
         if len(shared):
             signs = {float(shared[column].mean()) > 0 for column in shared}
-            told = {column: _spell(shared[column]) for column in shared}
-            told["sign"] = "the same" if len(signs) == 1 else "changed: open"
-            lines.append({"published": f"{names[a]} {sign} {names[b]}", **told})
+            line = {column: _spell(shared[column]) for column in shared}
+            line["sign"] = "the same" if len(signs) == 1 else "changed: open"
+            lines.append({"published": f"{names[a]} {sign} {names[b]}", **line})
     return lines
+
+
+def _markdown(table: pd.DataFrame, names: Mapping[str, str]) -> str:
+    return markdown_table(table.rename(index=names).reset_index(names="variant"))
 
 
 def _spell(differences: "pd.Series[float]") -> str:

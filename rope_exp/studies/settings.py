@@ -9,21 +9,16 @@ from urllib.parse import quote
 import altair as alt
 import pandas as pd
 
-from rope_exp import published
 from rope_exp.comparable import SEEDS, spelled
 from rope_exp.identity import choices, chosen
-from rope_exp.report import WORDS, Report, corpus_name, setting_name
+from rope_exp.published import REFERENCE, TABLE
+from rope_exp.report import WORDS, Report, corpus_name, paragraphs, setting_name
 from rope_exp.runs import Run
 from rope_exp.stats import ALPHA, MARGIN
 from rope_exp.table import markdown_table, millions
 
 # Best first, according to the only published table of all nine variants.
-COLUMNS = [label for label in published.TABLE.losses if label != published.REFERENCE]
-_COLUMNS = 4
-# Left of the axis, on it, and right of it.
-_SHAPES = ("triangle-left", "circle", "triangle-right")
-# Characters of a setting's folder that stay as they are in a link; a space does not.
-SAFE = "/=,+"
+COLUMNS = [label for label in TABLE.losses if label != REFERENCE]
 # Keys that a setting's name mentions if its value is unlike that of most settings.
 _MENTIONED = {
     "optim.lr": "lr {}",
@@ -43,65 +38,59 @@ def files(
 ) -> dict[str, bytes]:
     """Return settings.md, settings.csv and the figure, if all campaigns are asked for.
 
-    Tables without the reference, and tables with rows that are not variants, are left out. Empty
-    with fewer than two settings.
+    Tables without the reference, tables with rows that are not variants, and tables that only run
+    the cells of a larger one again are left out. Empty with fewer than two settings.
     """
-    settings = _settings(tables)
+    settings: dict[str, Report] = {}
+    seen: list[set[str]] = []
+    for place, report in sorted(tables.items(), key=lambda item: (-len(item[1].runs), item[0])):
+        hashes = {run.config.config_sha256 for run in report.runs}
+        is_setting = report.of_variants and report.reference.label == REFERENCE
+        deltas = {report.lines[label]["delta"] for label in COLUMNS if label in report.rows}
+        if is_setting and deltas - {None} and not any(hashes <= larger for larger in seen):
+            settings[place] = report
+            seen.append(hashes)
     if len(asked) < len(records) or len(settings) < 2:
         return {}
 
     titles = _titles(settings)
     names = {label: row.name for each in settings.values() for label, row in each.rows.items()}
     every = pd.DataFrame([line for item in settings.items() for line in _lines(*item)])
-    cells = every.pivot(index="setting", columns="pe", values="cell")
-    short = {label: names[label].removesuffix("-RoPE") for label in COLUMNS if label in names}
-    cells = cells[list(short)].rename(columns=short)
     parts = [
-        f"**Each variant's loss minus that of {names[published.REFERENCE]}, in every setting with "
+        f"**Each variant's loss minus that of {names[REFERENCE]}, in every setting with "
         "both:** mean within a seed, with the number of seeds in parentheses. A star marks a "
         "difference that the test of the setting's table distinguishes from 0 (adjusted by Holm "
         "over the differences there; at least two seeds). Settings with more runs come first. A "
         "setting that only repeats cells of another is left out. A difference from one seed says "
         "little. Intervals, and variants beyond the nine, are in settings.csv."
     ]
+    first = every.groupby("setting", sort=False).first()
+    # A space is no part of a link.
+    links = [f"[{titles[place]}](../{quote(place, safe='/=,+')}/table.md)" for place in first.index]
+    lines = pd.DataFrame({"setting": links, "in": first["unit"]})
+    lines[["parameters", "tokens"]] = first[["parameters", "tokens"]].map(millions)
+    lines["warmup"] = first["warmup_steps"].map("{:,}".format)
+    cells = every.pivot(index="setting", columns="pe", values="cell")
+    for label in COLUMNS:
+        if label in names:
+            lines[names[label].removesuffix("-RoPE")] = cells[label]
     of_text = {place: report for place, report in settings.items() if report.task is None}
-    others = {place: report for place, report in settings.items() if report.task is not None}
-    for title, found in (("Text, in nats per token", of_text), ("Generated data", others)):
-        lines = []
-        for place, report in found.items():
-            link = f"[{titles[place]}](../{quote(place, safe=SAFE)}/table.md)"
-            unit = {} if found is of_text else {"in": report.unit}
-            sizes = {key: millions(value) for key, value in _sizes(report).items()}
-            warmup = f"{report.runs[0].config.num_warmup_steps:,}"
-            lines.append({"setting": link, **unit, **sizes, "warmup": warmup, **cells.loc[place]})
-        if lines:
-            parts += [f"{title}:", markdown_table(pd.DataFrame(lines))]
+    is_text = lines.index.isin(of_text)
+    for title, kept in (
+        ("Text, in nats per token:", lines[is_text].drop(columns="in")),
+        ("Generated data:", lines[~is_text]),
+    ):
+        parts += [title, markdown_table(kept)] if len(kept) else []
 
     table = every.drop(columns="cell").to_csv(index=False, float_format="%.6f")
     made = {"settings/settings.csv": table.encode()}
     chart = relations(of_text) if "style" in choices("figures") else None
     if chart is not None:
-        made["settings/figures/relations.svg"] = _style().svg_of(chart.to_dict())
+        made["settings/figures/relations.svg"] = chosen("figures", "style", "figures").svg_of(
+            chart.to_dict()
+        )
         parts.append("![relations](figures/relations.svg)")
-    return {"settings/settings.md": ("\n\n".join(parts) + "\n").encode(), **made}
-
-
-def _settings(tables: Mapping[str, Report]) -> dict[str, Report]:
-    """Return the tables that compare variants with the reference, those with most runs first.
-
-    A table whose cells all occur in an earlier one, run again, is left out.
-    """
-    kept: dict[str, Report] = {}
-    seen: list[set[str]] = []
-    for place, report in sorted(tables.items(), key=lambda item: (-len(item[1].runs), item[0])):
-        if not report.of_variants or report.reference.label != published.REFERENCE:
-            continue
-        deltas = [report.lines[label]["delta"] for label in COLUMNS if label in report.rows]
-        cells = {run.config.config_sha256 for run in report.runs}
-        if any(delta is not None for delta in deltas) and not any(cells <= old for old in seen):
-            kept[place] = report
-            seen.append(cells)
-    return kept
+    return {"settings/settings.md": paragraphs(*parts).encode(), **made}
 
 
 def _titles(settings: Mapping[str, Report]) -> dict[str, str]:
@@ -127,15 +116,17 @@ def _lines(place: str, report: Report) -> Iterator[dict[str, Any]]:
     for label, line in report.lines.items():
         if line["delta"] is None or label == report.reference.label:
             continue
-        judged = report.against.get(label)
+        judged = report.against.get(label, {})
         star = "*" if judged and report.decided[label]["p_adjusted"] < ALPHA else ""
-        num_seeds = judged["num_seeds"] if judged else 1
+        num_seeds = judged.get("num_seeds", 1)
+        config = report.runs[0].config
         yield {
             "setting": place,
             "pe": label,
             "unit": report.unit,
-            **_sizes(report),
-            "warmup_steps": report.runs[0].config.num_warmup_steps,
+            "parameters": report.runs[0].result["params"],
+            "tokens": config.train.num_tokens,
+            "warmup_steps": config.num_warmup_steps,
             "num_seeds": num_seeds,
             **{key: line[key] for key in ("delta", "delta_ci_low", "delta_ci_high", "p_holm")},
             "verdict": WORDS[report.decided[label]["verdict"]] if judged else "untested",
@@ -143,17 +134,7 @@ def _lines(place: str, report: Report) -> Iterator[dict[str, Any]]:
         }
 
 
-def _sizes(report: Report) -> dict[str, int]:
-    run = report.runs[0]
-    return {"parameters": run.result["params"], "tokens": run.config.train.num_tokens}
-
-
 # -- the figure ------------------------------------------------------------------------------------
-
-
-def _style() -> Any:
-    """Return the style of figures."""
-    return chosen("figures", "style", "figures")
 
 
 def relations(settings: Mapping[str, Report]) -> alt.ConcatChart | None:
@@ -162,40 +143,52 @@ def relations(settings: Mapping[str, Report]) -> alt.ConcatChart | None:
     Only settings in which softmax attention predicts the next token of text are included, without
     those in float32: with masked tokens, losses differ by which variant has begun to learn.
     """
-    shown = {
-        place: report
-        for place, report in settings.items()
-        if report.published is published.TABLE and report.runs[0].config.train.precision != "fp32"
-    }
-    names = _plain_names(shown)
-    points = pd.DataFrame([point for name in names for point in _relations(name, names[name])])
+    names = _plain_names(
+        {
+            place: report
+            for place, report in settings.items()
+            if report.source is TABLE and report.runs[0].config.train.precision != "fp32"
+        }
+    )
+    points = pd.DataFrame([point for item in names.items() for point in _points(*item)])
     if points.empty or points["setting"].nunique() < 2:
         return None
 
     panels = []
-    for place, (_, found) in enumerate(points.groupby("place")):
-        # Only the first panel of a line shows the names.
+    for place, (_, of_relation) in enumerate(points.groupby("place")):
         axis = alt.Axis(domain=False, ticks=False, grid=True, labelLimit=300, labelFontSize=10)
-        axis.labels = place % _COLUMNS == 0
+        # Only the first panel of a line shows the names.
+        axis.labels = place % 4 == 0
         y = alt.Y("setting:N", title=None, scale=alt.Scale(domain=list(names)), axis=axis)
-        panels.append(_panel(found, y))
+        panels.append(_panel(of_relation, y))
+    explanation = (
+        "The second variant's loss minus the first's, in nats per token: mean within a seed. "
+        "Published A > B means that A is better, so the difference is positive; A ≈ B means that "
+        "both are equal. Bar: 95 % interval of the paired t test. Hollow: one seed, which says "
+        "little. Arrow: outside the axis; a bar that reaches an edge extends further. Grey band: "
+        f"margin of {MARGIN:g} nats. Softmax attention, next token on text. A name ends with the "
+        "values that differ from most settings."
+    )
     return alt.concat(
-        *panels, columns=_COLUMNS, spacing=12, title=_style().explanation(_sentences())
+        *panels,
+        columns=4,
+        spacing=12,
+        title=chosen("figures", "style", "figures").explanation([explanation]),
     )
 
 
 def _panel(points: pd.DataFrame, y: alt.Y) -> alt.LayerChart:
     """Draw one relation: a line for each setting that has it."""
     # A single seed may lie far off, so tested differences set the axis; arrows mark the others.
-    style = _style()
+    style = chosen("figures", "style", "figures")
     tested = points[points["is_tested"]]
     domain = style.limits([*tested["delta"], -MARGIN, MARGIN], [*tested["low"], *tested["high"]])
-    shapes = pd.cut(points["delta"], [-math.inf, *domain, math.inf], labels=_SHAPES)
-    drawn = points.assign(shape=shapes.astype(str))
+    shapes = ("triangle-left", "circle", "triangle-right")
+    shape = pd.cut(points["delta"], [-math.inf, *domain, math.inf], labels=shapes).astype(str)
 
     x = alt.X("delta:Q", title=None).scale(domain=domain, nice=False, clamp=True)
     x = x.axis(labelExpr=style.SIGNED, tickCount=3, grid=True, labelFontSize=10)
-    base = alt.Chart(drawn).encode(y=y)
+    base = alt.Chart(points.assign(shape=shape)).encode(y=y)
     bars = base.transform_filter("datum.is_tested").mark_rule(color=style.INK, strokeWidth=2.5)
     dots = base.mark_point(color=style.INK, size=28, opacity=1, strokeWidth=1)
     fill = alt.condition("datum.is_tested", alt.value(style.INK), alt.value("white"))
@@ -213,41 +206,37 @@ def _panel(points: pd.DataFrame, y: alt.Y) -> alt.LayerChart:
 def _plain_names(settings: Mapping[str, Report]) -> dict[str, Report]:
     """Return the settings by plain names, ordered by tokens; the usual ones first."""
     titles = _titles(settings)
-    values = pd.DataFrame(
-        {place: [_value(report, key) for key in _MENTIONED] for place, report in settings.items()},
-        index=list(_MENTIONED),
-    )
-    usual = {key: Counter(values.loc[key]).most_common(1)[0][0] for key in _MENTIONED}
-    found = []
+    values: dict[str, dict[str, str]] = {key: {} for key in _MENTIONED}
+    for key, of_places in values.items():
+        for place, report in settings.items():
+            spellings = {spelled(run.config, key) for run in report.runs}
+            of_places[place] = spellings.pop() if len(spellings) == 1 else "tuned"
+    ordered = []
     for place, report in settings.items():
         config = report.runs[0].config
-        unusual = [key for key in usual if values.at[key, place] != usual[key]]
-        words = [_MENTIONED[key].format(values.at[key, place]) for key in unusual]
+        words = []
+        for key, of_places in values.items():
+            [(usual, _)] = Counter(of_places.values()).most_common(1)
+            if of_places[place] != usual:
+                words.append(_MENTIONED[key].format(of_places[place]))
         order = (config.train.num_tokens, bool(words), corpus_name(config), config.num_warmup_steps)
         name = ", ".join([setting_name(config), *words])
-        found.append((order, name, -len(report.runs), place))
+        ordered.append((order, name, -len(report.runs), place))
 
     # If settings share a name, those with fewer runs also name their campaign.
     named: dict[str, Report] = {}
-    for _, name, _, place in sorted(found):
+    for _, name, _, place in sorted(ordered):
         unique = f"{name} ({titles[place]})" if name in named else name
         named[unique] = settings[place]
     return named
 
 
-def _value(report: Report, key: str) -> str:
-    """Return a setting's value of a key; `tuned` if its rows have values of their own."""
-    values = {spelled(run.config, key) for run in report.runs}
-    return values.pop() if len(values) == 1 else "tuned"
-
-
-def _relations(name: str, report: Report) -> Iterator[dict[str, Any]]:
+def _points(name: str, report: Report) -> Iterator[dict[str, Any]]:
     """Yield the difference of each published relation, with its paired interval if it has one."""
     judged = {(pair["a"], pair["b"]): pair for pair in report.alone.relations}
-    for place, (a, sign, b) in enumerate(published.TABLE.relations):
-        if not {a, b} <= {*report.losses}:
-            continue
-        delta: float = (report.losses[b] - report.losses[a]).mean()
+    for place, (a, sign, b) in enumerate(TABLE.relations):
+        losses = report.losses.reindex(columns=[a, b])
+        delta = float((losses[b] - losses[a]).mean())
         if math.isnan(delta):
             continue
         names = [report.rows[label].name.removesuffix("-RoPE") for label in (a, b)]
@@ -261,14 +250,3 @@ def _relations(name: str, report: Report) -> Iterator[dict[str, Any]]:
             "high": own and own["delta_ci_high"],
             "is_tested": own is not None,
         }
-
-
-def _sentences() -> Iterator[str]:
-    yield (
-        "The second variant's loss minus the first's, in nats per token: mean within a seed. "
-        "Published A > B means that A is better, so the difference is positive; A ≈ B means that "
-        "both are equal. Bar: 95 % interval of the paired t test. Hollow: one seed, which says "
-        "little. Arrow: outside the axis; a bar that reaches an edge extends further. Grey band: "
-        f"margin of {MARGIN:g} nats. Softmax attention, next token on text. A name ends with the "
-        "values that differ from most settings."
-    )

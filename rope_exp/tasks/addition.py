@@ -1,19 +1,14 @@
 """Addition: predict the sum of two numbers, as in "123+4567=4690;".
 
 RoPER, which also rotates values, was tested on this task (Harik and labml.ai). As there, several
-sums are packed into a row, so that they begin anywhere; each can attend to those before it.
+sums are packed into a row, so that they begin anywhere.
 
 In the order "reversed", both operands and the sum are written from the least significant digit on:
 "321+7654=0964;" (Y. Zhou et al. 2024, McLeish et al. 2024). A digit of the sum then needs only the
-carry of the digit before, and the distances to the two digits that it adds are constant along the
-sum. If only the sum were reversed (Lee et al. 2023), these distances would grow by two from one
-digit to the next.
+carry of the digit before, and the distances to the two digits that it adds are constant.
 
-Operands have 1 to 6 digits in training and in the test, 7 to 10 in the longer test; their lengths
-are drawn independently and uniformly. No pair of numbers, in either order, is both trained and
-tested: a hash holds out one in eight of the pairs up to 6 digits, for every seed. The exception is
-the hundred pairs of one-digit numbers, which are on both sides: an eighth of them would measure
-little, and all longer sums consist of them. So a test's matches at one digit are of trained sums.
+No pair of numbers, in either order, is both trained and tested: a hash holds out one in eight of
+the pairs up to 6 digits. The exception is pairs of one-digit numbers, which are few.
 """
 
 import hashlib
@@ -25,8 +20,6 @@ from rope_exp.sections import DataConfig
 # The fewest and the most digits of an operand.
 DIGITS = {TRAIN: (1, 6), TEST: (1, 6), LONGER: (7, 10)}
 
-HELD_OUT = 8  # one pair in this many
-
 FACTS = Facts(
     tokens="0123456789+=" + END + PAD,
     least_seq_len=33,
@@ -37,60 +30,37 @@ FACTS = Facts(
 )
 
 
-def rows(
-    data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int = 256
-) -> Rows:
-    """Return rows of sums; an example's span is the number of digits of its longer operand.
+def rows(data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int) -> Rows:
+    """Return rows of sums, the same in both orders; a span is the digits of the longer operand."""
+    fewest, most = DIGITS[split]
+    step = 1 if data.order == "plain" else -1
 
-    One seed gives the same sums in both orders.
-
-    Args:
-        data: its `order` is "plain", the most significant digit first, or "reversed".
-        indices: of the rows, counted from 0.
-    """
+    def number(draws: Draws, digits: int) -> int:
+        # The first digit is not 0, unless it is the only one.
+        least = 10 ** (digits - 1) if digits > 1 else 0
+        return least + draws.below(10**digits - least)
 
     def draw(draws: Draws) -> Example:
-        return write(*draw_pair(draws, split), data.order)
+        """Draw two lengths once, and digits until the pair belongs to the split."""
+        digits_a = fewest + draws.below(most - fewest + 1)
+        digits_b = fewest + draws.below(most - fewest + 1)
+        while True:
+            a = number(draws, digits_a)
+            b = number(draws, digits_b)
+            # Pairs of one-digit numbers are both trained and tested.
+            is_shared = max(a, b) < 10
+            if split == LONGER or is_shared or is_held_out(a, b) == (split == TEST):
+                question = f"{str(a)[::step]}+{str(b)[::step]}="
+                return Example(question, str(a + b)[::step] + END, span=len(str(max(a, b))))
 
     # The operands, a sum with one digit more, and +, = and END.
-    longest = 3 * DIGITS[split][1] + 4
+    longest = 3 * most + 4
     draws = (Draws(seed, f"addition {split}", index) for index in indices)
     return stack([pack(each, draw, longest, seq_len + 1) for each in draws], FACTS.tokens)
-
-
-def draw_pair(draws: Draws, split: str) -> tuple[int, int]:
-    """Draw two numbers: their lengths once, their digits until the pair belongs to the split."""
-    fewest, most = DIGITS[split]
-    digits_a = fewest + draws.below(most - fewest + 1)
-    digits_b = fewest + draws.below(most - fewest + 1)
-
-    while True:
-        a = _number(draws, digits_a)
-        b = _number(draws, digits_b)
-        # Pairs of one-digit numbers are both trained and tested.
-        is_shared = max(a, b) < 10
-        if split == LONGER or is_shared or is_held_out(a, b) == (split == TEST):
-            return a, b
 
 
 def is_held_out(a: int, b: int) -> bool:
     """Return whether a pair, unless it is shared, belongs to the test, in either order."""
     pair = f"{min(a, b)}+{max(a, b)}"
     digest = hashlib.blake2b(pair.encode(), digest_size=8).digest()
-    return int.from_bytes(digest) % HELD_OUT == 0
-
-
-def write(a: int, b: int, order: str) -> Example:
-    """Write a sum as an example."""
-    step = 1 if order == "plain" else -1
-    question = f"{str(a)[::step]}+{str(b)[::step]}="
-    answer = str(a + b)[::step] + END
-    return Example(question, answer, span=len(str(max(a, b))))
-
-
-def _number(draws: Draws, digits: int) -> int:
-    """Draw a number of `digits` digits; the first is not 0, unless it is the only one."""
-    if digits == 1:
-        return draws.below(10)
-    least: int = 10 ** (digits - 1)
-    return least + draws.below(9 * least)
+    return int.from_bytes(digest) % 8 == 0

@@ -1,14 +1,11 @@
 """Copying: predict a random string again after a separator, as in "bca|bca;".
 
-The alphabet is small on purpose. A string of distinct letters can be copied by finding the letter
-written last and taking the next one, without knowing its position. With repeated letters this
-fails, and strings longer than the trained ones become hard (H. Zhou et al. 2023). RoPER was tested
-on a similar task (Harik and labml.ai): there, stretches of 16 letters from an alphabet of four are
-repeated from anywhere in a growing string; here, the copied strings have all lengths.
+A string of distinct letters can be copied by finding the letter written last and taking the next
+one, without knowing its position. In this small alphabet letters repeat, so that fails, and strings
+longer than the trained ones become hard (H. Zhou et al. 2023).
 
-Strings have 1 to 32 letters in training and in the test, 33 to 64 in the longer test, uniformly.
-Several are packed into a row, so that they begin anywhere. Training and test use separate random
-streams; short strings are on both sides, since there are only 4^L of length L.
+Lengths are uniform, and strings are packed into rows, so that they begin anywhere. Short strings
+are trained and tested, since there are only 4^L of length L.
 """
 
 from collections.abc import Iterable
@@ -18,7 +15,6 @@ from rope_exp.sections import DataConfig
 
 LETTERS = "abcd"
 SEPARATOR = "|"
-
 # The fewest and the most letters of a string.
 LENGTHS = {TRAIN: (1, 32), TEST: (1, 32), LONGER: (33, 64)}
 
@@ -31,14 +27,8 @@ FACTS = Facts(
 )
 
 
-def rows(
-    data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int = 256
-) -> Rows:
-    """Return rows of strings and their copies; an example's span is the length of its string.
-
-    Args:
-        indices: of the rows, counted from 0.
-    """
+def rows(data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int) -> Rows:
+    """Return rows of strings and their copies; an example's span is the length of its string."""
     fewest, most = LENGTHS[split]
 
     def draw(draws: Draws) -> Example:

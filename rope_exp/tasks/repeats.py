@@ -1,13 +1,10 @@
 """Repeats, RoPER's own task: a string grows by random letters and by stretches of itself.
 
 In "acgt...ca>gtac..." the letters after ">" repeat a stretch that began anywhere earlier; marks do
-not count as letters. The stretch's first letter is given, and the others are predicted. A model
-that finds the stretch only needs to read on in it, but at first several fit: about L / 4^k, with L
-letters before and k read.
+not count as letters. The stretch's first letter is given, and the others are predicted.
 
-The format is the authors' (Harik and labml.ai, `copy_repeat` of their public code): four letters,
-16 of them at first, then in turn 1 to 11 random ones, a mark, and a stretch of 16. A row is cut off
-when it is full.
+The format is the authors' (Harik and labml.ai, `copy_repeat` of their public code): 16 letters,
+then in turn 1 to 11 random ones, a mark, and a stretch of 16, until the row is full.
 """
 
 from collections.abc import Iterable
@@ -19,12 +16,10 @@ from rope_exp.sections import DataConfig
 
 LETTERS = "acgt"
 MARK = ">"
-
 STRETCH = 16
 MOST_BETWEEN = 11
 # The fewest tokens that always contain the whole first repeat.
 FEWEST = STRETCH + MOST_BETWEEN + len(MARK) + STRETCH
-
 
 FACTS = Facts(
     tokens=LETTERS + MARK,
@@ -34,28 +29,23 @@ FACTS = Facts(
 )
 
 
-def rows(
-    data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int = 512
-) -> Rows:
-    """Return rows of one growing string each; an example's span is its distance in letters.
-
-    Args:
-        indices: of the rows, counted from 0.
-    """
+def rows(data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int) -> Rows:
+    """Return rows of one growing string each; an example's span is its distance in letters."""
     draws = (Draws(seed, f"repeats {split}", index) for index in indices)
-    return stack([_row(each, seq_len) for each in draws], FACTS.tokens)
+    return stack([_row(each, seq_len + 1) for each in draws], FACTS.tokens)
 
 
-def _row(draws: Draws, seq_len: int) -> Row:
-    width = seq_len + 1
+def _row(draws: Draws, width: int) -> Row:
     answer_S = np.full(width + FEWEST, NO_ANSWER, dtype=np.int64)
     span_S = np.zeros(width + FEWEST, dtype=np.int64)
 
-    letters = _random(draws, STRETCH)
-    text = letters
+    def random_letters(count: int) -> str:
+        return "".join(LETTERS[letter] for letter in draws.many_below(len(LETTERS), count))
+
+    letters = text = random_letters(STRETCH)
     number = 0
     while len(text) < width:
-        between = _random(draws, 1 + draws.below(MOST_BETWEEN))
+        between = random_letters(1 + draws.below(MOST_BETWEEN))
         letters += between
         text += between + MARK
 
@@ -70,8 +60,4 @@ def _row(draws: Draws, seq_len: int) -> Row:
         number += 1
 
     # Prediction t is for token t + 1.
-    return Row(text[:width], answer_S[1:width], span_S[1:width])
-
-
-def _random(draws: Draws, count: int) -> str:
-    return "".join(LETTERS[letter] for letter in draws.many_below(len(LETTERS), count))
+    return text[:width], answer_S[1:width], span_S[1:width]

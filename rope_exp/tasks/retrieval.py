@@ -4,19 +4,14 @@ In "abK7cd?K7ef" the pair K7 is the needle, ?K is the question, and 7 is the ans
 between the two K, here 5. Distances are uniform over octaves from 4 on, and within an octave; the
 longest are just below half a row.
 
-A row has eight needles with different keys and a question for each: eight examples with answers of
-one token, which distract from one another. A needle and its question, at a given distance, take
-any free places of the row.
-
-Training and test use separate random streams. To test longer distances than were trained, use a
-larger seq_len; the tokens are the same.
+A row has eight needles with different keys and a question for each, at any free places: eight
+examples with answers of one token, which distract from one another.
 """
 
 import string
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rope_exp.rows import NO_ANSWER, Draws, Facts, Row, Rows, stack
 from rope_exp.sections import DataConfig
@@ -25,10 +20,8 @@ FILLER = string.ascii_lowercase
 KEYS = string.ascii_uppercase
 VALUES = string.digits
 QUESTION = "?"
-
 NUM_PAIRS = 8
 NEAREST = 4  # the least distance: a needle, one token of filler, and a question
-
 
 FACTS = Facts(
     tokens=FILLER + KEYS + VALUES + QUESTION,
@@ -41,26 +34,19 @@ FACTS = Facts(
 )
 
 
+def rows(data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int) -> Rows:
+    """Return rows of filler with needles and questions; a span is a distance in tokens."""
+    draws = (Draws(seed, f"retrieval {split}", index) for index in indices)
+    return stack([_row(each, seq_len) for each in draws], FACTS.tokens)
+
+
 def num_octaves(seq_len: int) -> int:
     """Return the octaves of distances in a row; octave o is from 4 * 2^o to below twice that."""
     return (seq_len // (2 * NEAREST)).bit_length() - 1
 
 
-def rows(
-    data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int = 512
-) -> Rows:
-    """Return rows of filler with needles and questions; a span is a distance in tokens.
-
-    Args:
-        indices: of the rows, counted from 0.
-    """
-    draws = (Draws(seed, f"retrieval {split}", index) for index in indices)
-    return stack([_row(each, seq_len) for each in draws], FACTS.tokens)
-
-
 def _row(draws: Draws, seq_len: int) -> Row:
     width = seq_len + 1
-
     text = [FILLER[letter] for letter in draws.many_below(len(FILLER), width)]
     keys = draws.order(len(KEYS))[:NUM_PAIRS]
     values = draws.many_below(len(VALUES), NUM_PAIRS)
@@ -68,33 +54,22 @@ def _row(draws: Draws, seq_len: int) -> Row:
     is_taken_S = np.zeros(width, dtype=np.bool_)
     answer_T = np.full(seq_len, NO_ANSWER, dtype=np.int64)
     span_T = np.zeros(seq_len, dtype=np.int64)
-
     for number in range(NUM_PAIRS):
-        pair = KEYS[keys[number]] + VALUES[values[number]]
-        distance = _distance(draws, seq_len)
-        needle = _place(draws, distance, is_taken_S)
-        asked = needle + distance
+        nearest = NEAREST << draws.below(num_octaves(seq_len))
+        distance = nearest + draws.below(nearest)
+        # Draw the place of the needle's key until all places of both pairs are free.
+        while True:
+            needle = draws.below(width - distance - 1)
+            asked = needle + distance
+            places = [needle, needle + 1, asked - 1, asked, asked + 1]
+            if not is_taken_S[places].any():
+                break
+        is_taken_S[places] = True
 
+        pair = KEYS[keys[number]] + VALUES[values[number]]
         text[needle : needle + 2] = pair
         text[asked - 1 : asked + 2] = QUESTION + pair
         # The value is predicted at the question's key.
         answer_T[asked] = number
         span_T[asked] = distance
-
-    return Row("".join(text), answer_T, span_T)
-
-
-def _distance(draws: Draws, seq_len: int) -> int:
-    nearest = NEAREST << draws.below(num_octaves(seq_len))
-    return nearest + draws.below(nearest)
-
-
-def _place(draws: Draws, distance: int, is_taken_S: NDArray[np.bool_]) -> int:
-    """Draw the place of a needle's key until all its places are free, and mark them as taken."""
-    while True:
-        needle = draws.below(len(is_taken_S) - distance - 1)
-        asked = needle + distance
-        places = [needle, needle + 1, asked - 1, asked, asked + 1]
-        if not is_taken_S[places].any():
-            is_taken_S[places] = True
-            return needle
+    return "".join(text), answer_T, span_T

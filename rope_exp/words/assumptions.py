@@ -1,7 +1,4 @@
-"""Assumptions of a table: choices that the source leaves open, with every value they had.
-
-Those that no key changes are in docs/comparing.md.
-"""
+"""Assumptions of a table; those that no key changes are in docs/comparing.md."""
 
 from rope_exp.config import RunConfig
 from rope_exp.errors import show
@@ -23,13 +20,10 @@ _EVALUATION = (
     "Evaluation: mean nats per token on fixed held-out windows of seq_len tokens: eval_sequences "
     "windows, or all if there are fewer."
 )
-# For generated data; {unit} is its unit.
 _OF_TASKS = (
     "Data: generated row by row from the data seed; no training row is repeated.",
     "Evaluation: {unit} on eval_sequences rows of a separate stream, the same for every run.",
 )
-
-# For runs that predict masked tokens.
 _MASKED = (
     "Objective mlm: attention is bidirectional. In each sequence, 15 % of the tokens are "
     "predicted: 80 % of these are replaced by a mask, 10 % by a random token, and 10 % are "
@@ -41,19 +35,24 @@ _MASKED = (
 def assumptions(report: Report) -> list[str]:
     """List each choice that the source leaves open, with every value that it had here."""
     configs = [run.config for run in report.runs]
-    said = [_choices(config, section) for section in _SECTIONS for config in configs]
-    said += map(_kind, configs)
-    said += filter(None, map(_beginning, configs))
+    sentences = [_choices(config, section) for section in _SECTIONS for config in configs]
+    sentences += map(_kind, configs)
+    sentences += [
+        f"Initial weights: {config.init_weights:.12} from a finished run; parameters that it lacks "
+        "are initialized as in other runs."
+        for config in configs
+        if config.init_weights is not None
+    ]
 
     of_text = [config for config in configs if config.data.task is None]
-    said += map(_documents, of_text)
+    sentences += map(_documents, of_text)
     if of_text:
-        said.append(_EVALUATION)
+        sentences.append(_EVALUATION)
     if any(config.train.objective == "mlm" for config in of_text):
-        said.append(_MASKED)
+        sentences.append(_MASKED)
     if len(of_text) < len(configs):
-        said += [sentence.format(unit=report.unit) for sentence in _OF_TASKS]
-    return list(dict.fromkeys(said))
+        sentences += [sentence.format(unit=report.unit) for sentence in _OF_TASKS]
+    return list(dict.fromkeys(sentences))
 
 
 def _kind(config: RunConfig) -> str:
@@ -68,23 +67,13 @@ def _kind(config: RunConfig) -> str:
 def _documents(config: RunConfig) -> str:
     """Describe how documents fill a row, and where positions start."""
     data = config.data
-    said = ["Documents: packed, with an end-of-text token between them"]
-    said.append("attention within documents" if data.document_mask else "without attention masks")
+    facts = ["Documents: packed, with an end-of-text token between them"]
+    facts.append("attention within documents" if data.document_mask else "without attention masks")
     if data.reset_positions:
-        said.append("positions restart at 0 in each document")
+        facts.append("positions restart at 0 in each document")
     if data.random_start:
-        said.append(f"training rows start at a random position up to {data.random_start}")
-    return f"{', '.join(said)}."
-
-
-def _beginning(config: RunConfig) -> str:
-    """Describe the initial weights of a run that starts from another; empty for others."""
-    if config.init_weights is None:
-        return ""
-    return (
-        f"Initial weights: {config.init_weights:.12} from a finished run; parameters that it lacks "
-        "are initialized as in other runs."
-    )
+        facts.append(f"training rows start at a random position up to {data.random_start}")
+    return f"{', '.join(facts)}."
 
 
 def _choices(config: RunConfig, section: str) -> str:
@@ -101,9 +90,6 @@ def _choices(config: RunConfig, section: str) -> str:
         values = {key: value for key, value in values.items() if key in own}
     places = facts_of(chosen, "assumption")
     hidden = {key for key, place in places.items() if place == "elsewhere" or key not in departing}
-    listed = [
-        f"{key} {show(value)}"
-        for key, value in values.items()
-        if value is not None and key not in hidden
-    ]
-    return f"{_SECTIONS[section]}: {', '.join(listed)}."
+    shown = {key: value for key, value in values.items() if key not in hidden and value is not None}
+    listed = ", ".join(f"{key} {show(value)}" for key, value in shown.items())
+    return f"{_SECTIONS[section]}: {listed}."

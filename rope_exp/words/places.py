@@ -2,27 +2,21 @@
 
 import pandas as pd
 
-from rope_exp.frames import by_place, probes_by_place
+from rope_exp.frames import by_seed, probes_by_place
 from rope_exp.report import Report
 
 
 def files(report: Report) -> dict[str, str]:
-    """Return probes.csv, if runs were probed: a line for each row, number and place.
-
-    `by_place` explains the columns.
-    """
-    lines = []
+    """Return probes.csv, if runs were probed: a line for each row, number and place."""
+    tables = []
     for probe in probes_by_place():
-        for label, answers in report.answers(probe).items():
-            first, *others = (by_place(probe, answer) for answer in answers)
-            # Includes only runs that were probed at the same places, as in the figure.
-            same = [first, *(each for each in others if each.index.equals(first.index))]
-            of_runs = pd.DataFrame(same)
-            numbers = {"mean": of_runs.mean(skipna=False), "sd": of_runs.std(skipna=False)}
-            of_row = pd.DataFrame(numbers).reset_index()
-            of_row.insert(0, "row", label)
-            of_row.insert(3, "num_seeds", len(same))
-            lines.append(of_row)
-    if not lines:
+        for label in report.answers(probe):
+            losses = by_seed(report.rows[label], probe)
+            numbers = {"mean": losses.mean(skipna=False), "sd": losses.std(skipna=False)}
+            table = pd.DataFrame(numbers).reset_index()
+            table.insert(0, "row", label)
+            table.insert(3, "num_seeds", len(losses))
+            tables.append(table)
+    if not tables:
         return {}
-    return {"probes.csv": pd.concat(lines).to_csv(index=False, float_format="%.6f")}
+    return {"probes.csv": pd.concat(tables).to_csv(index=False, float_format="%.6f")}

@@ -1,9 +1,10 @@
 """Notes on runs: marks, lost runs, unequal seeds, differing surroundings, and folders left out."""
 
+from collections.abc import Iterable
+
 from rope_exp.comparable import differing_surroundings, mixed_blocks
-from rope_exp.report import Report, has_other_seeds
-from rope_exp.runs import Run
-from rope_exp.words._seeds import spell_seeds
+from rope_exp.report import Report
+from rope_exp.table import span
 
 # After the notes of probes.
 ORDER = 100
@@ -11,54 +12,49 @@ ORDER = 100
 
 def notes(report: Report) -> list[str]:
     """Describe what is unusual about runs."""
-    said = []
+    sentences = []
+    for row_name, run in ((row.name, run) for row in report.rows.values() for run in row.runs):
+        name = f"{row_name}, seed {run.config.seed}"
+        sentences += [f"{name}: {mark} ({run.where})." for mark in run.env.get("marks", [])]
+        if run.status != "finished":
+            steps = run.result.get("steps", [{"step": 0}, *run.metrics][-1]["step"])
+            of_steps = f"{steps} of {run.config.train.num_steps} steps"
+            sentences.append(f"{name}: {run.status} after {of_steps} ({run.where}).")
+
+    # Means over other seeds than the table's are not comparable; Δ and ranks are.
+    by_seeds: dict[str, list[str]] = {}
     for row in report.rows.values():
-        for run in row.runs:
-            said += _run_notes(row.name, run)
-    said += _seed_notes(report)
+        own = spell_seeds(row.losses)
+        shared = spell_seeds(row.losses.keys() & report.reference.losses.keys())
+        words = f"mean and Δ over {own}" if own == shared else f"mean over {own}, Δ over {shared}"
+        if report.lines[row.label]["mark"]:
+            by_seeds.setdefault(words, []).append(row.name)
+    sentences += [f"‡ {', '.join(names)}: {words}." for words, names in by_seeds.items()]
+    if by_seeds and any(line["rank"] for line in report.lines.values()):
+        sentences.append(
+            "Ranks use means adjusted for missing seeds, from a least-squares fit of "
+            "loss = seed + row."
+        )
 
     mixed = mixed_blocks(report.runs)
     for seed, differing in mixed.items():
         for key, values in differing.items():
-            said.append(f"Runs of seed {seed} differ in {key}: {', '.join(values)}.")
+            sentences.append(f"Runs of seed {seed} differ in {key}: {', '.join(values)}.")
     for key, values in differing_surroundings(report.runs).items():
         if not any(key in differing for differing in mixed.values()):
-            said.append(f"Seeds differ in {key}: {', '.join(values)}.")
-    said += [f"{folder} was left out: {reason}." for folder, reason in report.left_out.items()]
-    return said
+            sentences.append(f"Seeds differ in {key}: {', '.join(values)}.")
+    left_out = [f"{folder} was left out: {reason}." for folder, reason in report.left_out.items()]
+    return sentences + left_out
 
 
 # The same on a terminal.
 terminal = notes
 
 
-def _run_notes(row: str, run: Run) -> list[str]:
-    name = f"{row}, seed {run.config.seed}"
-    said = [f"{name}: {mark} ({run.where})." for mark in run.env.get("marks", [])]
-    if run.status != "finished":
-        last = [{"step": 0}, *run.metrics][-1]
-        steps = run.result.get("steps", last["step"])
-        num_steps = run.config.train.num_steps
-        said.append(f"{name}: {run.status} after {steps} of {num_steps} steps ({run.where}).")
-    return said
-
-
-def _seed_notes(report: Report) -> list[str]:
-    """Name rows with other seeds than the rest: means are not comparable then; Δ and ranks are."""
-    by_seeds: dict[str, list[str]] = {}
-    for row in report.rows.values():
-        if has_other_seeds(report, row):
-            mine = spell_seeds(row.losses)
-            shared = spell_seeds(row.losses.keys() & report.reference.losses.keys())
-            words = f"mean and Δ over {mine}"
-            if mine != shared:
-                words = f"mean over {mine}, Δ over {shared}"
-            by_seeds.setdefault(words, []).append(row.name)
-
-    said = [f"‡ {', '.join(names)}: {words}." for words, names in by_seeds.items()]
-    if said and any(line["rank"] for line in report.lines.values()):
-        said.append(
-            "Ranks use means adjusted for missing seeds, from a least-squares fit of "
-            "loss = seed + row."
-        )
-    return said
+def spell_seeds(seeds: Iterable[int]) -> str:
+    """Return seeds as text: `seeds 0 to 4`, `seed 3`."""
+    numbers = sorted(set(seeds))
+    if len(numbers) < 2:
+        return f"seed {numbers[0]}" if numbers else "no seed"
+    is_range = len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1
+    return f"seeds {span(numbers) if is_range else ', '.join(map(str, numbers))}"

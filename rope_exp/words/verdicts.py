@@ -1,12 +1,8 @@
-"""Notes on verdicts: the published source, the reference, and the tests.
-
-They claim no more than the runs support: a difference is reported only if the test of
-docs/paper/protocol.md finds it.
-"""
+"""Notes on verdicts: the published source, the reference, and the tests."""
 
 from rope_exp.report import Report, is_always_paired
 from rope_exp.table import spell_p
-from rope_exp.words._order import order, ranked_rows
+from rope_exp.words.summary import order, ranked_rows
 
 # Before the notes of probes.
 ORDER = -1
@@ -14,22 +10,23 @@ ORDER = -1
 
 def notes(report: Report) -> list[str]:
     """Explain the sources of numbers, and how verdicts were reached."""
-    said = []
+    sentences = []
+    source = report.source
     if "," in report.groups and report.pairs:
-        said.append(
+        sentences.append(
             "Runs come from several groups. For those of one group, the table of that group "
             "decides: here more runs or pairs are tested together."
         )
-    if theirs := report.published:
-        if theirs.order:
-            said.append(f'Published order: {theirs.order} (">" is better).')
-        said.append(
+    if source.order:
+        sentences.append(f'Published order: {source.order} (">" is better).')
+    if source.losses:
+        sentences.append(
             "Ranks are not tested. Ours rank the rows with a loss in this table; the published "
-            f"ones rank all {len(theirs.losses)} published rows. Source: {theirs.cited}."
+            f"ones rank all {len(source.losses)} published rows. Source: {source.cited}."
         )
-    elif report.source:
-        said.append(f"Published claim about such rows, without numbers: {report.source.source}.")
-    return said + terminal(report) + _test_notes(report) + _alone(report)
+    elif source.source:
+        sentences.append(f"Published claim about such rows, without numbers: {source.source}.")
+    return sentences + terminal(report) + _test_notes(report) + _alone(report)
 
 
 def terminal(report: Report) -> list[str]:
@@ -46,25 +43,23 @@ def _test_notes(report: Report) -> list[str]:
     noise = report.noise
     if noise is None:
         return []
-    look = ""
+    equal = ""
     if noise.p_equal is not None:
-        look = f"; equal noise across rows: p {spell_p(noise.p_equal, '= ')}"
-    how = "pooled t test"
-    protocol = "docs/paper/protocol.md"
+        equal = f"; equal noise across rows: p {spell_p(noise.p_equal, '= ')}"
+    test, protocol = "pooled t test", "docs/paper/protocol.md"
     if is_always_paired(report.runs):
-        how = "paired t test"
-        protocol = "docs/paper/protocol-2.md"
+        test, protocol = "paired t test", "docs/paper/protocol-2.md"
     elif noise.is_paired:
-        how = "paired t test, because rows look unequally noisy; no second interval is printed"
+        test = "paired t test, because rows look unequally noisy; no second interval is printed"
     elif not report.is_pooled:
-        how = "paired t test of the only pair"
-    said = [
+        test = "paired t test of the only pair"
+    sentences = [
         f"Noise: residual SD {noise.deviation:.4f} {report.margin_unit} "
-        f"({noise.df} degrees of freedom{look}). Test: {how} ({protocol})."
+        f"({noise.df} degrees of freedom{equal}). Test: {test} ({protocol})."
     ]
     if report.against:
         contrasts = "contrast" if len(report.against) == 1 else "contrasts"
-        said.append(
+        sentences.append(
             "Intervals are not adjusted. Verdicts are adjusted by Holm over the "
             f"{len(report.against)} {contrasts} with {report.reference.name}, separately for "
             "difference and equivalence. If an interval excludes 0 but the verdict is open, the "
@@ -74,8 +69,10 @@ def _test_notes(report: Report) -> list[str]:
     decided = [label for label in report.decided if report.decided[label] != report.against[label]]
     if decided:
         names = ", ".join(report.rows[label].name for label in decided)
-        said.append(f"{names}: p and verdict are of the published relations, the primary family.")
-    return said
+        sentences.append(
+            f"{names}: p and verdict are of the published relations, the primary family."
+        )
+    return sentences
 
 
 def _alone(report: Report) -> list[str]:
@@ -83,24 +80,23 @@ def _alone(report: Report) -> list[str]:
     if not report.is_pooled or len(ranked_rows(report)) < 2:
         return []
     alone = report.alone
-    said = f"The paired t test, without pooling, gives {order(alone)}."
-    changed = {
-        f"{report.rows[after['a']].name} {after['published']} "
-        f"{report.rows[after['b']].name}": after["outcome"]
-        for before, after in zip(report.relations, alone.relations, strict=True)
-        if before["outcome"] != after["outcome"]
-    }
+    sentence = f"The paired t test, without pooling, gives {order(alone)}."
+    changed = []
+    marked = set()
+    for pooled, own in zip(report.relations, alone.relations, strict=True):
+        if pooled["outcome"] != own["outcome"]:
+            names = f"{report.rows[own['a']].name} {own['published']} {report.rows[own['b']].name}"
+            changed.append(f"{names} is {own['outcome']}")
+            marked.add(own["outcome"])
     if changed:
-        told = ", ".join(f"{relation} is {outcome}" for relation, outcome in changed.items())
-        said += f" Published relations with another outcome: {told}."
+        sentence += f" Published relations with another outcome: {', '.join(changed)}."
     elif report.relations:
-        said += " The published relations have the same outcomes."
+        sentence += " The published relations have the same outcomes."
 
-    marked = set(changed.values())
     for label, own in alone.decided.items():
         if own["verdict"] != report.decided[label]["verdict"]:
             marked.add(own["verdict"])
     if not marked:
-        return [said]
+        return [sentence]
     word = "open" if marked <= {"open"} else "another verdict"
-    return [said, f"†: {word} in the paired t test (Holm)."]
+    return [sentence, f"†: {word} in the paired t test (Holm)."]

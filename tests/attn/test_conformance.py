@@ -3,14 +3,13 @@
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from support.kinds import CASES, KINDS, all_sites, allowed, make_layer, sizes_for
+from support.kinds import CASES, KINDS, all_sites, make_layer, sizes_for, subsets_of
 from support.models import (
     BASE,
     SIZES,
-    SUBSETS,
+    fed,
     make_pe,
     make_positions,
     make_sizes,
@@ -21,7 +20,7 @@ from support.models import (
 )
 from torch import Tensor
 
-from rope_exp.attention import Attention, Cache, LayerCache, Positions
+from rope_exp.attention import Attention, LayerCache, Positions
 from rope_exp.costs import kept as kept_of
 from rope_exp.decoder import Decoder
 from rope_exp.errors import LawError
@@ -46,7 +45,7 @@ APART: list[dict[str, Any]] = [
     {"layers": (1, 0), "layers_vo": (0, 1)},
     {"layers": (1, 1), "layers_vo": (0, 1), "base_vo": 7.0},
 ]
-ROTATES_ALL = [attn for attn in KINDS if allowed(attn, "qkvo")]
+ROTATES_ALL = [attn for attn in KINDS if tuple("qkvo") in subsets_of(attn)]
 # Values are features of the keys.
 SHARES = [
     attn
@@ -60,22 +59,14 @@ def decoder_of(
     attn: Kind, sites: tuple[str, ...], sizes: dict[str, Any], **changes: Any
 ) -> Decoder:
     """Return a float64 decoder with non-uniform attention and learned frequencies moved apart."""
-    decoder = opinionated(*sites, attn=attn, sizes=sizes_for(attn, **sizes), scale=8, **changes)
+    window = changes.pop("window", None)
+    sizes_of_kind = sizes_for(attn, window=window, **sizes)
+    decoder = opinionated(*sites, attn=attn, sizes=sizes_of_kind, scale=8, **changes)
     moved = {"inv_freq": 0.3, "inv_freq_vo": -0.4}
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
             parameter.add_(moved.get(name.rpartition(".")[2], 0.0))
     return decoder.double().eval()
-
-
-def fed(decoder: Decoder, ids_BT: Tensor, parts: list[int], cache: Cache | None = None) -> Tensor:
-    """Return the logits of ids that are fed to a cache in parts."""
-    cache = cache or decoder.new_cache()
-    return torch.cat([decoder(part, cache=cache) for part in ids_BT.split(parts, dim=1)], dim=1)
-
-
-def windows(attn: Kind) -> tuple[int | None, ...]:
-    return (None, 1, 5) if attn.keeps_keys else (None,)
 
 
 def deviation(ours: Tensor, expected: Tensor) -> float:
@@ -86,42 +77,21 @@ def test_every_file_is_covered() -> None:
     assert {attn.kind for attn in KINDS} == {"softmax", *choices("attn")}
 
 
-# -- the cache -------------------------------------------------------------------------------------
-
-
 @every_case
 @torch.no_grad()
 def test_any_parts_at_far_positions_are_the_whole(attn: Kind, sizes: dict[str, Any]) -> None:
     """Under every subset, in windows, and where v and o have a base of their own."""
     ids_BT = tokens(2, LENGTH)
-    for sites in SUBSETS:
-        if not allowed(attn, sites):
-            continue
-        tried = [({"window": window}, {}) for window in windows(attn)]
+    for sites in subsets_of(attn):
+        windows = (None, 1, 5) if attn.keeps_keys else (None,)
+        tried: list[dict[str, Any]] = [{"window": window} for window in windows]
         if {"v", "o"} & {*sites}:
-            tried.append(({}, {"base_vo": 7.0}))
-        for of_model, of_pe in tried:
-            decoder = decoder_of(attn, sites, sizes | of_model, start=FAR, **of_pe)
+            tried.append({"base_vo": 7.0})
+        for changes in tried:
+            decoder = decoder_of(attn, sites, sizes, start=FAR, **changes)
             whole = decoder(ids_BT)
             for parts in ([1] * LENGTH, [5, 1, 1, 5], [11, 1], [LENGTH]):
                 assert deviation(fed(decoder, ids_BT, parts), whole) < TOLERANCE, (sites, parts)
-
-
-@every_case
-@torch.no_grad()
-def test_padding_on_the_left_changes_nothing(attn: Kind, sizes: dict[str, Any]) -> None:
-    """Each row has the logits that it has alone, also if its padding ends where a part ends."""
-    sites = tuple(site for site in "qv" if site in attn.sites())
-    pads = [0, 3, 7, 11]
-    ids_BT = tokens(len(pads), LENGTH)
-    for window in windows(attn):
-        decoder = decoder_of(attn, sites, sizes | {"window": window})
-        alone = [decoder(ids_BT[row : row + 1, pad:])[0] for row, pad in enumerate(pads)]
-        for parts in ([8, 1, 3], [3, 4, 5], [1] * LENGTH, [LENGTH]):
-            ours = fed(decoder, ids_BT, parts, decoder.new_cache(pads_B=torch.tensor(pads)))
-            assert bool(ours.isfinite().all())
-            for row, pad in enumerate(pads):
-                assert deviation(ours[row, pad:], alone[row]) < TOLERANCE, (window, pad, parts)
 
 
 @pytest.mark.parametrize("changes", APART, ids=str)
@@ -136,32 +106,26 @@ def test_two_rotations_are_relative_and_cached(attn: Kind, changes: dict[str, An
     cache = decoder.new_cache()
     assert deviation(fed(decoder, ids_BT, [8, 1, 11], cache), whole) < TOLERANCE
     # The layer that keeps the most is counted.
-    kept = max(sum(row[0, 0].numel() for row in each.rows.values()) for each in cache.layers)
+    kept = max(sum(row[0, 0].numel() for row in layer.rows.values()) for layer in cache)
     assert kept == kept_of(attn, decoder.architecture.model, decoder.architecture.pe)[0]
 
 
 @every_case
 def test_a_cache_holds_what_the_config_says(attn: Kind, sizes: dict[str, Any]) -> None:
     """A layer keeps `costs.kept` elements: some per token, and some that do not grow."""
-    for sites in SUBSETS:
-        if not allowed(attn, sites):
-            continue
-        decoder = decoder_of(attn, sites, sizes)
-        model = decoder.architecture.model
-        kept = []
-        for length in (LENGTH, 2 * LENGTH):
-            cache = decoder.new_cache()
-            fed(decoder, tokens(3, length), [length], cache)
-            kept.append(num_numbers(cache) / 3 / model.num_hidden_layers)
-        a_token, at_all = kept_of(attn, model, decoder.architecture.pe)
-        assert kept == [at_all + count * a_token for count in (LENGTH, 2 * LENGTH)]
-        held = [*cache.layers[0].rows.values(), *cache.layers[0].states.values()]
-        assert not any(tensor.requires_grad for tensor in held)
+    decoder = decoder_of(attn, all_sites(attn), sizes)
+    a_token, at_all = kept_of(attn, decoder.architecture.model, decoder.architecture.pe)
+    for length in (LENGTH, 2 * LENGTH):
+        cache = decoder.new_cache()
+        fed(decoder, tokens(3, length), [length], cache)
+        assert num_numbers(cache) == 3 * len(cache) * (at_all + length * a_token)
+    kept = [*cache[0].rows.values(), *cache[0].states.values()]
+    assert not any(tensor.requires_grad for tensor in kept)
 
 
 @pytest.mark.parametrize(
     ("changes", "is_one"),
-    [({}, True), ({"fraction": 0.5}, True), *((each, False) for each in APART)],
+    [({}, True), ({"fraction": 0.5}, True), *((changes, False) for changes in APART)],
     ids=str,
 )
 @pytest.mark.parametrize("attn", SHARES, ids=str)
@@ -170,16 +134,14 @@ def test_one_rotation_has_one_row(attn: Kind, changes: dict[str, Any], is_one: b
     decoder = decoder_of(attn, tuple("qkvo"), {}, **changes)
     cache = decoder.new_cache()
     decoder(tokens(1, LENGTH), cache=cache)
-    assert all(set(layer.rows) == {"k"} for layer in cache.layers) == is_one
-
-
-# -- gradients and precision -----------------------------------------------------------------------
+    assert all(set(layer.rows) == {"k"} for layer in cache) == is_one
 
 
 @every_case
 def test_the_gradient_is_the_slope(attn: Kind, sizes: dict[str, Any]) -> None:
-    """Finite differences check the gradients of the input and of every parameter."""
+    """Finite differences check the gradients of input and parameters, also across chunks."""
     layer = make_layer(attn, all_sites(attn), sizes=make_sizes(**sizes)).double()
+    layer.chunk_size = 5
     at = make_positions(LENGTH, layer.rotary_dim)
     names, parameters = zip(*layer.named_parameters(), strict=True)
     direction = normal(SIZES.hidden_size, seed=3)
@@ -201,10 +163,8 @@ def test_the_gradient_is_the_slope(attn: Kind, sizes: dict[str, Any]) -> None:
 def test_in_bf16_layer_and_cache_are_near(attn: Kind, sizes: dict[str, Any]) -> None:
     """A layer under autocast, past one chunk, keeps keys in bfloat16 and states in float32.
 
-    After the projections, which both share, each path rounds at most eight times: a feature or a
-    norm, the rotation, a score, a weight, a sum, a quotient, the rotation back, and the last
-    projection. Scores are of size 1, so each rounding counts about once. The squares of sixteen
-    independent errors add up, which gives four times one error.
+    After the projections, which both share, each path rounds at most eight times, and scores of
+    size 1 count each rounding about once: the squares of sixteen errors add up to four times one.
     """
     length = 200
     sites = all_sites(attn)
@@ -217,12 +177,10 @@ def test_in_bf16_layer_and_cache_are_near(attn: Kind, sizes: dict[str, Any]) -> 
     exact = layer(x_BTD, at)
 
     cache = LayerCache()
-    of_tokens = zip(*(part.split(1, dim=-2) for part in (x_BTD, *at.qk)), strict=True)
+    tokens_and_tables = zip(*(part.split(1, dim=-2) for part in (x_BTD, *at.qk)), strict=True)
     with torch.autocast("cpu", torch.bfloat16):
         whole = layer(x_BTD, at)
-        outputs = []
-        for x_B1D, cos, sin in of_tokens:
-            outputs.append(layer(x_B1D, Positions((cos, sin)), cache))
+        outputs = [layer(x, Positions((cos, sin)), cache) for x, cos, sin in tokens_and_tables]
         ours = torch.cat(outputs, dim=1)
 
     assert ours.dtype == whole.dtype == torch.bfloat16
@@ -234,32 +192,12 @@ def test_in_bf16_layer_and_cache_are_near(attn: Kind, sizes: dict[str, Any]) -> 
     assert bool(cache.rows) == attn.keeps_keys
 
 
-# -- documents and biases --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("attn", "sizes"), [case for case in CASES if case.values[0].keeps_keys])
-@torch.no_grad()
-def test_a_document_is_read_as_if_alone(attn: Kind, sizes: dict[str, Any]) -> None:
-    """With positions that begin anew, and also with a window, which hides earlier keys anyway."""
-    ids_BT = tokens(1, LENGTH)
-    ends = np.cumsum([4, 2, 1, 5])
-    number_BT = torch.repeat_interleave(torch.arange(4), torch.tensor([4, 2, 1, 5]))[None]
-    place_BT = torch.arange(LENGTH)[None] - torch.tensor([0, 4, 6, 7])[number_BT]
-    for window in (None, 3):
-        decoder = decoder_of(attn, all_sites(attn), sizes | {"window": window})
-        whole = decoder(ids_BT, positions_BT=place_BT, document_BT=number_BT)
-        for first, last in zip([0, *ends], ends, strict=False):
-            alone = decoder(ids_BT[:, first:last])
-            assert deviation(whole[:, first:last], alone) < TOLERANCE
-        assert deviation(decoder(ids_BT, positions_BT=place_BT), whole) > 1e-3
-
-
 @pytest.mark.parametrize("attn", [kind for kind in KINDS if kind.keeps_keys], ids=str)
 @pytest.mark.parametrize("bias", ["alibi", "t5"])
 @torch.no_grad()
 def test_kinds_with_keys_take_a_bias(attn: Kind, bias: str) -> None:
     """Cached decoding equals the full forward pass, and the bias changes the logits."""
-    biased, plain = (decoder_of(attn, ("q", "k"), {}, bias=each) for each in (bias, "none"))
+    biased, plain = (decoder_of(attn, ("q", "k"), {}, bias=name) for name in (bias, "none"))
     ids_BT = tokens(2, LENGTH)
     whole = biased(ids_BT)
     assert deviation(fed(biased, ids_BT, [5, 1, 6]), whole) < TOLERANCE
@@ -275,33 +213,26 @@ def test_without_rotation_tokens_are_a_bag(attn: Kind) -> None:
     """
     ids_BT = tokens(2, 30)
     order_T = torch.randperm(30, generator=torch.Generator().manual_seed(1))
-    for sites in [sites for sites in SUBSETS if allowed(attn, sites)]:
+    for sites in subsets_of(attn):
         decoder = decoder_of(attn, sites, {}, causal=False)
         moved = deviation(decoder(ids_BT[:, order_T]), decoder(ids_BT)[:, order_T])
         assert moved > 1e-2 if sites else moved < TOLERANCE
 
 
-# -- laws ------------------------------------------------------------------------------------------
-
-
 @every_case
-@pytest.mark.parametrize("window", [None, 3])
-def test_each_subset_keeps_its_law(attn: Kind, sizes: dict[str, Any], window: int | None) -> None:
+def test_each_subset_keeps_its_law(attn: Kind, sizes: dict[str, Any]) -> None:
     """The certificate covers the shift, the cache, and the absorbed or parallel formula."""
-    if window is not None and not attn.keeps_keys:
-        return
     expected = {"cached"} | ({"absorbed"} if attn.kind == "latent" else set())
     expected |= set() if attn.keeps_keys else {"parallel"}
-    for sites in SUBSETS:
-        if allowed(attn, sites):
+    for sites in subsets_of(attn):
+        for window in (None, 3) if attn.keeps_keys else (None,):
             model = make_sizes(window=window, **sizes)
             checked = certificate(model, make_pe(*sites, start=3), attn)
             assert checked["measured"] == expected_class(sites)
             assert set(checked["formulas"]) == expected
     if attn.keeps_keys:
         # Masked language models and spikes attend both ways, and cache nothing.
-        sites = ("q", "k") if allowed(attn, "qk") else ()
-        assert certificate(SIZES, make_pe(*sites), attn, causal=False)["formulas"] == {}
+        assert certificate(SIZES, make_pe("q", "k"), attn, causal=False)["formulas"] == {}
 
 
 @pytest.mark.parametrize("attn", KINDS, ids=str)
@@ -310,19 +241,18 @@ def test_a_site_that_turns_wrongly_is_refused(
     attn: Kind, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn = Attention.turn
-    for pair in [pair for pair in PAIRS if allowed(attn, pair)]:
+    for pair in [pair for pair in PAIRS if tuple(pair) in subsets_of(attn)]:
         for wrong_site in pair:
 
             def wrong(
                 self: Attention, site: str, x: Tensor, at: Positions, wrong_site: str = wrong_site
             ) -> Tensor:
-                turned = x if site == wrong_site and times == 0 else turn(self, site, x, at)
-                if site != wrong_site or times == 0:
-                    return turned
-                if times == 2:
-                    return turn(self, site, turned, at)
-                cos, sin = at.tables(site)
-                return turn(self, site, x, Positions((cos, -sin)))
+                if site == wrong_site and times == -1:
+                    cos, sin = at.tables(site)
+                    at = Positions((cos, -sin))
+                for _ in range(abs(times) if site == wrong_site else 1):
+                    x = turn(self, site, x, at)
+                return x
 
             with monkeypatch.context() as patch:
                 patch.setattr(Attention, "turn", wrong)

@@ -1,12 +1,14 @@
 """Tests of each kind of attention against a float64 loop written from its definition."""
 
 import cmath
+import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from support.kinds import CASES, all_sites, allowed, make_layer
+from support.kinds import CASES, all_sites, make_layer, subsets_of
 from support.models import BASE, SIZES, make_positions, make_sizes, normal, rotation_matrix
 from torch import Tensor
 
@@ -17,7 +19,7 @@ from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.linear import Config as LinearConfig
 from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.attn.shared import Config as SharedConfig
-from rope_exp.sections import SUBSETS, Kind, SoftmaxConfig
+from rope_exp.sections import Kind, SoftmaxConfig
 
 LENGTH = 7
 BASE_VO = 7.0
@@ -29,24 +31,18 @@ class Loop:
     """One layer, evaluated by dense rotation matrices, one position and head at a time."""
 
     def __init__(
-        self,
-        layer: Attention,
-        sites: tuple[str, ...],
-        x_TD: Tensor,
-        base_vo: float | None = None,
+        self, layer: Attention, x_TD: Tensor, base_vo: float | None = None,
         documents: tuple[int, ...] = (0,) * LENGTH,
-    ) -> None:
-        self.sites = sites
+    ) -> None:  # fmt: skip
+        self.layer = layer
         self.base_vo = base_vo or BASE
         self.x_TD = x_TD
-        self.window = layer.window or LENGTH
         self.documents = documents
         self.weights = {name: p.detach() for name, p in layer.named_parameters()}
-        self.rotary_dim = layer.rotary_dim
 
     def met(self, i: int) -> list[int]:
         """Return the keys that query i attends to."""
-        reached = range(max(i - self.window + 1, 0), i + 1)
+        reached = range(max(i - (self.layer.window or LENGTH) + 1, 0), i + 1)
         return [j for j in reached if self.documents[j] == self.documents[i]]
 
     def project(self, name: str, features: int) -> Tensor:
@@ -55,12 +51,27 @@ class Loop:
 
     def turn(self, site: str, position: int, x_K: Tensor) -> Tensor:
         """Return R_m x, or R_m' x for o, applied to the last `rotary_dim` features."""
-        if site not in self.sites:
+        if site not in self.layer.sites:
             return x_K
-        base = self.base_vo if site in "vo" else BASE
-        matrix = rotation_matrix(position, self.rotary_dim, base)
-        left, last = x_K[: -self.rotary_dim], x_K[-self.rotary_dim :]
-        return torch.cat([left, (matrix.T if site == "o" else matrix) @ last])
+        num_left = len(x_K) - self.layer.rotary_dim
+        matrix = rotation_matrix(
+            position, self.layer.rotary_dim, self.base_vo if site in "vo" else BASE
+        )
+        matrix = matrix.T if site == "o" else matrix
+        return torch.cat([x_K[:num_left], matrix @ x_K[num_left:]])
+
+    def sum_values(self, weight: Callable[[int, int, int], Any]) -> Tensor:
+        """Return sum over j <= i of weight(i, j, h) R_j v_j, [T, heads, features]."""
+        v = self.project("v_proj", DIM)
+        o = torch.zeros(LENGTH, HEADS, DIM, dtype=torch.float64)
+        for i, h in itertools.product(range(LENGTH), range(HEADS)):
+            for j in range(i + 1):
+                o[i, h] += weight(i, j, h) * self.turn("v", j, v[j, h * v.shape[1] // HEADS])
+        return o
+
+    def turn_back(self, o: Tensor) -> Tensor:
+        rows = [[self.turn("o", i, o_K) for o_K in o_HK] for i, o_HK in enumerate(o)]
+        return torch.stack([torch.stack(row) for row in rows])
 
     def end(self, o_THV: Tensor) -> Tensor:
         return o_THV.flatten(1) @ self.weights["o_proj.weight"].T
@@ -68,20 +79,16 @@ class Loop:
 
 def softmax_of(loop: Loop, q: Tensor, keys: Any, values: Any) -> Tensor:
     """Return softmax attention; keys(h, j) and values(h, j) are already rotated, and q is not."""
-    rows = []
-    for i in range(LENGTH):
-        heads = []
-        for h in range(HEADS):
-            q_i = loop.turn("q", i, q[i, h])
-            k_j = torch.stack([keys(h, j) for j in loop.met(i)])
-            v_j = torch.stack([values(h, j) for j in loop.met(i)])
-            scores = k_j @ q_i / math.sqrt(len(q_i))
-            if "sink_H" in loop.weights:
-                scores = torch.cat([scores, loop.weights["sink_H"][h : h + 1]])
-            a_j = torch.softmax(scores, dim=0)[: len(v_j)]
-            heads.append(loop.turn("o", i, a_j @ v_j))
-        rows.append(torch.stack(heads))
-    return loop.end(torch.stack(rows))
+    o = torch.zeros(LENGTH, HEADS, len(values(0, 0)), dtype=torch.float64)
+    for i, h in itertools.product(range(LENGTH), range(HEADS)):
+        q_i = loop.turn("q", i, q[i, h])
+        k_j = torch.stack([keys(h, j) for j in loop.met(i)])
+        v_j = torch.stack([values(h, j) for j in loop.met(i)])
+        scores = k_j @ q_i / math.sqrt(len(q_i))
+        if "sink_H" in loop.weights:
+            scores = torch.cat([scores, loop.weights["sink_H"][h : h + 1]])
+        o[i, h] = torch.softmax(scores, dim=0)[: len(v_j)] @ v_j
+    return loop.end(loop.turn_back(o))
 
 
 def softmax(loop: Loop, attn: SoftmaxConfig) -> Tensor:
@@ -154,72 +161,60 @@ def shared(loop: Loop, attn: SharedConfig) -> Tensor:
 
 
 def linear(loop: Loop, attn: LinearConfig) -> Tensor:
-    q, k, v = (loop.project(f"{name}_proj", DIM) for name in "qkv")
+    q, k = (loop.project(f"{name}_proj", DIM) for name in "qk")
     per_group = HEADS // k.shape[1]
 
     def phi(x: Tensor) -> Tensor:
-        return torch.where(x > 0, x + 1, x.exp())
+        return x if attn.form == "one_plus_cos" else torch.where(x > 0, x + 1, x.exp())
 
-    def similarity(i: int, j: int, h: int, *, turned: bool) -> float:
-        q_i, k_j = q[i, h], k[j, h // per_group]
-        if attn.form == "one_plus_cos":
-            q_i, k_j = loop.turn("q", i, q_i), loop.turn("k", j, k_j)
-            return 1 + float(q_i @ k_j / (q_i.norm() * k_j.norm()))
-        q_i, k_j = phi(q_i), phi(k_j)
+    def similarity(i: int, j: int, h: int, *, turned: bool = True) -> float:
+        q_i, k_j = phi(q[i, h]), phi(k[j, h // per_group])
         if turned:
             q_i, k_j = loop.turn("q", i, q_i), loop.turn("k", j, k_j)
+        if attn.form == "one_plus_cos":
+            return 1 + float(q_i @ k_j / (q_i.norm() * k_j.norm()))
         return float(q_i @ k_j)
 
-    o = torch.zeros(LENGTH, HEADS, DIM, dtype=torch.float64)
-    for i in range(LENGTH):
-        for h in range(HEADS):
-            below = 0.0
-            for j in range(i + 1):
-                o[i, h] += similarity(i, j, h, turned=True) * loop.turn(
-                    "v", j, v[j, h // per_group]
-                )
-                below += similarity(i, j, h, turned=attn.form == "both")
-            o[i, h] = loop.turn("o", i, o[i, h] / max(below, attn.eps))
-    return loop.end(o)
+    o = loop.sum_values(similarity)
+    turned = attn.form != "numerator"
+    for i, h in itertools.product(range(LENGTH), range(HEADS)):
+        below = sum(similarity(i, j, h, turned=turned) for j in range(i + 1))
+        o[i, h] /= max(below, attn.eps)
+    return loop.end(loop.turn_back(o))
 
 
 def retention(loop: Loop, attn: RetentionConfig) -> Tensor:
-    q, k, v = (loop.project(f"{name}_proj", DIM) for name in "qkv")
+    q, k = (loop.project(f"{name}_proj", DIM) for name in "qk")
     per_group = HEADS // k.shape[1]
-    o = torch.zeros(LENGTH, HEADS, DIM, dtype=torch.float64)
-    for i in range(LENGTH):
-        for h in range(HEADS):
-            for j in range(i + 1):
-                score = loop.turn("q", i, q[i, h]) @ loop.turn("k", j, k[j, h // per_group])
-                decay = (1 - 2.0 ** (-5 - h)) ** (i - j)
-                o[i, h] += decay * score / math.sqrt(DIM) * loop.turn("v", j, v[j, h // per_group])
-            o[i, h] = loop.turn("o", i, o[i, h])
-            o[i, h] /= (o[i, h].square().mean() + SIZES.rms_norm_eps).sqrt()
-    return loop.end(o)
+
+    def weight(i: int, j: int, h: int) -> Tensor:
+        score = loop.turn("q", i, q[i, h]) @ loop.turn("k", j, k[j, h // per_group])
+        return (1 - 2.0 ** (-5 - h)) ** (i - j) * score / math.sqrt(DIM)
+
+    return loop.end(rms(loop.turn_back(loop.sum_values(weight)), SIZES.rms_norm_eps))
 
 
 def decay(loop: Loop, attn: DecayConfig) -> Tensor:
     """Return decay attention; if V and O rotate, by LRU's complex recurrence h <- lambda h + v."""
-    v = loop.project("v_proj", DIM)
-    per_group = HEADS // v.shape[1]
-    o = torch.zeros(LENGTH, HEADS, DIM, dtype=torch.float64)
-    for h in range(HEADS):
-        gamma = attn.gamma if isinstance(attn.gamma, float) else 1 - 2.0 ** (-5 - h)
-        scale = math.sqrt(1 - gamma**2) if attn.normalise == "sqrt" else 1.0
-        if loop.sites == ("v", "o"):
-            for f in range(DIM // 2):
-                theta = loop.base_vo ** (-2 * f / DIM)
-                state = 0j
-                for i in range(LENGTH):
-                    v_i = v[i, h // per_group]
-                    pair = complex(v_i[f], v_i[f + DIM // 2])
-                    state = gamma * cmath.exp(-1j * theta) * state + pair
-                    o[i, h, f], o[i, h, f + DIM // 2] = scale * state.real, scale * state.imag
-            continue
-        for i in range(LENGTH):
-            for j in range(i + 1):
-                o[i, h] += scale * gamma ** (i - j) * loop.turn("v", j, v[j, h // per_group])
-            o[i, h] = loop.turn("o", i, o[i, h])
+
+    def gamma(h: int) -> float:
+        return attn.gamma if isinstance(attn.gamma, float) else 1 - 2.0 ** (-5 - h)
+
+    if loop.layer.sites == {"v", "o"}:
+        v = loop.project("v_proj", DIM)
+        half = DIM // 2
+        o = torch.zeros(LENGTH, HEADS, DIM, dtype=torch.float64)
+        for h, f in itertools.product(range(HEADS), range(half)):
+            step = gamma(h) * cmath.exp(-1j * loop.base_vo ** (-2 * f / DIM))
+            state = 0j
+            for i, v_K in enumerate(v[:, h * v.shape[1] // HEADS]):
+                state = step * state + complex(v_K[f], v_K[f + half])
+                o[i, h, f], o[i, h, f + half] = state.real, state.imag
+    else:
+        o = loop.turn_back(loop.sum_values(lambda i, j, h: gamma(h) ** (i - j)))
+    if attn.normalise == "sqrt":
+        for h in range(HEADS):
+            o[:, h] *= math.sqrt(1 - gamma(h) ** 2)
     return loop.end(o)
 
 
@@ -240,14 +235,12 @@ def test_every_subset_equals_the_loop(
     attn: Kind, sizes: dict[str, Any], base_vo: float | None
 ) -> None:
     x_TD = normal(LENGTH, SIZES.hidden_size, seed=1)
-    for sites in SUBSETS:
-        if not allowed(attn, sites):
-            continue
+    for sites in subsets_of(attn):
         layer = make_layer(attn, sites, sizes=make_sizes(**sizes)).double()
         if layer.sink_H is not None:
             layer.sink_H.copy_(torch.tensor([-1.0, 0.0, 1.0, 3.0]))
         ours = layer(x_TD[None], make_positions(LENGTH, layer.rotary_dim, base_vo=base_vo))[0]
-        by_loop = LOOPS[attn.kind](Loop(layer, sites, x_TD, base_vo), attn)
+        by_loop = LOOPS[attn.kind](Loop(layer, x_TD, base_vo), attn)
         # A learned decay is float32. Errors are relative, as floored denominators give large o.
         tolerance = 1e-6 if getattr(attn, "gamma", None) == "learned" else 1e-12
         assert float((ours - by_loop).abs().max() / by_loop.abs().max()) < tolerance, sites
@@ -262,11 +255,10 @@ def test_windows_and_documents_equal_the_loop(
 ) -> None:
     """One of the documents is a single token."""
     x_TD = normal(LENGTH, SIZES.hidden_size, seed=4)
-    sites = all_sites(attn)
-    layer = make_layer(attn, sites, sizes=make_sizes(window=window, **sizes)).double()
+    layer = make_layer(attn, all_sites(attn), sizes=make_sizes(window=window, **sizes)).double()
     at = make_positions(LENGTH, layer.rotary_dim)
     ours = layer(x_TD[None], at._replace(document_BT=torch.tensor([documents])))[0]
-    by_loop = LOOPS[attn.kind](Loop(layer, sites, x_TD, documents=documents), attn)
+    by_loop = LOOPS[attn.kind](Loop(layer, x_TD, documents=documents), attn)
     assert float((ours - by_loop).abs().max()) < 1e-10
 
 

@@ -1,9 +1,7 @@
 """Tests that chunked sums equal those of the whole triangle, also when continued from a state."""
 
 from functools import partial
-from typing import Any
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +11,6 @@ from rope_exp.attn._recurrence import CHUNK, Scores, chunked, parallel
 
 HEADS = 3
 LOG_GAMMAS = [torch.zeros(HEADS), torch.tensor([-1e-7, -0.03, -2.0])]
-LENGTHS = [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 1]
 
 
 def inputs(length: int, *, with_scores: bool, seed: int = 0) -> tuple[Scores, Tensor]:
@@ -23,38 +20,15 @@ def inputs(length: int, *, with_scores: bool, seed: int = 0) -> tuple[Scores, Te
     return scores, draw(2, length, HEADS, 5)
 
 
-def by_loop(scores: Scores, v_BTHV: Tensor, log_gamma_H: Tensor) -> Tensor:
-    """Return o = q' S with S <- gamma S + k v', one token at a time."""
-    ones = torch.ones_like(v_BTHV[..., :1])
-    q, k = scores or (ones, ones)
-    gamma_H11 = log_gamma_H.double().exp()[:, None, None]
-    state = torch.zeros(2, HEADS, k.shape[-1], v_BTHV.shape[-1], dtype=torch.float64)
-    outputs = []
-    for t in range(v_BTHV.shape[1]):
-        state = gamma_H11 * state + k[:, t, :, :, None] * v_BTHV[:, t, :, None, :]
-        outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))
-    return torch.stack(outputs, dim=1)
-
-
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("log_gamma_H", LOG_GAMMAS, ids=["none", "each its own"])
-@pytest.mark.parametrize("with_scores", [True, False])
-def test_chunks_the_triangle_and_the_loop_agree(
-    length: int, log_gamma_H: Tensor, with_scores: bool
-) -> None:
-    scores, v_BTHV = inputs(length, with_scores=with_scores)
-    expected = by_loop(scores, v_BTHV, log_gamma_H)
-    torch.testing.assert_close(parallel(scores, v_BTHV, log_gamma_H), expected)
-    torch.testing.assert_close(chunked(scores, v_BTHV, log_gamma_H)[0], expected)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 9), st.booleans(), st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 30), st.integers(1, 30), st.integers(1, 9), st.booleans(), st.integers(0, 99),
+    st.sampled_from(LOG_GAMMAS),
+)  # fmt: skip
 def test_a_state_carries_all_that_came_before(
-    first: int, second: int, size: int, with_scores: bool, seed: int
+    first: int, second: int, size: int, with_scores: bool, seed: int, log_gamma_H: Tensor
 ) -> None:
     """Outputs depend neither on where the sequence is cut nor on the chunk size."""
-    log_gamma_H = LOG_GAMMAS[1]
     scores, v_BTHV = inputs(first + second, with_scores=with_scores, seed=seed)
     expected = parallel(scores, v_BTHV, log_gamma_H)
 
@@ -65,22 +39,6 @@ def test_a_state_carries_all_that_came_before(
         o_BTHV, state = chunked(cut, v_BTHV[:, part], log_gamma_H, state, size=size)
         outputs.append(o_BTHV)
     torch.testing.assert_close(torch.cat(outputs, dim=1), expected)
-
-
-@pytest.mark.parametrize("with_scores", [True, False])
-def test_gradients_across_chunks_are_finite_differences(with_scores: bool) -> None:
-    """Finite differences check the gradients of queries, keys, values, the state and the decay."""
-    scores, v_BTHV = inputs(8, with_scores=with_scores)
-    num_keys = 4 if with_scores else 1
-    state_BHKV = torch.randn(2, HEADS, num_keys, 5, dtype=torch.float64)
-    log_gamma_H = torch.tensor([-0.01, -0.3, -1.0], dtype=torch.float64)
-
-    def both(*leaves: Tensor) -> Any:
-        v, state, log_gamma, *of_scores = leaves
-        return chunked(tuple(of_scores) or None, v, log_gamma, state, size=3)  # type: ignore[arg-type]
-
-    leaves = [v_BTHV, state_BHKV, log_gamma_H, *(scores or ())]
-    assert torch.autograd.gradcheck(both, [leaf.requires_grad_() for leaf in leaves])
 
 
 def test_in_bfloat16_sums_over_many_chunks_stay_near() -> None:

@@ -1,11 +1,7 @@
-"""Tests that a new kind of attention, added as docs/extending.md describes, works everywhere.
-
-It is one module and one choice file. Its laws, weights, counts, cache, hash and plan must then
-work without other changes.
-"""
+"""Tests that a new kind of attention, one module and one choice file, works everywhere."""
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -13,13 +9,14 @@ from typing import Any, Literal
 import pytest
 import torch
 from support.command import write
-from support.models import SIZES, SUBSETS, VOCAB, make_pe, num_numbers, tokens
+from support.kinds import subsets_of
+from support.models import SIZES, VOCAB, fed, make_pe, num_numbers, tokens
 from support.refused import refused
 from torch import Tensor
 
 from rope_exp import identity
-from rope_exp.attention import Positions, from_heads, split_heads, to_heads
-from rope_exp.attn._recurrence import StateAttention, Sums, for_queries
+from rope_exp.attention import Positions, split_heads
+from rope_exp.attn._recurrence import StateAttention, Terms
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
@@ -48,24 +45,16 @@ class MeanAttention(StateAttention):
 
     def __init__(self, config: ModelConfig, attn: MeanConfig, sites: Collection[str]) -> None:
         super().__init__(config, attn, sites)
-        self.num_heads = config.num_attention_heads
-        self.head_dim = config.features_per_head
-        width = config.hidden_size
-        self.v_proj = to_heads(width, config.num_key_value_heads, self.head_dim)
-        self.o_proj = from_heads(self.num_heads, self.head_dim, width)
+        self.v_proj = self.to_heads(config.num_key_value_heads, self.head_dim)
+        self.o_proj = self.from_heads()
 
-    def log_gamma(self) -> Tensor:
-        return torch.zeros(self.num_heads)
-
-    def sums(self, x_BTD: Tensor, at: Positions) -> Sums:
+    def sums(self, x_BTD: Tensor, at: Positions) -> list[Terms]:
         v_BTGK = self.turn("v", split_heads(self.v_proj(x_BTD), self.head_dim), at)
-        v_BTHK = for_queries(v_BTGK, self.num_heads)
-        return {"values": (None, torch.cat([v_BTHK, torch.ones_like(v_BTHK[..., :1])], dim=-1))}
+        return [(None, torch.cat([v_BTGK, torch.ones_like(v_BTGK[..., :1])], dim=-1))]
 
-    def outputs(self, found: Mapping[str, Tensor], at: Positions) -> Tensor:
-        sum_BTHK, count_BTH1 = found["values"].tensor_split([self.head_dim], dim=-1)
-        # The count is 0 at padding.
-        return self.turn("o", sum_BTHK / count_BTH1.clamp(min=1), at)
+    def outputs(self, results: Sequence[Tensor], at: Positions) -> Tensor:
+        sum_BTHK, count_BTH1 = results[0].tensor_split([self.head_dim], dim=-1)
+        return self.turn("o", sum_BTHK / count_BTH1, at)
 
 
 TOY: Any = MeanConfig()
@@ -82,42 +71,29 @@ def leaf(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "choices", lambda folder: [*names, "mean"])
 
 
-def test_its_laws_are_measured() -> None:
-    for sites in [each for each in SUBSETS if set(each) <= {"v", "o"}]:
+@torch.no_grad()
+def test_its_laws_its_cache_and_its_counts_hold() -> None:
+    for sites in subsets_of(TOY):
         checked = certificate(SIZES, make_pe(*sites), TOY)
         assert checked["measured"] == expected_class(sites)
         assert set(checked["formulas"]) == {"parallel", "cached"}
 
-
-@torch.no_grad()
-def test_its_cache_and_its_counts_hold() -> None:
-    decoder = Decoder(Architecture(SIZES, make_pe("v", "o"), VOCAB, TOY))
+    decoder = Decoder(Architecture(SIZES, make_pe("v", "o"), VOCAB, TOY)).double()
     decoder.initialise(0)
-
-    decoder.double()
     ids_BT = tokens(2, 9)
     cache = decoder.new_cache()
-    parts = [decoder(part, cache=cache) for part in ids_BT.split([4, 1, 4], dim=1)]
-    torch.testing.assert_close(torch.cat(parts, dim=1), decoder(ids_BT))
+    torch.testing.assert_close(fed(decoder, ids_BT, [4, 1, 4], cache), decoder(ids_BT))
     assert num_numbers(cache) == 2 * SIZES.num_hidden_layers * TOY.head_states(SIZES)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Return a folder with the file of the choice."""
+def test_its_file_makes_runs_like_any_other(tmp_path: Path) -> None:
     write(tmp_path / "attn" / "mean.yaml", "kind: mean\n")
-    return tmp_path
-
-
-OTHERS = (["pe=vo_rope"], ["pe=vo_rope", "attn=decay"])
-
-
-def test_its_file_makes_runs_like_any_other(folder: Path) -> None:
-    config = run_config(["pe=vo_rope", "attn=mean"], folder)
+    config = run_config(["pe=vo_rope", "attn=mean"], tmp_path)
     assert config.attn == TOY
     assert config.group.startswith("nano-mean-stdlib-")
     assert RunConfig.from_dict(config.to_dict()) == config
-    assert config.config_sha256 not in [run_config(words).config_sha256 for words in OTHERS]
+    other = run_config(["pe=vo_rope", "attn=decay"])
+    assert config.config_sha256 != other.config_sha256
 
-    with refused("pe.rotate=", "attn.kind=mean can rotate v and o; q and k must not stand there"):
-        run_config(["attn=mean"], folder)
+    with refused("pe.rotate=", "q and k cannot rotate"):
+        run_config(["attn=mean"], tmp_path)

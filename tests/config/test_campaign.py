@@ -2,7 +2,6 @@
 
 import itertools
 import shlex
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from rope_exp.campaign.file import campaign_files
 from rope_exp.compose import run_config
 from rope_exp.errors import ConfigError
 from rope_exp.records import cell_name
-from rope_exp.settle import operations
 
 RUNS = Path("results/runs")
 
@@ -38,9 +36,6 @@ def test_cells_are_as_composed_one_by_one(tmp_path: Path) -> None:
             assert cell.config.data.seed == cell.config.seed
 
 
-# -- the order -----------------------------------------------------------------------------------
-
-
 def test_every_beginning_is_balanced(tmp_path: Path) -> None:
     """A campaign that stops anywhere is balanced: no row is more than one seed ahead.
 
@@ -55,23 +50,6 @@ def test_every_beginning_is_balanced(tmp_path: Path) -> None:
         "qk-train.num_steps=2-s3", "vo-train.num_steps=2-s3",
     ]  # fmt: skip
 
-    for length in range(len(mine.cells) + 1):
-        beginning = mine.cells[:length]
-        counts = Counter(cell.row for cell in beginning)
-        assert abs(counts["qk"] - counts["vo"]) <= 1
-
-    for _, block in itertools.groupby(mine.cells, key=lambda cell: cell.config.seed):
-        costs = [operations(cell.config) for cell in block]
-        assert costs == sorted(costs, reverse=True)
-
-
-def test_the_order_of_factors_is_in_no_name(tmp_path: Path) -> None:
-    """A record keeps factors sorted, so a name in another order once could not be recorded."""
-    [cell, _] = load(tmp_path, cells=["seed=0 train.num_steps=2 optim.lr=0.1"]).cells
-    assert cell.name == "qk-optim.lr=0.1-train.num_steps=2-s0"
-    for factors in itertools.permutations(cell.factors.items()):
-        assert cell_name("qk", dict(factors)) == cell.name
-
 
 def test_the_first_seeds_of_all_entries_come_first(tmp_path: Path) -> None:
     """Entries alternate seed by seed; among pairs of seeds, data.seed varies fastest."""
@@ -82,16 +60,16 @@ def test_the_first_seeds_of_all_entries_come_first(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_cell_is_the_run_of_its_words(tmp_path: Path) -> None:
-    """The fixed words come first, then the row's, then the factors, as on one command line."""
-    cells = ["row=vo seed=4 optim.lr=0.01 train.seq_len=32"]
+def test_factors_keep_their_types(tmp_path: Path) -> None:
+    """Records store factors as numbers, booleans and lists; no name depends on their order."""
+    cells = ["row=vo seed=4 optim.lr=1e-3 optim.betas=[0.9,0.95] data.reset_positions=true"]
     [cell] = load(tmp_path, cells=cells).cells
-    words = [*FIXED, "pe=vo_rope", "seed=4", "optim.lr=0.01", "train.seq_len=32"]
-
-    assert cell.config.to_dict() | {"run": None} == run_config(words).to_dict() | {"run": None}
-    assert cell.factors == {"seed": 4, "optim.lr": 0.01, "train.seq_len": 32}
+    factors = {"seed": 4, "optim.lr": 0.001, "optim.betas": [0.9, 0.95]}
+    assert cell.factors == {**factors, "data.reset_positions": True}
+    assert type(cell.factors["seed"]) is int
     assert cell.config.folder == RUNS / "mine" / cell.name
-    assert cell.name == "vo-optim.lr=0.01-train.seq_len=32-s4"
+    for order in itertools.permutations(cell.factors.items()):
+        assert cell_name("vo", dict(order)) == cell.name
 
 
 def test_a_factor_may_be_a_list_null_or_a_group(tmp_path: Path) -> None:
@@ -114,11 +92,6 @@ def test_a_name_is_one_of_a_file() -> None:
     """The name is one visible path component that cannot climb, whatever a value holds."""
     name = cell_name("a b", {"data.path": "../..//x\\y:*?", "seed": 0})
     assert name == "a_b-data.path=.._..__x_y___-s0"
-    assert Path(name).name == name
-    assert not name.startswith(".")
-
-
-# -- campaigns of the user -----------------------------------------------------------------------
 
 
 def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
@@ -128,14 +101,6 @@ def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
     write_campaign(tmp_path, "other")
     assert {"noise", "other"} <= campaign_files(tmp_path).keys()
     assert "other" not in campaign_files()
-
-
-def test_a_row_may_name_a_choice_of_ones_own(tmp_path: Path) -> None:
-    choice = tmp_path / "pe" / "half.yaml"
-    choice.parent.mkdir()
-    choice.write_text("name: Half\nrotate: [q]\nfraction: 0.5\n")
-    [cell] = load(tmp_path, rows={"half": ["pe=half"]}).cells
-    assert cell.config.pe.fraction == 0.5
 
 
 def test_rows_that_are_more_than_variants_are_named(tmp_path: Path) -> None:
@@ -151,87 +116,51 @@ def test_rows_that_are_more_than_variants_are_named(tmp_path: Path) -> None:
     assert {cell.config.config_sha256 for cell in plain} < hashes
 
 
-# Campaigns of the third protocol, and some of each kind of row and factor.
-
-
-# -- refusals ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["", ".", "../campaign/mine", "/etc/passwd", "a\nb"])
-def test_a_path_is_no_name(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["", ".", "../campaign/mine", "your"])
+def test_no_such_campaign_lists_those_that_there_are(tmp_path: Path, name: str) -> None:
     write_campaign(tmp_path)
-    with refused("campaign", "there is no such campaign", by=ConfigError):
+    with refused("campaign=", f"there is {', '.join(campaign_files(tmp_path))}", by=ConfigError):
         load_campaign(name, tmp_path, RUNS)
 
 
-def test_no_such_campaign_files_those_that_there_are(tmp_path: Path) -> None:
-    write_campaign(tmp_path)
-    assert "mine" in campaign_files(tmp_path)
-    names = f"there is {', '.join(campaign_files(tmp_path))}"
-    with refused("campaign=your", names, by=ConfigError):
-        load_campaign("your", tmp_path, RUNS)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("[1, 2]", ["campaign/mine=", "a group of keys"]),
-        ("1: 2", ["campaign/mine.rows: "]),
-        ("rows: [", ["mine.yaml", "cannot be read"]),
-        ("about: \udcff", ["mine.yaml", "cannot be read"]),
-        ("[" * 5000, ["mine.yaml", "cannot be read"]),
-    ],
-)
-def test_a_file_that_is_no_campaign(tmp_path: Path, text: str, words: list[str]) -> None:
-    path = write_campaign(tmp_path)
-    path.write_bytes(text.encode(errors="surrogateescape"))
-    with refused(*words, by=ConfigError):
+@pytest.mark.parametrize("text", ["rows: [", "about: \udcff", "[" * 5000])
+def test_a_file_that_cannot_be_read(tmp_path: Path, text: str) -> None:
+    write_campaign(tmp_path).write_bytes(text.encode(errors="surrogateescape"))
+    with refused("mine.yaml", "cannot be read", by=ConfigError):
         load_campaign("mine", tmp_path, RUNS)
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "sentence"),
     [
-        ({"about": 3}, ["campaign/mine.about=3: must be text"]),
-        ({"test": "welch"}, ["campaign/mine.test=welch: ", "'paired'"]),
-        ({"fixed": "pe=nope"}, ["campaign/mine.fixed", "a list"]),
-        ({"rows": None}, ["campaign/mine.rows=null: ", "a group of keys"]),
-        ({"rows": {}}, ["campaign/mine.rows={}: ", "at least 1 item"]),
-        ({"rows": {"../x": []}}, ["campaign/mine.rows", "must be 1 to 64"]),
-        ({"rows": {"x": {"pe": "nope"}}}, ["campaign/mine.rows.x", "a list"]),
-        ({"cells": []}, ["campaign/mine.cells=[]: ", "at least 1 item"]),
-        ({"cells": [3]}, ["must be a sweep, such as 'row="]),
-        (
-            {"cells": [{"sweep": "seed=0", "row": 1}]},
-            ["campaign/mine.cells", "there is no such key"],
-        ),
-        ({"seeds": [0]}, ["campaign/mine.seeds: ", "there is no such key"]),
+        ({"about": 3}, "mine.about=3: must be a valid string"),
+        ({"test": "welch"}, "mine.test=welch: must be 'paired'"),
+        ({"fixed": "pe=nope"}, "mine.fixed=pe=nope: must be a valid array"),
+        ({"rows": {}}, "at least 1 item"),
+        ({"rows": {"../x": []}}, "must be 1 to 64"),
+        ({"cells": [3]}, "cells=[3]: must be an object"),
+        ({"cells": [{"sweep": "seed=0", "row": 1}]}, "there is no such key"),
+        ({"seeds": [0]}, "campaign/mine.seeds: there is no such key"),
     ],
 )
-def test_a_key_of_another_type(tmp_path: Path, values: dict[str, Any], words: list[str]) -> None:
-    with refused(*words, by=ConfigError):
+def test_a_key_of_another_type(tmp_path: Path, values: dict[str, Any], sentence: str) -> None:
+    with refused("campaign/mine.", sentence, by=ConfigError):
         load(tmp_path, **values)
 
 
 # Each line is the sweep of a cell, and words of the sentence.
 SWEEPS = """
-train.num_steps=2 | seed: must be a whole number
-| seed: must be a whole number
-seed=[0] | seed=[0]: must be a whole number
+train.num_steps=2 | seed: must be a valid integer
 seed=-1 | seed=-1: must be
 seed=range(0,0) | seed: the sweep is empty
-seed=interval(0,1) | Cannot convert sweep
-seed | override=seed: is not of the form key=value
+seed | seed: cannot be read as key=value
 seed=0 'optim.lr=0.1 | No closing quotation
 seed=0 optim.lr=nan | qk-optim.lr=NaN-s0: optim.lr=NaN: must be
-seed=0 data.path=LONG | is the name of a file, of at most 240 bytes
 seed=0 row=your | row=your: must be one of qk, vo
 seed=0 pe=nope | pe: is what row qk says itself
 seed=0,0 | qk-s0: is listed twice
 seed=0 launch.num_threads=1 | launch.num_threads: changes no num
 seed=0 train.probes=[shift] | train.probes: changes no number
-seed=0 launch=local | launch: changes no number
-seed=range(0,101) data.seed=range(0,100) | sweep: makes more than 10,000 cells
 """
 
 
@@ -239,24 +168,20 @@ seed=range(0,101) data.seed=range(0,100) | sweep: makes more than 10,000 cells
 def test_a_cell_that_is_none(tmp_path: Path, line: str) -> None:
     sweep, sentence = line.split("| ")
     with refused("campaign/mine.cells.0: ", sentence, by=ConfigError):
-        load(tmp_path, cells=[sweep.strip().replace("LONG", "x" * 300)])
+        load(tmp_path, cells=[sweep.strip()])
 
 
 # Each line is a word of a row, and the sentence.
 OPEN = f"""
 train.precision=auto | train.precision=auto: must be fixed
-launch.device=auto | launch.device=auto: must be fixed
-launch.max_parallel=auto | launch.max_parallel=auto: must be fixed
 launch.num_processes=all | launch.num_processes=all: must be fixed
 launch=slurm | launch: is given to `rope-exp campaign NAME launch=...`
 +experiment=subsets | is a sweep of several runs, and a cell is one
 optim.lr=1e-3,2e-3 | optim.lr: several values make a sweep
 run.group=x | run.group=x: is not for a cell
-optim.rate=1 | optim.rate: there is no such key; did you mean
 data=fineweb_edu data.revision=main | data.revision=main: must be a commit
 tokenizer=pretrained tokenizer.path=owner/name | tokenizer.revision=null: must be a commit
 data.path=/a/corpus | data.path=/a/corpus: must be relative: records are committed
-"data.path='~/corpus'" | data.path=~/corpus: must be relative
 tokenizer=pretrained tokenizer.path=/a/b tokenizer.revision={"a" * 40} | path=/a/b: must be relative
 run.init_from=results/runs/a/b | init_weights=null: must be the hash of what run.init
 run.init_from=/a/run init_weights={"a" * 64} | run.init_from=/a/run: must be relative: records
@@ -278,14 +203,6 @@ def test_the_corpus_of_the_library_needs_its_python(tmp_path: Path) -> None:
         load(tmp_path, rows=rows)
 
 
-def test_a_cell_may_go_on_from_a_run_whose_weights_are_known(tmp_path: Path) -> None:
-    words = [*FIXED, "run.init_from=results/runs/a/qk_rope/seed0", f"init_weights={'a' * 64}"]
-    for cell in load(tmp_path, fixed=words).cells:
-        assert cell.config.init_weights == "a" * 64
-        assert cell.config.run.init_from == "results/runs/a/qk_rope/seed0"
-        assert cell.config.folder == RUNS / "mine" / cell.name
-
-
 def test_what_an_entry_fixes_is_in_no_name(tmp_path: Path) -> None:
     """An entry's `fixed` applies only to its own cells; the row and the factors override it."""
     fixed = ["train.global_batch_size=8", "optim.lr=0.2", "pe=nope"]
@@ -298,28 +215,11 @@ def test_what_an_entry_fixes_is_in_no_name(tmp_path: Path) -> None:
     assert config.pe.rotate == ("q", "k")
 
 
-def test_factors_keep_their_types(tmp_path: Path) -> None:
-    """Records store factors as numbers, booleans and lists."""
-    cells = ["row=qk seed=0 optim.lr=1e-3 optim.betas=[0.9,0.95] data.reset_positions=true"]
-    [cell] = load(tmp_path, cells=cells).cells
-    assert cell.factors["optim.lr"] == 0.001
-    assert cell.factors["optim.betas"] == [0.9, 0.95]
-    assert cell.factors["data.reset_positions"] is True
-    assert type(cell.factors["seed"]) is int
-
-
 def test_some_blocks_of_two_orders_are_refused(tmp_path: Path) -> None:
     """A table would compare runs that saw different tokens."""
     cells = ["row=qk seed=0", "row=vo seed=0 data.seed=1"]
-    with refused(
-        "campaign/mine.cells.1: data.seed: must be a factor of every cell", by=ConfigError
-    ):
+    with refused("cells.1: data.seed: must be a factor of every cell", by=ConfigError):
         load(tmp_path, cells=cells)
-
-
-def test_two_entries_may_not_list_one_cell(tmp_path: Path) -> None:
-    with refused("cells.1: vo-s0: is listed twice", by=ConfigError):
-        load(tmp_path, cells=["seed=0", "row=vo seed=0"])
 
 
 def test_a_variant_in_two_rows_gives_names(tmp_path: Path) -> None:

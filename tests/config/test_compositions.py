@@ -28,6 +28,8 @@ NEEDS = {
     "tokenizer=task": ["data=addition"],
     "attn=decay": ["pe=vo_rope"],
 }
+# Keys that there were when the hashes were written.
+GONE = {"entity": None, "tags": [], "notes": None, "run_name": None}
 GROUPS = sorted(path.parent.relative_to(CONFIGS).as_posix() for path in CONFIGS.glob("*/*.yaml"))
 GROUPS = sorted({*GROUPS, *(f"row/{path.name}" for path in (CONFIGS / "row").iterdir())})
 GROUPS.remove("campaign")
@@ -38,7 +40,9 @@ TRIED = ("nine_10m", "open_26m", "place_26m", "heads", "cores", "roper", "docume
 def described(configs: Iterable[RunConfig]) -> Iterator[Any]:
     for config in configs:
         names = (config.name, config.group, str(config.folder), config.attn.label)
-        yield [config.to_dict(), config.config_sha256, config.group_sha256, *names]
+        values = config.to_dict()
+        values["tracker"] |= GONE
+        yield [values, config.config_sha256, config.group_sha256, *names]
 
 
 def choices_sha256(group: str) -> str:

@@ -1,8 +1,8 @@
 """Tests of estimated parameters, operations and memory, against torch's own counts."""
 
 import pytest
-from support.kinds import KINDS, allowed
-from support.models import VOCAB, make_architecture, make_pe, make_sizes, tokens
+from support.kinds import KINDS, subsets_of
+from support.models import VOCAB, make_pe, make_sizes, tokens
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -21,32 +21,24 @@ from rope_exp.decoder import Decoder
 from rope_exp.sections import Architecture, Kind, SoftmaxConfig
 
 
-@pytest.mark.parametrize("size", ["nano", "10m", "30m", "60m", "125m", "350m", "1b", "sequel"])
+@pytest.mark.parametrize("size", ["nano", "1b"])
 def test_the_count_of_parameters_is_llamas(size: str) -> None:
     """The terms: embedding and head; per layer attention, SwiGLU and two norms; the last norm."""
     config = run_config([f"model={size}"])
-    assert config.tokenizer.vocab_size is not None
     model = config.model
     width = model.hidden_size
     heads = 2 * (model.num_attention_heads + model.num_key_value_heads) * model.features_per_head
     a_layer = width * (heads + 3 * model.intermediate_size + 2)
     ends = 1 if model.tie_word_embeddings else 2
-    expected = ends * config.tokenizer.vocab_size * width + model.num_hidden_layers * a_layer
-    architecture = config.architecture(config.tokenizer.vocab_size)
-    assert num_parameters(architecture) == expected + width
-
-
-def test_learned_frequencies_are_counted() -> None:
-    learned = make_architecture("v", "o", trainable=True)
-    fixed = make_architecture("v", "o")
-    assert num_parameters(learned) - num_parameters(fixed) == 4
+    expected = ends * 999 * width + model.num_hidden_layers * a_layer + width
+    assert num_parameters(config.architecture(999)) == expected
 
 
 @pytest.mark.parametrize("sites", [(), ("q", "k"), ("q", "k", "v", "o")], ids="".join)
 @pytest.mark.parametrize("attn", [kind for kind in KINDS if kind.keeps_keys], ids=str)
 def test_counted_operations_are_those_that_torch_does(sites: tuple[str, ...], attn: Kind) -> None:
     """The dense kernel multiplies the whole T x T square; we count (T + 1)/2 of its T keys."""
-    if not allowed(attn, sites):
+    if sites not in subsets_of(attn):
         pytest.skip("this kind of attention does not rotate there")
     length = 32
     sizes = make_sizes(num_key_value_heads=4)
@@ -89,23 +81,21 @@ def test_a_window_costs_the_keys_that_are_met() -> None:
         assert SoftmaxConfig().flops(sizes, length) == expected
 
 
+def test_looking_both_ways_costs_a_whole_row_of_keys() -> None:
+    """A query takes 4 T K operations per head forward, and three times that with backward."""
+    config = run_config(["data=spikes"])
+    expected = 3 * 4 * 256 * config.model.hidden_size * config.model.num_hidden_layers
+    assert attention_flops_per_token(config, 256) == expected
+
+
 @pytest.mark.parametrize(
     ("device", "tflops"),
     [
-        ("NVIDIA H200", 989.0),
         ("NVIDIA H100 80GB HBM3", 989.0),
         ("NVIDIA H100 PCIe", 756.0),
-        ("NVIDIA GB200", 2500.0),
         ("NVIDIA L40S", 362.0),
-        ("NVIDIA L40", 181.0),
-        ("NVIDIA A100-SXM4-40GB", 312.0),
-        ("NVIDIA GeForce RTX 3090", 71.0),
-        ("NVIDIA GeForce RTX 3090 Ti", 80.0),
         ("NVIDIA GeForce RTX 4090", 165.2),
-        ("NVIDIA GeForce RTX 4090 D", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA A10G", None),
-        ("Tesla V100-SXM2-16GB", None),
         ("Tesla T4", None),
     ],
 )

@@ -1,13 +1,9 @@
 """Tests that any command line is refused in one sentence or trains a step."""
 
-import dataclasses
 import math
-import re
-import types
-import typing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import pytest
 from hypothesis import given, note, settings
@@ -15,58 +11,15 @@ from hypothesis import strategies as st
 from support.configs import NINE
 
 from rope_exp.compose import run_config
-from rope_exp.config import RunConfig
+from rope_exp.config import RunConfig, flat
 from rope_exp.costs import memory_bytes
 from rope_exp.errors import ConfigError, DataError
-from rope_exp.identity import classes_of
 from rope_exp.parallel import Parallel
 from rope_exp.prepare import prepare
 from rope_exp.settle import resolve
 from rope_exp.trainer import Trainer
 
-
-def hints(section: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the annotated type of every key, so that new keys are drawn without a change here.
-
-    If a section may be one of several dataclasses, the keys of all are returned.
-    """
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(section):
-        options = classes_of(field).values()
-        if not options:
-            found[prefix + field.name] = field.type
-        for option in options:
-            found |= hints(option, f"{prefix}{field.name}.")
-    return found
-
-
-def usual(hint: Any) -> st.SearchStrategy[str]:
-    """Return a strategy for small values of a type, mostly in range, as text for overrides."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
-        return usual(args[0])
-    if origin in (types.UnionType, typing.Union):
-        return st.one_of(*map(usual, args))
-    if origin is Literal:
-        return st.sampled_from(args)
-    if origin is tuple:
-        items = usual(args[0])
-        few = (
-            st.lists(items, max_size=4)
-            if args[-1] is Ellipsis
-            else st.lists(items, min_size=2, max_size=2)
-        )
-        return few.map(lambda values: f"[{','.join(values)}]")
-    return {
-        bool: st.sampled_from(["true", "false"]),
-        int: st.integers(1, 9).map(str),
-        float: st.sampled_from(["1e-8", "0.01", "0.25", "0.5", "1", "1.5", "1e4"]),
-        str: st.sampled_from(["mine", "Mine-2", "a.b", "x y"]),
-        type(None): st.just("null"),
-    }[hint]
-
-
-KEYS = hints(RunConfig)
+KEYS = list(flat(RunConfig().to_dict()))
 # Every config has these sizes, so that an accepted run takes milliseconds.
 SMALL = {
     "model.hidden_size": ["8", "16", "32"],
@@ -79,113 +32,46 @@ SMALL = {
     "train.seq_len": ["4", "16", "31"],
     "launch.num_processes": ["1", "2", "all"],
 }
-GROUPS = {
-    "pe": list(NINE),
-    "model": ["nano", "10m", "350m", "sequel"],
-    "train": ["nano", "125m", "sequel"],
+USUAL = {
+    "pe": NINE,
+    "attn": ["softmax", "linear", "mla"],
     "schedule": ["cosine", "wsd"],
-    "launch": ["local", "inline", "all_gpus"],
-    "tracker": ["none", "wandb"],
-    "optim": ["adamw"],
+    "pe.trainable": ["true", "log"],
+    "pe.base_vo": ["2", "100"],
+    "pe.layers": ["[1]", "[0,1]"],
+    "pe.input": ["sinusoidal", "learned"],
+    "pe.bias": ["alibi", "t5"],
+    "model.window": ["1", "9"],
+    "model.qk_norm": ["true"],
+    "model.tie_word_embeddings": ["true"],
+    "data.document_mask": ["true"],
+    "optim.betas": ["[0,0]", "[0.5,0.9]"],
+    "train.objective": ["mlm", "regression"],
+    "train.stages": ["[[4,500,3]]", "[[31,499],[16,1]]"],
 }
-ODD = [
-    "null",
-    "true",
-    "-1",
-    "0",
-    "00",
-    "1.5",
-    "nan",
-    "-inf",
-    "1e400",
-    "1e308",
-    "1e-320",
-    "1e300",
-    "1_000",
-    "0x10",
-    str(2**31),
-    str(2**53 + 1),
-    str(2**63 - 1),
-    str(2**63),
-    str(10**12),
-    "9" * 400,
-    "9" * 5000,
-    "",
-    "''",
-    "' '",
-    "[]",
-    "{}",
-    "[[q]]",
-    "[q,q]",
-    "{a:1}",
-    "[1,[2,[3]]]",
-    "[null]",
-    "[" * 300 + "]" * 300,
-    "???",
-    "${seed}",
-    "${nosuch}",
-    "${oc.env:HOME}",
-    "'${oc.env:HOME}'",
-    "${pe}",
-    "_target_",
-    "1,2",
-    "range(0,3)",
-    "choice(1)",
-    "glob(*)",
-    "glob(zz*)",
-    "a" * 300,
-    "'a\nb'",
-    "'a\0b'",
-    "'\x1b[2J'",
-    "'\U0001f600'",
-    "\U0001f600",
-    "'\udcff'",
-    "'../x'",
-    "'/'",
-    "'~nosuchuser/x'",
-    "~",
-    "x=y",
-    "'un",
-    "\\",
-]
+ODD = ["null", "true", "-1", "0", "1.5", "nan", "-inf", "1e400", "1e-320", "1_000", "0x10"]
+ODD += [str(2**31), str(2**53 + 1), str(2**63 - 1), str(2**63), "9" * 400, "9" * 5000]
+ODD += ["", "''", "[]", "{}", "[[q]]", "[q,q]", "{a:1}", "[null]", "[" * 300 + "]" * 300]
+ODD += ["???", "${seed}", "${nosuch}", "${oc.env:HOME}", "'${oc.env:HOME}'", "${pe}", "_target_"]
+ODD += ["1,2", "range(0,3)", "glob(*)", "a" * 300, "'a\nb'", "'a\0b'", "'\x1b[2J'"]
+ODD += ["\U0001f600", "'\udcff'", "'../x'", "'~nosuchuser/x'", "~", "x=y", "'un", "\\"]
 
 
 @st.composite
 def command_lines(draw: st.DrawFn) -> dict[str, str]:
-    """Draw overrides by key: choices, small sizes, some keys in range, sometimes an odd value."""
-    groups = draw(st.lists(st.sampled_from(sorted(GROUPS)), unique=True))
-    words = {group: draw(st.sampled_from(GROUPS[group])) for group in groups}
-    words |= {key: draw(st.sampled_from(values)) for key, values in SMALL.items()}
-    # Keys of data are left out, because another corpus is slow.
-    free = sorted(key for key in KEYS.keys() - SMALL.keys() if not key.startswith("data."))
-    words |= {
-        key: draw(usual(KEYS[key]))
-        for key in draw(st.lists(st.sampled_from(free), unique=True, max_size=4))
-    }
-    for key in draw(st.lists(st.sampled_from([*KEYS, *GROUPS]), unique=True, max_size=1)):
-        words[key] = draw(
-            st.sampled_from(ODD) | st.text(st.characters(exclude_categories=()), max_size=8)
-        )
+    """Draw overrides by key: small sizes, some usual values, sometimes an odd one of any key."""
+    words = {key: draw(st.sampled_from(values)) for key, values in SMALL.items()}
+    for key in draw(st.lists(st.sampled_from(sorted(USUAL)), unique=True, max_size=3)):
+        words[key] = draw(st.sampled_from(USUAL[key]))
+    for key in draw(st.lists(st.sampled_from(KEYS), max_size=1)):
+        any_text = st.text(st.characters(exclude_categories=()), max_size=8)
+        words[key] = draw(st.sampled_from(ODD) | any_text)
     return words
-
-
-def assert_one_sentence(error: Exception) -> None:
-    sentence = str(error)
-    note(sentence)
-    assert sentence.splitlines() == [sentence]
-    assert sentence.isprintable()
-
-
-def needed_bytes(config: RunConfig) -> int:
-    """Return about the memory of one process, which reads the whole batch."""
-    stages = config.train.staged
-    read = max(stage.batch_size * (8 * (stage.seq_len + 1) + 64) for stage in stages)
-    return read + memory_bytes(config, config.known_vocab_size or 257)
 
 
 def outcome(words: dict[str, str], corpus: Path, cache: Path) -> str:
     """Return "refused", "too large", "of another corpus", or "trained" after a finite step."""
-    given_words = {
+    fixed = {
         "data": "files",
         "data.path": f"'{corpus}'",
         "data.cache_dir": f"'{cache}'",
@@ -196,23 +82,20 @@ def outcome(words: dict[str, str], corpus: Path, cache: Path) -> str:
         "train.precision": "fp32",
     }
     try:
-        config = resolve(
-            run_config([f"{key}={value}" for key, value in (given_words | words).items()])
-        )
-        if needed_bytes(config) > 2**30:
+        config = resolve(run_config([f"{key}={value}" for key, value in (fixed | words).items()]))
+        # One process reads the whole batch.
+        read = max(stage.batch_size * (8 * stage.seq_len + 72) for stage in config.train.staged)
+        if read + memory_bytes(config, config.known_vocab_size or 257) > 2**30:
             return "too large"
         assert RunConfig.from_dict(config.to_dict()) == config
-        assert RunConfig.from_dict(config.to_dict()).config_sha256 == config.config_sha256
-        assert config.folder.name
         if (config.data.kind, config.data.path) != ("files", str(corpus)):
             return "of another corpus"
         # Nothing is written elsewhere, whatever folder was drawn.
         config = config.replace("data", cache_dir=str(cache))
         prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
     except (ConfigError, DataError) as error:
-        assert_one_sentence(error)
-        if isinstance(error, ConfigError):
-            assert re.split("[=:]", str(error))[0] in [*KEYS, *GROUPS], error
+        note(str(error))
+        assert str(error).isprintable()
         return "refused"
     stop: Any = SimpleNamespace(requested=False)
     # Compiling takes half a minute, and gives the same numbers up to rounding.
@@ -238,38 +121,4 @@ def test_every_command_line_is_refused_or_trains(
     every_command_line_is_refused_or_trains()
     # Both outcomes must be frequent, so that neither occurs by chance alone.
     for end in ("refused", "trained"):
-        assert outcomes.count(end) > num_examples / 8, {
-            end: outcomes.count(end) for end in set(outcomes)
-        }
-
-
-ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
-ANY_WORD = st.one_of(
-    ANY_TEXT,
-    st.builds(
-        "{}={}".format,
-        st.sampled_from([*KEYS, *GROUPS, "+experiment", "+x", "~pe", "hydra.run.dir"]),
-        ANY_TEXT,
-    ),
-    st.builds(
-        "{}{}={}".format,
-        st.sampled_from(["+", "++", "~", ""]),
-        st.sampled_from(sorted(KEYS)),
-        st.sampled_from(ODD),
-    ),
-)
-
-
-@pytest.mark.parametrize("num_examples", [60, pytest.param(3000, marks=pytest.mark.torture)])
-def test_any_words_compose_or_are_refused(num_examples: int) -> None:
-    @settings(derandomize=True, max_examples=num_examples)
-    @given(st.lists(ANY_WORD, max_size=3))
-    def any_words_compose_or_are_refused(words: list[str]) -> None:
-        try:
-            config = run_config(words)
-        except ConfigError as error:
-            assert_one_sentence(error)
-        else:
-            assert RunConfig.from_dict(config.to_dict()) == config
-
-    any_words_compose_or_are_refused()
+        assert outcomes.count(end) > num_examples / 8, outcomes

@@ -22,26 +22,8 @@ def test_parameters_operations_memory_and_time_are_printed(tmp_path: Path) -> No
     per_token = 6 * weights + 6 * 12 * 4097 * 2048
     assert f"{per_token:.3e} a token" in done.stdout
     assert re.search(r"about [\d.]+ GiB a process", done.stdout)
-    times = re.findall(r"^time +[\d,.]+ (days|hours|minutes|seconds)", done.stdout, re.MULTILINE)
+    times = re.findall(r"^time +\d+ days, [\d:]+ on one", done.stdout, re.MULTILINE)
     assert len(times) >= 3
-
-
-def test_a_small_model_has_no_estimate_on_a_gpu() -> None:
-    small, large = (
-        resolve(run_config([f"model={size}", "launch.device=cpu"])) for size in ("60m", "125m")
-    )
-    assert "H100" not in "\n".join(plan.cost_lines(small))
-    assert "H100" in "\n".join(plan.cost_lines(large))
-    assert "H100" not in "\n".join(plan.sweep_lines([large, small]))
-
-
-def test_a_measured_rate_has_a_line_of_its_own() -> None:
-    config = resolve(run_config(["train.num_steps=60", "launch.device=cpu"]))
-    tokens = 60 * 16 * 256
-    line = "time         4.1 minutes at the 1,000 tokens/s measured in this group"
-    assert round(tokens / 1000 / 60, 1) == 4.1
-    assert line in plan.cost_lines(config, 1000.0)
-    assert line not in plan.cost_lines(config)
 
 
 def test_a_sweep_costs_what_its_runs_cost_together() -> None:
@@ -49,17 +31,9 @@ def test_a_sweep_costs_what_its_runs_cost_together() -> None:
     configs = [resolve(config) for config in compose_jobs(words, multirun=True).configs]
     single = sum(run_flops(config, 2048) for config in configs)
 
-    said, time = plan.sweep_lines(configs, 1000.0)
+    [said] = plan.sweep_lines(configs)
     assert f"4 runs, of which the above is the first: {360 * 16 * 256:,} tokens" in said
     assert f"{single:.3e} operations" in said
-    assert time == "time         24.6 minutes at the 1,000 tokens/s measured in this group"
-
-
-def test_the_command_plans_a_sweep(tmp_path: Path) -> None:
-    done = command("-m", "pe=nope,vo_rope", script="plan", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    done = command("pe=nope,vo_rope", script="plan", cwd=tmp_path)
-    assert_refused(done, "pe: several values make a sweep, which needs -m")
 
 
 def test_an_unknown_vocabulary_is_one_sentence() -> None:
@@ -68,6 +42,8 @@ def test_an_unknown_vocabulary_is_one_sentence() -> None:
         plan.cost_lines(config)
 
 
-def test_a_mistake_is_one_sentence(tmp_path: Path) -> None:
-    done = command("model=nosuch", script="plan", cwd=tmp_path)
-    assert_refused(done, "error: model=nosuch: there is no such choice")
+def test_the_command_plans_a_sweep(tmp_path: Path) -> None:
+    done = command("-m", "pe=nope,vo_rope", script="plan", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = command("pe=nope,vo_rope", script="plan", cwd=tmp_path)
+    assert_refused(done, "pe: several values make a sweep, which needs -m")

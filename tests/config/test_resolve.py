@@ -15,6 +15,7 @@ from rope_exp.settle import resolve
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     show_gpus(monkeypatch, 2)
+    monkeypatch.setattr(machine.shutil, "which", lambda name: name)
 
 
 @pytest.fixture
@@ -27,29 +28,19 @@ def settled(*overrides: str) -> RunConfig:
 
 
 def test_on_two_gpus_two_runs_of_one_rank_go_at_a_time(two_gpus: None) -> None:
-    config = settled()
-    assert config.launch.device == "cuda"
-    assert config.launch.num_processes == 1
-    assert config.launch.max_parallel == 2
-    assert config.train.precision == "bf16"
-    assert config.train.deterministic is False
-
-
-def test_all_gpus_give_one_run_every_gpu(two_gpus: None) -> None:
-    config = settled("launch=all_gpus")
-    assert config.launch.num_processes == 2
-    assert config.launch.max_parallel == 1
-
-
-def test_more_ranks_than_gpus_are_refused(two_gpus: None) -> None:
+    config = settled("train.num_steps=20")
+    launch, train = config.launch, config.train
+    assert (launch.device, launch.num_processes, launch.max_parallel) == ("cuda", 1, 2)
+    assert (train.precision, train.deterministic, train.compile) == ("bf16", False, True)
+    launch = settled("launch=all_gpus").launch
+    assert (launch.num_processes, launch.max_parallel) == (2, 1)
     with refused("launch.num_processes=3: this machine shows 2 GPUs"):
         settled("launch.num_processes=3", "train.global_batch_size=9")
 
 
 def test_without_a_gpu_a_run_is_deterministic(no_gpu: None) -> None:
     config = settled()
-    assert config.launch.device == "cpu"
-    assert config.launch.max_parallel == 1
+    assert (config.launch.device, config.launch.max_parallel) == ("cpu", 1)
     assert config.train.deterministic is True
     with refused("shows no GPU"):
         settled("launch=one_gpu_each")
@@ -84,10 +75,3 @@ def test_only_runs_that_pay_it_back_are_compiled(
 
     monkeypatch.setattr(machine.shutil, "which", lambda name: None)
     assert settled("train.num_steps=10000").train.compile is False
-
-
-def test_a_gpu_compiles_every_run(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.shutil, "which", lambda name: name)
-    assert settled("train.num_steps=20").train.compile is True
-    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
-    assert settled("train.num_steps=20").train.compile is False

@@ -38,15 +38,6 @@ def test_one_by_one_or_many_at_once_is_the_same(
     assert many.dtype == np.int64
 
 
-def test_an_order_is_any_permutation_alike() -> None:
-    orders = [tuple(Draws(0, "order", index).order(3)) for index in range(3000)]
-    counts = [orders.count(order) for order in sorted(set(orders))]
-    assert len(counts) == 6
-    assert sum(counts) == 3000
-    assert stats.chisquare(counts).pvalue > RARE
-    assert sorted(Draws(0, "order", 0).order(50)) == list(range(50))
-
-
 def test_real_numbers_follow_their_laws() -> None:
     """Each distribution passes a Kolmogorov-Smirnov test."""
     draws = Draws(0, "real", 0)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rope_exp.rows import END, PAD, Draws, Example, Rows, pack, stack
+from rope_exp.rows import END, PAD, Draws, Example, pack, stack
 
 LONGEST = 12
 
@@ -38,15 +38,15 @@ def test_exact_matches_agree_with_a_plain_loop(seed: int, share: float) -> None:
 @given(st.integers(0, 2**32), st.integers(LONGEST, 60))
 def test_a_packed_row_holds_examples_and_padding(seed: int, width: int) -> None:
     """The reference reads mask and spans from the text; no further example would have fit."""
-    row = pack(Draws(seed, "rows", 0), draw_example, LONGEST, width)
-    assert len(row.text) == width
-    body = row.text.strip(PAD)
+    text, answer_T, span_T = pack(Draws(seed, "rows", 0), draw_example, LONGEST, width)
+    assert len(text) == width
+    body = text.strip(PAD)
     assert PAD not in body
     assert width - len(body) < LONGEST
 
     expected: list[tuple[int, int]] = []
     number = 0
-    for before, token in itertools.pairwise(row.text):
+    for before, token in itertools.pairwise(text):
         if token in "a" + END:
             question = body.split(END)[number].rstrip("a")
             expected.append((number, len(question)))
@@ -54,26 +54,17 @@ def test_a_packed_row_holds_examples_and_padding(seed: int, width: int) -> None:
             expected.append((-1, 0))
         number += token == END
         assert (before, token) not in {("a", "q"), ("q", END)}
-    assert list(zip(row.answer_T, row.span_T, strict=True)) == expected
+    assert list(zip(answer_T, span_T, strict=True)) == expected
 
 
-def packed_examples(count: int) -> Rows:
-    packed = [pack(Draws(0, "many", n), draw_example, LONGEST, 64) for n in range(count)]
-    return stack(packed, "qa" + END + PAD)
-
-
-def test_packing_prefers_no_length() -> None:
-    """If examples were added whenever they fit, long ones would be too rare."""
-    rows = packed_examples(3000)
-    span_E, _ = rows.exact_matches(rows.mask_NT)
-    counts = np.bincount(span_E)[1:]
+def test_packing_prefers_no_length_and_no_place() -> None:
+    """Given a row's padding, each share of it before the first example is equally likely."""
+    packed = [pack(Draws(0, "many", n), draw_example, LONGEST, 64) for n in range(3000)]
+    rows = stack(packed, "qa" + END + PAD)
+    counts = np.bincount(rows.exact_matches(rows.mask_NT)[0])[1:]
     assert len(counts) == 9
     assert stats.chisquare(counts).pvalue > 1e-6
 
-
-def test_a_row_begins_anywhere() -> None:
-    """Given a row's padding, each share of it before the first example is equally likely."""
-    rows = packed_examples(3000)
     is_pad_NS = rows.ids_NS == 3
     left = is_pad_NS.sum(axis=1)
     before = np.argmin(is_pad_NS, axis=1)

@@ -1,6 +1,5 @@
 """End-to-end tests of loading a trained model, by load_run, `generate` and transformers."""
 
-import shutil
 import signal
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from support.runs import num_rows, start, wait_for
 from rope_exp import load_run
 from rope_exp.commands.generate import main as generate
 from rope_exp.errors import MISTAKES
-from rope_exp.files import read_json, write_json
 
 
 def test_generate_prints_what_a_run_says(
@@ -32,9 +30,8 @@ def test_generate_prints_what_a_run_says(
 @pytest.mark.parametrize(
     ("words", "key", "allowed"),
     [
-        (["--tokens", "0"], "--tokens=0", "at least 1"),
-        (["--temperature", "-1"], "--temperature=-1", "0 or above"),
-        (["--top-p", "0"], "--top-p=0", "above 0"),
+        (["--temperature", "-1"], "usage", "`temperature`"),
+        (["--top-p", "2"], "usage", "`top_p`"),
         (["--step", "3"], "holds no step 3", "it holds"),
     ],
 )
@@ -43,18 +40,6 @@ def test_what_generate_cannot_do_is_one_sentence(
 ) -> None:
     with refused(key, allowed, by=MISTAKES):
         generate([str(whole[0]), "text", *words])
-
-
-def test_generate_needs_to_know_how_documents_end(
-    whole: tuple[Path, list[str]], tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(whole[0], folder)
-    env = read_json(folder / "env.json")
-    del env["corpus"]
-    write_json(folder / "env.json", env)
-    with refused("does not say which token ends a document"):
-        generate([str(folder), "text"])
 
 
 @pytest.mark.torture

@@ -17,7 +17,7 @@ USAGE = [
 
 
 def cpu_seconds() -> float:
-    """Return the CPU seconds of all finished child processes; other load does not affect them."""
+    """Return the CPU seconds of finished child processes, which other load does not affect."""
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     return spent.ru_utime + spent.ru_stime
 

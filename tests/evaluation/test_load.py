@@ -1,5 +1,6 @@
 """Tests of loading a run's model at a step, and its tokenizer, from the run's folder."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,20 +37,12 @@ def test_it_gives_an_older_step_where_asked(run: Trainer) -> None:
     assert not same(dict(older.named_parameters()), snapshot(run))
 
 
-def test_a_step_that_was_not_kept_is_refused(run: Trainer) -> None:
+def test_what_is_not_there_is_refused(run: Trainer, tmp_path: Path) -> None:
     with refused("holds no step 2; it holds [4, 6]"):
         load_run(run.folder, step=2)
-
-
-def test_a_run_without_a_checkpoint_is_refused(
-    tiny: Callable[..., RunConfig], tmp_path: Path
-) -> None:
-    trainer = build_trainer(tiny("launch.device=cpu"), tmp_path / "run")
+    shutil.rmtree(run.folder / "checkpoints")
     with refused("holds no checkpoint yet"):
-        load_run(trainer.folder)
-
-
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+        load_run(run.folder)
     with refused(str(tmp_path), "there is no run in this folder"):
         load_run(tmp_path)
 

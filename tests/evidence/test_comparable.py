@@ -9,7 +9,7 @@ from support.refused import refused
 from support.reports import all_runs, begun_from, compared, make_run, sha256_of
 
 from rope_exp.comparable import check_seeds
-from rope_exp.stats import contrasts, table_of
+from rope_exp.report import build
 
 Runs = list[dict[str, Any]]
 
@@ -122,11 +122,6 @@ REFUSED: dict[str, tuple[Runs, tuple[str, ...], str]] = {
     "other weights of a size": (
         [size(128), size(256, **LARGE), size(256, "vo_rope")], MODEL, "from different weights",
     ),
-    "two objectives": ([run(), run("qk_rope", 0, MLM)], PE, "are both qk_rope-s0"),
-    "other weights of an objective": (
-        [run("qk_rope", 0, MLM, **LARGE), run("vo_rope", 0, MLM)],
-        ("pe", *OBJECTIVE), "from different weights",
-    ),
 }  # fmt: skip
 
 
@@ -152,10 +147,9 @@ def test_rows_are_variants_and_blocks_seeds(tmp_path: Path) -> None:
     for seed in (1, 0):
         make_run(tmp_path, pe="vo_rope", seed=seed, loss=3.5 + seed)
     make_run(tmp_path, pe="pe.base=500000")
-    rows = compared(tmp_path)
-    assert rows["vo_rope"].losses == {0: 3.5, 1: 4.5}
-    names = {label: row.name for label, row in rows.items()}
-    assert names == {"qk_rope-base500000": "QK-RoPE base500000", "vo_rope": "VO-RoPE"}
+    base, vo = compared(tmp_path).values()
+    assert (base.label, base.name) == ("qk_rope-base500000", "QK-RoPE base500000")
+    assert (vo.label, vo.name, vo.losses) == ("vo_rope", "VO-RoPE", {0: 3.5, 1: 4.5})
 
 
 def test_a_row_is_as_finished_as_its_best_run(tmp_path: Path) -> None:
@@ -175,24 +169,18 @@ def test_one_seed_of_weights_may_have_several_orders(tmp_path: Path) -> None:
     check_seeds(all_runs(tmp_path))
 
 
-def test_a_copied_folder_is_refused_as_a_duplicate(tmp_path: Path) -> None:
-    """The copy lies in another group, because within one group a run has only one valid place."""
+def test_a_run_in_another_place_is_refused(tmp_path: Path) -> None:
+    """A copy in another group is a duplicate; within its group, a run has only one valid place."""
     folder = make_run(tmp_path)
-    copy = tmp_path / "h" / folder.parent.name / folder.name
-    shutil.copytree(folder, copy)
+    copy = shutil.copytree(folder, tmp_path / "h" / folder.parent.name / folder.name)
     with refused("are both qk_rope-s0", str(folder), str(copy)):
         compared(tmp_path)
-
-
-def test_a_run_in_a_folder_named_after_another_is_refused(tmp_path: Path) -> None:
-    folder = make_run(tmp_path)
-    moved = folder.rename(folder.with_name("seed1"))
-    with refused(str(moved), "belongs in qk_rope/seed0"):
-        compared(tmp_path)
-    moved.rename(folder)
-    folder.parent.rename(tmp_path / "g/vo_rope")
-    with refused(str(tmp_path / "g/vo_rope/seed0"), "belongs in qk_rope/seed0"):
-        compared(tmp_path)
+    shutil.rmtree(copy)
+    for place in ("qk_rope/seed1", "vo_rope/seed0"):
+        moved = shutil.copytree(folder, tmp_path / "g" / place)
+        with refused(str(moved), "belongs in qk_rope/seed0"):
+            compared(tmp_path)
+        shutil.rmtree(moved)
 
 
 def test_numbers_stand_in_the_order_of_numbers(tmp_path: Path) -> None:
@@ -200,9 +188,7 @@ def test_numbers_stand_in_the_order_of_numbers(tmp_path: Path) -> None:
     for lr in (0.01, 0.0001, 0.00001):
         make_run(tmp_path, **rate(lr), loss=None, steps=20)
     labels = ["optim.lr=1e-05", "optim.lr=0.0001", "optim.lr=0.01"]
-    assert list(compared(tmp_path, keys=LR)) == labels
-    losses = table_of({label: {} for label in labels})
-    assert [*contrasts(losses, labels[0]).index] == labels
+    assert [*compared(tmp_path, keys=LR)] == [*build(all_runs(tmp_path), LR).rows] == labels
 
 
 @pytest.mark.parametrize("factor", ["optim.rate", "train.log_every", "tracker", "optim.lr.x"])

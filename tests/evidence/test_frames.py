@@ -40,8 +40,8 @@ def test_every_key_that_tells_runs_apart_is_there(tmp_path: Path) -> None:
 def test_factors_are_columns_even_lists(tmp_path: Path) -> None:
     """A factor of the launcher is a column too, though no other key of it changes a number."""
     assert set(load_runs(RECORDED / "noise")["launch.num_threads"]) > {1}
-    make_run(tmp_path, group="a", overrides=["optim.betas=[0.9,0.95]"])
-    make_run(tmp_path, group="b", overrides=["optim.betas=[0.8,0.95]"])
+    for group, betas in (("a", [0.9, 0.95]), ("b", [0.8, 0.95])):
+        make_run(tmp_path, group=group, overrides=[f"optim.betas={betas}"])
     assert load_runs(tmp_path)["optim.betas"].tolist() == [[0.9, 0.95], [0.8, 0.95]]
 
 
@@ -56,43 +56,38 @@ def test_a_run_that_was_set_aside_is_none(tmp_path: Path) -> None:
     assert (line["status"], line["val/loss"]) == ("unfinished", None)
 
 
-def test_a_table_is_by_variant() -> None:
+def test_a_table_is_by_variant(tmp_path: Path) -> None:
     folder = REPOSITORY / "results/english"
     for where in (folder, folder / "table.csv"):
         table = load_table(where)
         assert table.loc["nope", "rotate"] == ""
         assert table.loc["vo_rope", "delta"] > 0
+    with refused("is not a table.csv"):
+        load_table(tmp_path)
+    with refused("holds neither runs nor records"):
+        load_runs(tmp_path)
 
 
-def test_an_answer_has_a_line_for_each_place() -> None:
+def test_an_answer_has_a_line_for_each_place(tmp_path: Path) -> None:
+    """A run that was asked nothing has no line."""
     [run] = runs_of("english", "vo_rope", seeds=(1,))
     answers = load_probes(RECORDED / "english")
-    of_run = answers[answers["where"] == run.where]
+    of_run = answers[answers["where"] == run.where].set_index("at")
     for probe, places, losses in (
         ("positions", "lengths", "loss_at_length"),
         ("ablation", "without", "loss"),
     ):
         answer = run.probes[probe]
-        found = of_run[of_run["probe"] == probe].set_index("at")["value"]
-        assert found.to_dict() == dict(zip(answer[places], answer[losses], strict=True))
+        values = of_run[of_run["probe"] == probe]["value"]
+        assert values.to_dict() == dict(zip(answer[places], answer[losses], strict=True))
 
-
-def test_run_folders_give_their_answers_too(tmp_path: Path) -> None:
-    """A run that was asked nothing has no line."""
     make_run(tmp_path, pe="nope")
     assert load_probes(tmp_path).empty
     ask(make_run(tmp_path), {"shift": {"start": [0, 64], "loss": [3.5, None]}})
-    answers = load_probes(tmp_path)
-    assert answers["where"].tolist() == ["g/qk_rope/seed0"] * 2
-    assert answers["at"].tolist() == [0, 64]
-    assert answers["value"].tolist() == [3.5, pytest.approx(float("nan"), nan_ok=True)]
-
-
-def test_what_is_none_is_refused(tmp_path: Path) -> None:
-    with refused("holds neither runs nor records"):
-        load_runs(tmp_path)
-    with refused("is not a table.csv"):
-        load_table(tmp_path)
+    of_folders = load_probes(tmp_path)
+    assert of_folders["where"].tolist() == ["g/qk_rope/seed0"] * 2
+    assert of_folders["at"].tolist() == [0, 64]
+    assert of_folders["value"].tolist() == [3.5, pytest.approx(float("nan"), nan_ok=True)]
 
 
 @pytest.mark.parametrize(

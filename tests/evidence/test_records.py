@@ -21,16 +21,11 @@ from rope_exp.campaign.campaign import pack
 from rope_exp.errors import RecordError
 from rope_exp.files import read_json, write_json
 from rope_exp.folder import read_config, write_config
-from rope_exp.records import (
-    canonical,
-    read_record,
-    read_records,
-    recorded_campaigns,
-    write_record,
-)
+from rope_exp.records import read_record, read_records, recorded_campaigns, write_record
 from rope_exp.runs import read_run
 
 NAME = "vo-optim.betas=_0.9,_0.95_-s3"
+FACTORS = {"seed": 3, "optim.betas": [0.9, 0.95]}
 
 
 @pytest.fixture
@@ -42,41 +37,28 @@ def record(recorded: Path, tmp_path: Path) -> Path:
     return path
 
 
-def of_folder(recorded: Path) -> Path:
-    return recorded / "results/runs/mine" / NAME
-
-
-def copy_of(recorded: Path, tmp_path: Path) -> Path:
+@pytest.fixture
+def folder(recorded: Path, tmp_path: Path) -> Path:
     """Return a copy of the run's folder, which a test may change."""
-    folder = tmp_path / "runs" / "mine" / NAME
-    shutil.copytree(of_folder(recorded), folder)
-    return folder
+    return shutil.copytree(recorded / "results/runs/mine" / NAME, tmp_path / "runs" / NAME)
 
 
-FACTORS = {"seed": 3, "optim.betas": [0.9, 0.95]}
-
-
-# -- written and read back -------------------------------------------------------------------------
-
-
-def test_a_record_is_what_the_runs_folder_says(recorded: Path, record: Path) -> None:
+def test_a_record_is_what_the_runs_folder_says(folder: Path, record: Path) -> None:
     """The record's config, result, curve, environment and probes equal those in the run's files."""
-    folder = of_folder(recorded)
     run = read_run(folder)
-    found = read_record(record)
+    copy = read_record(record)
 
-    assert found.config.numeric == run.config.numeric
-    assert found.result == run.result
-    assert found.probes == read_json(folder / "probes.json")
-    env = read_json(folder / "env.json")
-    assert found.env == {key: env[key] for key in found.env}
-    assert {"torch", "cpu", "git", "num_threads", "corpus", "started"} <= found.env.keys()
-    assert (found.where, found.group, found.row) == (f"mine/{NAME}", "mine", "vo")
-    assert found.factors == {"seed": 3, "optim.betas": [0.9, 0.95]}
+    assert copy.config.numeric == run.config.numeric
+    assert copy.result == run.result
+    assert copy.probes == read_json(folder / "probes.json")
+    assert copy.env.items() <= read_json(folder / "env.json").items()
+    assert {"torch", "cpu", "git", "num_threads", "corpus", "started"} <= copy.env.keys()
+    assert (copy.where, copy.group, copy.row) == (f"mine/{NAME}", "mine", "vo")
+    assert copy.factors == FACTORS
 
-    assert len(found.metrics) == len(run.metrics) == 200
-    for ours, theirs in zip(found.metrics, run.metrics, strict=True):
-        assert ours == {key: theirs[key] for key in ours}
+    assert len(copy.metrics) == 200
+    for ours, theirs in zip(copy.metrics, run.metrics, strict=True):
+        assert ours.items() <= theirs.items()
         assert ("val/loss" in ours) == ("val/loss" in theirs)
 
 
@@ -85,25 +67,22 @@ def test_a_record_says_what_its_run_began_with(tmp_path: Path) -> None:
     began = begun_from(sha256_of("weights"))
     words = ["run.init_from=/nowhere/source", *began["overrides"]]
     env = {"device": "a CPU", "torch": "2.13.0", **began["env"]}
-    folder = make_run(tmp_path, overrides=words, result=began["result"], env=env)
     path = tmp_path / "mine" / "qk-s0.json"
+    folder = make_run(tmp_path, overrides=words, result=began["result"], env=env)
     write_record(path, folder, "qk", {"seed": 0})
 
     run = read_record(path)
-    assert run.config.init_weights == sha256_of("weights")
-    assert run.config.run.init_from is None
+    assert (run.config.init_weights, run.config.run.init_from) == (sha256_of("weights"), None)
     assert run.env["init_from"] == env["init_from"]
-    assert "/tmp" not in path.read_text()
 
 
-def test_the_same_folder_gives_the_same_bytes(recorded: Path, tmp_path: Path) -> None:
+def test_the_same_folder_gives_the_same_bytes(folder: Path, record: Path, tmp_path: Path) -> None:
     """They hold no local path, user name or tracker, nor the cache's path, and are few."""
-    folder = copy_of(recorded, tmp_path)
     write_config(folder, read_config(folder).replace("data", cache_dir="/a/cache"))
-    path = tmp_path / "mine" / f"{NAME}.json"
+    path = tmp_path / "again" / "mine" / f"{NAME}.json"
     write_record(path, folder, "vo", FACTORS)
     content = path.read_text()
-    assert content == (recorded / "results/records/mine" / path.name).read_text()
+    assert content == record.read_text()
     assert not {"run", "tracker"} & read_json(path)["config"].keys()
     assert not any(word in content for word in ("/a/cache", "/tmp", str(Path.home())))
     assert len(content) < 20_000
@@ -113,7 +92,7 @@ def test_packed_records_are_the_same_in_one_file(recorded: Path, tmp_path: Path)
     """A cell that is done later has a file beside the packed ones, until all are packed again."""
     assert recorded_campaigns(tmp_path) == read_records(tmp_path, "mine") == []
     shutil.copytree(recorded / "results/records", records := tmp_path / "records")
-    before = read_records(records, "mine")
+    before = [replace(run, folder=Path()) for run in read_records(records, "mine")]
     assert [run.row for run in before] == ["qk", "vo"]
     first, second = sorted((records / "mine").glob("*.json"))
     later = second.read_bytes()
@@ -123,10 +102,7 @@ def test_packed_records_are_the_same_in_one_file(recorded: Path, tmp_path: Path)
     second.write_bytes(later)
 
     for _ in range(2):
-        found = read_records(records, "mine")
-        assert [replace(run, folder=Path()) for run in found] == [
-            replace(run, folder=Path()) for run in before
-        ]
+        assert [replace(run, folder=Path()) for run in read_records(records, "mine")] == before
         assert recorded_campaigns(records) == ["mine"]
         assert load_runs(records).index.to_list() == [run.where for run in before]
         assert len(load_runs(records / "mine")) == 2
@@ -142,12 +118,11 @@ def test_harmed_packed_records_are_refused(recorded: Path, tmp_path: Path) -> No
     wrong = first.read_bytes().replace(b'"status":"finished"', b'"status":"diverged"')
     packed = pack(records, "mine")
     content = packed.read_bytes()
-    line = gzip.decompress(content).splitlines(keepends=True)[0]
-    doubled = gzip.compress(gzip.decompress(content) + line)
+    lines = gzip.decompress(content).splitlines(keepends=True)
     for harmed, words in (
         (content[:-9], "cannot be read"),
         (gzip.compress(wrong), "was changed since it was written"),
-        (doubled, f"has two records of {first.stem}"),
+        (gzip.compress(b"".join([*lines, lines[0]])), f"has two records of {first.stem}"),
     ):
         packed.write_bytes(harmed)
         with refused(str(packed), words):
@@ -160,38 +135,31 @@ def test_harmed_packed_records_are_refused(recorded: Path, tmp_path: Path) -> No
         read_records(records, "mine")
 
 
-DIRTY = {"git": {"commit": "0123456789abcdef", "dirty": True}}
-RESUMED = {
-    "git": {"commit": "0123456789abcdef", "dirty": False},
-    "marks": ["its words are not read"],
-    "earlier_git": [None, {"commit": "0123456789abcdef", "dirty": True}],
-}
+CLEAN = {"commit": "0123456789abcdef", "dirty": False}
+DIRTY = {"commit": "0123456789abcdef", "dirty": True}
 
 
-@pytest.mark.parametrize("env", [DIRTY, RESUMED], ids=["at the end", "earlier"])
+@pytest.mark.parametrize(
+    "env", [{"git": DIRTY}, {"git": CLEAN, "earlier_git": [None, DIRTY]}], ids=["last", "earlier"]
+)
 def test_code_of_no_commit_leaves_no_record(
-    recorded: Path, tmp_path: Path, env: dict[str, Any]
+    folder: Path, tmp_path: Path, env: dict[str, Any]
 ) -> None:
     """Each start of a run imports the tree anew, and may see edits after the campaign's check."""
-    folder = copy_of(recorded, tmp_path)
-    write_json(folder / "env.json", read_json(folder / "env.json") | env)
+    before = read_json(folder / "env.json")
     path = tmp_path / "mine" / f"{NAME}.json"
+    write_json(folder / "env.json", before | env)
     with refused(NAME, "code that was changed since 0123456789: remove it", by=RecordError):
         write_record(path, folder, "vo", FACTORS)
     assert not path.exists()
 
-    clean = {
-        "git": RESUMED["git"],
-        "earlier_git": [{"commit": "9876543210abcdef", "dirty": False}],
-    }
-    write_json(folder / "env.json", read_json(folder / "env.json") | clean)
+    write_json(folder / "env.json", before | {"git": CLEAN, "earlier_git": [CLEAN]})
     write_record(path, folder, "vo", FACTORS)
-    assert read_record(path).env["git"] == RESUMED["git"]
+    assert read_record(path).env["git"] == CLEAN
 
 
-def test_a_probe_that_is_not_finite_is_null(recorded: Path, tmp_path: Path) -> None:
+def test_a_probe_that_is_not_finite_is_null(folder: Path, tmp_path: Path) -> None:
     """The file holds null, since JSON has no NaN; reading it gives NaN, which figures leave out."""
-    folder = copy_of(recorded, tmp_path)
     probes = read_json(folder / "probes.json")
     probes["shift"]["loss"][-1] = None
     ask(folder, probes)
@@ -203,37 +171,29 @@ def test_a_probe_that_is_not_finite_is_null(recorded: Path, tmp_path: Path) -> N
     assert read_json(path)["probes"] == probes
 
 
-@pytest.mark.parametrize("harm", ["no result", "no metrics", "no probes", "no env"])
+@pytest.mark.parametrize("part", ["result", "metrics", "probes", "env"])
 def test_a_folder_that_is_not_whole_leaves_no_record(
-    recorded: Path, tmp_path: Path, harm: str
+    folder: Path, tmp_path: Path, part: str
 ) -> None:
     """A record that cannot be read back is not written; otherwise the cell would count as done."""
-    folder = tmp_path / NAME
-    shutil.copytree(of_folder(recorded), folder)
-    [file] = folder.glob(f"{harm.split()[1]}.*")
+    [file] = folder.glob(f"{part}.*")
     file.unlink()
-
     path = tmp_path / "records/mine" / f"{NAME}.json"
-    with refused(NAME, harm.split()[1], by=RecordError):
+    with refused(NAME, part, by=RecordError):
         write_record(path, folder, "vo", FACTORS)
     assert not path.exists()
 
 
-# -- what is refused -------------------------------------------------------------------------------
-
-
 def test_any_digit_that_was_changed_is_found(record: Path) -> None:
     text = record.read_text()
-    digits = [found.start() for found in re.finditer(r"\d", text)]
+    digits = [match.start() for match in re.finditer(r"\d", text)]
     for place in digits[:: len(digits) // 60]:
-        other = "2" if text[place] == "1" else "1"
-        changed = text[:place] + other + text[place + 1 :]
+        changed = text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :]
         record.write_text(changed)
         # The last digits of a long number may be beyond a float.
-        if json.loads(changed) == json.loads(text):
-            continue
-        with refused(str(record), "was changed since it was written"):
-            read_record(record)
+        if json.loads(changed) != json.loads(text):
+            with refused(str(record), "was changed since it was written"):
+                read_record(record)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", "{", "\0", '{"a": NaN}', '{"a": 1e999}'])
@@ -243,20 +203,16 @@ def test_a_file_that_is_no_record(record: Path, content: str) -> None:
         read_record(record)
 
 
-def test_a_record_of_another_name_or_place(record: Path) -> None:
+@pytest.mark.parametrize("place", ["mine/qk-s3.json", f"yours/{NAME}.json"])
+def test_a_record_of_another_name_or_place(record: Path, place: str) -> None:
     """A record copied to another cell or campaign would be counted twice, or for the wrong cell."""
-    renamed = record.with_name("qk-s3.json")
-    moved = record.parent.parent / "yours" / record.name
-    moved.parent.mkdir()
-    for path in (renamed, moved):
-        shutil.copy(record, path)
-        with refused(str(path), f"is the record of mine/{NAME}: moved or renamed"):
-            read_record(path)
+    with refused(place, f"is the record of mine/{NAME}: moved or renamed"):
+        read_record(Path(place), record.read_bytes())
 
 
 GONE = object()
 DEEP: list[Any] = functools.reduce(lambda inner, _: [inner], range(700), [])
-# The values at some places, and what is said of them.
+# The values at some places, and the words of the refusal.
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"format": 2}, "format=2: must be"),
     ({"config > optim > lr": 0.5}, "group_sha256"),
@@ -290,10 +246,11 @@ def test_a_record_that_contradicts_itself(record: Path, values: dict[str, Any], 
     def edit(content: Any) -> None:
         for place, value in values.items():
             keys = [int(key) if key.lstrip("-").isdigit() else key for key in place.split(" > ")]
-            inner = functools.reduce(operator.getitem, keys[:-1], content)
-            inner[keys[-1]] = value
+            last = keys.pop()
+            inner = functools.reduce(operator.getitem, keys, content)
+            inner[last] = value
             if value is GONE:
-                del inner[keys[-1]]
+                del inner[last]
 
     edit_record(record, edit)
     with refused(str(record), words, by=RecordError):
@@ -305,4 +262,3 @@ def test_the_spelling_is_no_part_of_the_digest(record: Path) -> None:
     before = read_record(record)
     record.write_text(json.dumps(read_json(record), indent=4))
     assert read_record(record) == before
-    assert canonical({"b": 1, "a": [2, None]}) == '{"a":[2,null],"b":1}\n'

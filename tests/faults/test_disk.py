@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from support.configs import REPOSITORY
 from support.runs import TRAIN, Completed, Trial, assert_same_run
 
 NO_SPACE = r"error: no space left in .*: .* needs [\d,]+ bytes and [\d,]+ are free"
-HOWS = {"killed before", "killed after", "disk full", "input/output error"}
 # The number of a file operation in the run folder; 1: killed before it, 2: after it.
 KILLS = [(at, how) for at in range(1, 120, 6) for how in (1, 2)]
 
@@ -38,45 +36,17 @@ def on_small_disk(mount: Path, kilobytes: int, script: str) -> Completed:
     )
 
 
-def command_line(trial: Trial, run: Path) -> str:
-    return " ".join([sys.executable, TRAIN, *trial.command, f"run.dir={run}"])
-
-
 def test_a_broken_save_leaves_the_old_or_the_new(broken_files: Path) -> None:
-    """Every way breaks the same operations, more than 20, and every expected outcome occurs.
-
-    Every listed checkpoint verifies, and the run resumes from the newest one: no folder with a
-    checkpoint's name is partly saved or partly deleted. The error of a full disk says so, and no
-    error leaves a temporary folder.
-    """
+    """The script asserts it for every file operation."""
+    faults = {"LD_PRELOAD": str(broken_files), "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "save.py"), str(broken_files)],
-        env=os.environ
-        | {"LD_PRELOAD": str(broken_files), "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        env=os.environ | faults | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=240,
     )
-    assert done.returncode == 0, done.stderr
-    saves = [json.loads(line) for line in done.stdout.splitlines()]
-    num_by_how = Counter(save["how"] for save in saves)
-    assert set(num_by_how) == HOWS
-    assert min(num_by_how.values()) == max(num_by_how.values()) > 20
-    outcomes = {(save["how"], save["loaded"]) for save in saves}
-    assert outcomes >= {("killed before", 2), ("killed before", 3)}
-    assert outcomes >= {("disk full", 2), ("input/output error", 2)}
-
-    for save in saves:
-        assert save["verified"] == save["listed"], save
-        assert save["listed"] in ([1, 2], [1, 2, 3], [2, 3]), save
-        assert save["loaded"] == max(save["listed"]), save
-        assert save["after"] == [f"step_{save['loaded']:08d}", "step_00000004"], save
-        killed = save["how"].startswith("killed")
-        assert (save["status"] == -signal.SIGKILL) == killed, save
-        if not killed and save["status"] != 0:
-            assert not any(name.startswith(".saving-") for name in save["left"]), save
-        if save["how"] == "disk full" and save["status"] != 0:
-            assert save["said"].startswith("no space left in "), save
+    assert done.returncode == 0, done.stdout[-40:] + done.stderr
 
 
 @pytest.mark.torture
@@ -99,13 +69,10 @@ def test_killed_at_a_file_operation_it_goes_on(
 
 
 def test_a_disk_that_fills_up_costs_no_checkpoint(trial: Trial, tmp_path: Path) -> None:
-    """It leaves no partial row either, and the run resumes once there is room again.
-
-    A checkpoint takes about 450 kB. After the first one, another program fills the disk.
-    """
+    """After the first, of 450 kB, another program fills the disk; the run resumes with room."""
     disk = tmp_path / "disk"
     kept = tmp_path / "kept"
-    run = command_line(trial, disk / "run")
+    run = " ".join([sys.executable, TRAIN, *trial.command, f"run.dir={disk / 'run'}"])
     script = f"""
         {run} 2> {tmp_path}/err & run=$!
         while kill -0 $run && ! [ -d run/checkpoints/step_00000010 ]; do sleep 0.01; done

@@ -1,8 +1,4 @@
-"""Test of runs that are killed with SIGKILL at random moments, and started again.
-
-The dispatcher, one of its ranks, or all of them are killed. KILLS is the number of kills of each
-kind of run, and KILLS_SEED draws the moments.
-"""
+"""Test of KILLS kill -9 of the dispatcher, a rank or all, at moments drawn by KILLS_SEED."""
 
 import os
 import random
@@ -11,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.runs import Trial, final_moments, kill_the_tree, train
+from support.runs import Trial, final, kill_the_tree, train
 
 pytestmark = pytest.mark.torture
 
@@ -57,4 +53,4 @@ def test_killed_at_random_moments_it_is_the_same_run(
         print(f"{kind}: killed {victim} at row {trial.num_rows()}", flush=True)
 
     trial.assert_goes_on()
-    assert final_moments(trial.folder) == final_moments(undisturbed)
+    assert final(trial.folder, "optimizer") == final(undisturbed, "optimizer")

@@ -2,32 +2,23 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
-from support.runs import (
-    Process,
-    Trial,
-    assert_same_losses,
-    processes_of,
-    sabotage,
-    train,
-)
+from support.runs import Process, Trial, assert_same_losses, processes_of, sabotage, train
 
 from rope_exp.files import read_json
 from rope_exp.folder import read_metrics
 
 TWO = "launch.num_processes=2"
-FOUR = "launch.num_processes=4"
 FOR_EVER = "train.num_steps=100000"
 
 
-def assert_ended_by_sigkill(trial: Trial, process: Process, *, rank: int, ranks: int = 2) -> None:
-    """Assert that the run ends within 30 s, names the killed rank, and leaves no process."""
+def assert_failed(trial: Trial, process: Process, reason: str) -> None:
+    """Assert that the run ends within 30 s, says why, and leaves no process."""
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 1
-    assert f"process {rank} of {ranks} was ended by SIGKILL" in stderr
+    assert reason in stderr
     assert "Traceback" not in stderr
     assert not processes_of(trial.folder)
 
@@ -36,9 +27,7 @@ def assert_ended_by_sigkill(trial: Trial, process: Process, *, rank: int, ranks:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_raises_shows_its_traceback_alone(trial: Trial, rank: int) -> None:
     """No process of the run remains, and the run resumes."""
-    began = time.monotonic()
     done = trial.train(TWO, **sabotage(rank=rank, step=25, vo_rope="raise"))
-    assert time.monotonic() - began < 60
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1, done.stderr
     assert f"RuntimeError: sabotage of process {rank}" in done.stderr
@@ -52,7 +41,7 @@ def test_a_rank_that_raises_shows_its_traceback_alone(trial: Trial, rank: int) -
 def test_a_rank_that_is_killed_ends_the_job(trial: Trial, rank: int) -> None:
     process = trial.start(TWO, FOR_EVER, rows=15)
     os.kill(trial.ranks()[rank], signal.SIGKILL)
-    assert_ended_by_sigkill(trial, process, rank=rank)
+    assert_failed(trial, process, f"process {rank} of 2 was ended by SIGKILL")
 
 
 @pytest.mark.torture
@@ -62,12 +51,7 @@ def test_a_busy_rank_is_waited_for_and_a_frozen_one_not(trial: Trial, rank: int)
     busy = sabotage(rank=rank, step=15, vo_rope="busy")
     process = trial.start(TWO, FOR_EVER, rows=20, PATIENCE_S="5", **busy)
     os.kill(trial.ranks()[rank], signal.SIGSTOP)
-
-    _, stderr = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert "error: another process of this run is gone or silent" in stderr
-    assert "Traceback" not in stderr
-    assert not processes_of(trial.folder)
+    assert_failed(trial, process, "error: another process of this run is gone or silent")
 
 
 def test_one_bad_number_on_one_rank_stops_both(tmp_path: Path, tiny_overrides: list[str]) -> None:
@@ -88,14 +72,13 @@ def test_one_bad_number_on_one_rank_stops_both(tmp_path: Path, tiny_overrides: l
 @pytest.mark.torture
 def test_four_ranks_one_killed_to_two_is_the_same_run(trial: Trial) -> None:
     """Four ranks train 20 steps or more, and two the others; the reference has one rank."""
-    process = trial.start(FOUR, rows=25)
+    process = trial.start("launch.num_processes=4", rows=25)
     os.kill(trial.ranks()[2], signal.SIGKILL)
-    assert_ended_by_sigkill(trial, process, rank=2, ranks=4)
+    assert_failed(trial, process, "process 2 of 4 was ended by SIGKILL")
     resumed = trial.train(TWO)
     assert resumed.returncode == 0
-    mark = "went on with world_size 2 after 4"
-    assert mark in resumed.stderr
-    assert any(mark in each for each in read_json(trial.folder / "env.json")["marks"])
+    assert "went on with world_size 2 after 4" in resumed.stderr
+    assert "went on with world_size 2 after 4" in str(read_json(trial.folder / "env.json")["marks"])
     one, moved = (read_json(run / "result.json") for run in (trial.undisturbed, trial.folder))
     assert one["order_sha256"] == moved["order_sha256"]
     assert_same_losses(trial.undisturbed, trial.folder, tolerance=2e-4)

@@ -20,15 +20,13 @@ from support.runs import (
 
 from rope_exp.signals import STOP_SIGNALS
 
-# `make torture` also sends every signal at the start, in a step and in a save.
-STOPS = [("step", signal.SIGTERM)]
 # This does what nohup does before it executes the command.
 NOHUP = """
 import os, signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
-MORE_STOPS = list(product(("start", "step", "save"), STOP_SIGNALS))
+STOPS = product(("start", "step", "save"), STOP_SIGNALS)
 
 
 def is_at(moment: str, run: Path) -> bool:
@@ -42,7 +40,7 @@ def is_at(moment: str, run: Path) -> bool:
 
 @pytest.mark.parametrize(
     ("moment", "number"),
-    STOPS + [pytest.param(*stop, marks=pytest.mark.torture) for stop in MORE_STOPS],
+    [("step", signal.SIGTERM), *(pytest.param(*stop, marks=pytest.mark.torture) for stop in STOPS)],
 )
 def test_asked_to_stop_it_exits_75_and_goes_on(
     trial: Trial, moment: str, number: signal.Signals
@@ -62,7 +60,7 @@ def test_asked_to_stop_it_exits_75_and_goes_on(
 
 def test_under_nohup_a_closed_terminal_stops_nothing(trial: Trial) -> None:
     process = start(*trial.words, cwd=trial.folder.parent, launcher=("-c", NOHUP))
-    trial.wait_for_rows(5, process)
+    wait_for(lambda: trial.num_rows() >= 5, process)
     for pid in processes_of(trial.folder):
         os.kill(pid, signal.SIGHUP)
     _, stderr = process.communicate(timeout=120)

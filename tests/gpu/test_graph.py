@@ -8,12 +8,11 @@ import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from support.configs import NINE
-from support.trainers import build_trainer, same, snapshot, uncaptured
+from support.trainers import build_trainer, snapshot, uncaptured
 
 from rope_exp import checkpoint
 from rope_exp.config import RunConfig
@@ -29,13 +28,10 @@ pytestmark = [
 ]
 
 RUNS: list[tuple[str, ...]] = [
-    *((f"pe={pe}",) for pe in NINE),
-    *((f"pe={pe}",) for pe in ("alibi", "t5", "sinusoidal", "learned", "fox", "fox_vo")),
+    *((f"pe={pe}",) for pe in (*NINE, "alibi", "t5", "sinusoidal", "learned", "fox", "fox_vo")),
     *((f"attn={attn}",) for attn in ("linear", "retention", "mla", "shared_s1", "shared_s3")),
+    *((f"attn={attn}", "pe=qkvo_rope") for attn in ("mla_vo", "shared_s2", "deepseek_v4")),
     ("attn=decay", "pe=vo_rope"),
-    ("attn=mla_vo", "pe=qkvo_rope"),
-    ("attn=shared_s2", "pe=qkvo_rope"),
-    ("attn=deepseek_v4", "pe=qkvo_rope"),
     ("pe=qkvo_rope", "pe.trainable=true", "pe.trainable_scope=head"),
     ("pe=qkvo_rope", "optim=muon"),
     ("train.objective=mlm",),
@@ -83,38 +79,16 @@ def train(trainer: Trainer, first: int = 1, last: int = 6) -> list[tuple[float, 
 
 
 def num_graphs(trainer: Trainer) -> int:
-    """Return the number of graphs that make a trainer's steps."""
     graphs = trainer.train_step.graphs
     return 0 if graphs is None else len(graphs._graphs)
-
-
-def assert_close(
-    ours: list[tuple[float, float]], theirs: list[tuple[float, float]], *, rel: float = 1e-3
-) -> None:
-    """Assert that the outcomes of the same steps agree up to rounding."""
-    for found, expected in zip(ours, theirs, strict=True):
-        assert found == pytest.approx(expected, rel=rel)
 
 
 @pytest.mark.parametrize("words", RUNS, ids=" ".join)
 def test_a_graph_computes_what_its_kernels_do(build: Build, words: tuple[str, ...]) -> None:
     graph = build("graph", *words)
-    assert_close(train(graph), train(build("kernels", *words, captured=False)))
+    by_kernels = train(build("kernels", *words, captured=False))
+    torch.testing.assert_close(train(graph), by_kernels, rtol=1e-3, atol=1e-9)
     assert num_graphs(graph) == len(graph.config.train.staged)
-
-
-def test_capturing_changes_nothing(build: Build) -> None:
-    """Three steps before a capture, and the capture itself, update no weight and no moment."""
-    trainer = build("run", "pe=qkvo_rope", "pe.trainable=true", "train.stages=[[8,2],[16,4]]")
-    step = trainer.train_step
-    before = snapshot(trainer)
-    graphs: Any = step.graphs
-    graphs._recorded(step._get_batch(1)[0])
-    assert same(before, snapshot(trainer))
-    moments = optimizer_tensors(step.optimizer, trainer.decoder)
-    assert moments
-    assert not any(moment.any() for moment in moments.values())
-    assert int(step.first_bad_step) == 0
 
 
 def test_evaluations_and_loads_between_replays(build: Build) -> None:
@@ -128,7 +102,7 @@ def test_evaluations_and_loads_between_replays(build: Build) -> None:
     checkpoint.save(broken.folder / "checkpoints", 4, weights(broken.decoder), moments, state)
     train(broken, first=5)
     assert broken.load()["step"] == 4
-    assert_close(train(broken, first=5), losses[4:], rel=1e-5)
+    torch.testing.assert_close(train(broken, first=5), losses[4:], rtol=1e-5, atol=1e-9)
 
 
 def test_a_bad_step_is_skipped_in_a_graph(build: Build) -> None:
@@ -156,21 +130,16 @@ def test_a_step_that_reads_a_tensor_is_launched_by_kernels(
     hook.remove()
     assert num_graphs(reading) == 0
     assert "steps are launched kernel by kernel" in capsys.readouterr().err
-    assert_close(ours, train(kernels), rel=1e-4)
+    torch.testing.assert_close(ours, train(kernels), rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="a CPU waits for everything")
 def test_the_host_never_waits_in_a_step(build: Build) -> None:
     trainer = build("run", "pe=qkvo_rope")
     train(trainer, last=2)
-    assert num_graphs(trainer) == 1
+    assert num_graphs(trainer) == len(trainer.attention_backends()) == 1
     torch.cuda.set_sync_debug_mode("error")
     try:
         trainer.train_step(3)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_the_backend_of_attention_is_named(build: Build) -> None:
-    trainer = build("run")
-    assert len(trainer.attention_backends()) == (DEVICE != "cpu")

@@ -4,13 +4,13 @@ They are skipped without a GPU. ROPE_EXP_DEVICE=cpu compares a CPU with itself, 
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.kinds import KINDS, allowed
+from support.kinds import KINDS, all_sites
 from support.models import SUBSETS, make_sizes, opinionated, tokens
 from support.runs import assert_same_run, train
 
@@ -25,13 +25,14 @@ pytestmark = pytest.mark.skipif(not DEVICE, reason="there is no GPU")
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 # Sizes at which the fused kernels need no padding.
 SIZES = make_sizes(hidden_size=128, intermediate_size=256, num_key_value_heads=4)
-# The kernel gets a bias as a mask, which has a gradient if the bias is learned.
-VARIANTS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+# The kernel gets a bias as a mask, which has a gradient if the bias is learned. Some kinds have
+# values that are narrower than their keys.
+VARIANTS: list[tuple[Sequence[str], dict[str, Any]]] = [
     *((sites, {}) for sites in SUBSETS),
-    *((("q", "k"), {"bias": bias}) for bias in ("alibi", "t5")),
-    *((("q", "k"), {"bias": bias, "causal": False}) for bias in ("alibi", "t5")),
-    *((("q", "k"), {"input": added}) for added in ("sinusoidal", "learned")),
+    *(("qk", {"bias": bias, "causal": causal}) for bias in ("alibi", "t5") for causal in (1, 0)),
+    *(("qk", {"input": added}) for added in ("sinusoidal", "learned")),
 ]
+OF_KINDS = [(all_sites(attn), attn) for attn in KINDS]
 
 
 @pytest.fixture(autouse=True)
@@ -47,41 +48,37 @@ def both(*rotate: str, **changes: Any) -> tuple[Decoder, Decoder]:
     return exact.double(), there.to(DEVICE)
 
 
-def assert_alike(exact: Decoder, there: Decoder) -> None:
-    """Assert that logits, and the gradients of their mean square, agree."""
+@pytest.mark.parametrize(
+    ("sites", "changes"),
+    [
+        *((sites, {"sizes": SIZES, "num_positions": 64} | scheme) for sites, scheme in VARIANTS),
+        *((sites, {"attn": attn}) for sites, attn in OF_KINDS),
+    ],
+    ids=str,
+)
+def test_every_variant_and_kind_computes_what_a_cpu_does(
+    sites: Sequence[str], changes: dict[str, Any]
+) -> None:
+    """Logits, and the gradients of their mean square, agree."""
+    exact, there = both(*sites, **changes)
     ids_BT = tokens(2, 48)
     exact_BTV = exact(ids_BT)
-    found_BTV = there(ids_BT.to(DEVICE))
-    torch.testing.assert_close(found_BTV.double().cpu(), exact_BTV, **CLOSE)
+    there_BTV = there(ids_BT.to(DEVICE))
+    torch.testing.assert_close(there_BTV.double().cpu(), exact_BTV, **CLOSE)
 
     exact_BTV.square().mean().backward()
-    found_BTV.square().mean().backward()
-    gradients = dict(there.named_parameters())
+    there_BTV.square().mean().backward()
+    gradients = {name: parameter.grad for name, parameter in there.named_parameters()}
     for name, parameter in exact.named_parameters():
         assert parameter.grad is not None, name
-        found = gradients[name].grad
-        assert found is not None, name
+        gradient = gradients[name]
+        assert gradient is not None, name
         scale = parameter.grad.abs().max()
-        assert (found.double().cpu() - parameter.grad).abs().max() <= 1e-3 * scale, name
+        assert (gradient.double().cpu() - parameter.grad).abs().max() <= 1e-3 * scale, name
 
 
-@pytest.mark.parametrize(("sites", "scheme"), VARIANTS, ids=str)
-def test_every_variant_computes_what_a_cpu_does(
-    sites: tuple[str, ...], scheme: dict[str, Any]
-) -> None:
-    assert_alike(*both(*sites, sizes=SIZES, num_positions=64, **scheme))
-
-
-@pytest.mark.parametrize("attn", KINDS, ids=lambda attn: attn.label)
-def test_every_kind_computes_what_a_cpu_does(attn: Kind) -> None:
-    """Some kinds have values that are narrower than their keys."""
-    sites = [site for site in "qkvo" if allowed(attn, [site])]
-    assert_alike(*both(*sites, attn=attn))
-
-
-@pytest.mark.parametrize("attn", KINDS, ids=lambda attn: attn.label)
-def test_decoding_gives_what_the_whole_text_gives(attn: Kind) -> None:
-    sites = [site for site in "qkvo" if allowed(attn, [site])]
+@pytest.mark.parametrize(("sites", "attn"), OF_KINDS, ids=str)
+def test_decoding_gives_what_the_whole_text_gives(sites: list[str], attn: Kind) -> None:
     _, decoder = both(*sites, attn=attn)
     ids_BT = tokens(2, 40).to(DEVICE)
     with torch.no_grad():
@@ -99,8 +96,8 @@ def test_bf16_is_near_float32(sites: tuple[str, ...]) -> None:
     with torch.no_grad():
         exact_BTV = exact(ids_BT)
         with torch.autocast(DEVICE, torch.bfloat16):
-            found_BTV = decoder(ids_BT.to(DEVICE))
-    error = (found_BTV.double().cpu() - exact_BTV).norm() / exact_BTV.norm()
+            there_BTV = decoder(ids_BT.to(DEVICE))
+    error = (there_BTV.double().cpu() - exact_BTV).norm() / exact_BTV.norm()
     assert error < 0.1
 
 

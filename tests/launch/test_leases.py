@@ -1,4 +1,4 @@
-"""Tests of the leases that keep two runs from using one GPU."""
+"""Tests of the leases that keep two runs from using one GPU, and of launch.max_parallel."""
 
 import itertools
 import subprocess
@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from support.gpus import show_gpus
 
+from rope_exp import ranks, sweep
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
-from rope_exp.jobs import close, lease_gpus
+from rope_exp.jobs import Job, Leases, lease_gpus, release
+from rope_exp.ranks import SignalRelay
 from rope_exp.settle import resolve
 
 
@@ -24,41 +26,24 @@ def settled(*overrides: str) -> RunConfig:
     return resolve(run_config(overrides))
 
 
-def leased(config: RunConfig) -> dict[str, list[int]]:
+def leased(config: RunConfig) -> Leases:
     """Return a run's leases; the GPUs must be free."""
     leases = lease_gpus(config)
     assert leases is not None
     return leases
 
 
-def release(leases: dict[str, list[int]]) -> None:
-    for descriptors in leases.values():
-        close(descriptors)
-
-
-def test_a_gpu_is_leased_once_until_it_is_given_back() -> None:
-    config = settled()
-    first = leased(config)
-    second = leased(config)
-    assert {*first, *second} == {"0", "1"}
-    assert lease_gpus(config) is None
-
-    release(first)
-    third = leased(config)
-    assert third.keys() == first.keys()
-    release(second)
-    release(third)
-    assert lease_gpus(settled("launch.device=cpu")) == {}
-
-
-def test_a_run_that_waits_for_two_gpus_holds_none() -> None:
+def test_a_gpu_is_leased_once_and_two_or_none() -> None:
+    """A run that waits for two GPUs does not hold the free one, so another run gets it."""
     one = settled()
     both = settled("launch=all_gpus")
     first = leased(one)
     assert lease_gpus(both) is None
-
-    # The waiting run does not hold the free GPU, so another run gets it.
     second = leased(one)
+    assert {*first, *second} == {"0", "1"}
+    assert lease_gpus(one) is None
+    assert lease_gpus(settled("launch.device=cpu")) == {}
+
     release(first)
     release(second)
     taken = leased(both)
@@ -98,3 +83,19 @@ def test_runs_share_a_gpu_if_each_allows_it() -> None:
     alone = leased(one)
     assert lease_gpus(two) is None
     release(alone)
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_started"),
+    [([2, 2], 2), ([2, 2, 2], 2), ([2, 1], 1), ([1, 2], 1), ([2, 1, 2], 2)],
+)
+def test_as_many_run_as_each_of_them_allows(
+    monkeypatch: pytest.MonkeyPatch, limits: list[int], num_started: int
+) -> None:
+    config = settled("launch.device=cpu")
+    jobs = [Job(config.replace("launch", max_parallel=limit), lock=0) for limit in limits]
+    started: list[Job] = []
+    monkeypatch.setattr(ranks, "start", started.append)
+    with SignalRelay([]) as relay:
+        sweep._start_waiting(jobs, relay)
+    assert len(started) == num_started

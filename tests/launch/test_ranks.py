@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from support.slurm import until
 
 from rope_exp import ranks
 from rope_exp.config import RunConfig
@@ -24,11 +25,12 @@ def job(tiny: Callable[..., RunConfig]) -> Job:
 def run_shells(job: Job, *scripts: str) -> None:
     """Start shells as the job's ranks, and poll them until all have ended."""
     job.ranks += [subprocess.Popen(["sh", "-c", script], cwd=job.folder) for script in scripts]
-    deadline = time.monotonic() + 20
-    while job.exit_code is None:
-        assert time.monotonic() < deadline
+
+    def have_ended() -> bool:
         ranks.poll(job)
-        time.sleep(0.01)
+        return job.exit_code is not None
+
+    until(have_ended)
 
 
 @pytest.mark.parametrize(
@@ -72,10 +74,7 @@ def start_shell(job: Job, script: str) -> None:
     """Start a shell as the job's only rank, and wait until it has run `script`."""
     script = f"{script}; touch up; while :; do sleep 0.05; done"
     job.ranks.append(subprocess.Popen(["sh", "-c", script], cwd=job.folder))
-    deadline = time.monotonic() + 20
-    while not (job.folder / "up").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until((job.folder / "up").exists)
 
 
 def test_a_handler_that_raises_waits_for_ranks_to_save(job: Job) -> None:

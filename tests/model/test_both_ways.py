@@ -5,11 +5,7 @@ from typing import Any
 import pytest
 import torch
 from support.llama import llama_like
-from support.models import SUBSETS, VOCAB, make_sizes, opinionated, tokens
-from torch import Tensor
-from transformers import LlamaForCausalLM, T5Config
-from transformers.models.bloom.modeling_bloom import build_alibi_tensor
-from transformers.models.t5.modeling_t5 import T5Attention
+from support.models import SUBSETS, VOCAB, bias_of, make_sizes, opinionated, tokens
 
 from rope_exp.decoder import Decoder
 
@@ -19,9 +15,6 @@ LENGTH = 150  # past T5's largest distance
 def make_decoder(*rotate: str, causal: bool = False, **changes: Any) -> Decoder:
     given = {"sizes": make_sizes(num_key_value_heads=4), "num_positions": LENGTH, **changes}
     return opinionated(*rotate, causal=causal, scale=8, **given).double().eval()
-
-
-# -- hidden tokens --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sites", SUBSETS, ids="".join)
@@ -37,47 +30,22 @@ def test_only_q_and_o_tell_a_hidden_token_where_it_stands(sites: tuple[str, ...]
     places = [3, 11, 12, 29]
     ids_BT[:, places] = VOCAB - 1
     hidden_BPV = decoder(ids_BT)[:, places]
-    found = float((hidden_BPV - hidden_BPV[:, :1]).abs().max())
-    assert found > 1e-2 if {"q", "o"} & set(sites) else found < 1e-10
-
-
-# -- against transformers --------------------------------------------------------------------------
-
-
-def llama_with(decoder: Decoder) -> LlamaForCausalLM:
-    """Return transformers' LLaMA with a QK decoder's weights; the caller passes its mask."""
-    theirs = llama_like(decoder.architecture.model, rope_theta=100.0).double().eval()
-    loaded = theirs.load_state_dict(decoder.state_dict(), strict=False)
-    assert not loaded.missing_keys
-    return theirs
-
-
-def biases(decoder: Decoder) -> Tensor:
-    """Return the biases that transformers' modules add to each head's scores, [1, H, T, T]."""
-    pe = decoder.architecture.pe
-    heads = decoder.architecture.model.num_attention_heads
-    if pe.bias == "none":
-        return torch.zeros(1, heads, LENGTH, LENGTH, dtype=torch.float64)
-    if pe.bias == "t5":
-        config = T5Config(d_model=heads * 8, d_kv=8, num_heads=heads, is_decoder=False)
-        theirs = T5Attention(config, has_relative_attention_bias=True).double()
-        theirs.relative_attention_bias.weight.data.copy_(decoder.model.score_bias.weight)
-        return theirs.compute_bias(LENGTH, LENGTH)
-
-    # BLOOM's bias is the slope times the key's position, so position 1 holds the slope.
-    slopes_H = build_alibi_tensor(torch.ones(1, 2), heads, torch.float64)[:, 0, 1]
-    place_T = torch.arange(LENGTH)
-    distance_TT = (place_T - place_T[:, None]).abs()
-    return -slopes_H[None, :, None, None] * distance_TT
+    difference = float((hidden_BPV - hidden_BPV[:, :1]).abs().max())
+    assert difference > 1e-2 if {"q", "o"} & set(sites) else difference < 1e-10
 
 
 @pytest.mark.parametrize("bias", ["none", "alibi", "t5"])
 @torch.no_grad()
 def test_both_ways_it_is_llama_without_a_causal_mask(bias: str) -> None:
-    """Logits equal LLaMA's with an additive mask: zero, BLOOM's slopes, or T5's encoder bias."""
+    """Logits equal LLaMA's with an additive mask."""
     decoder = make_decoder("q", "k", bias=bias)
     ids_BT = tokens(2, LENGTH)
-    theirs = llama_with(decoder)(ids_BT, attention_mask=biases(decoder).expand(2, -1, -1, -1))
+    llama = llama_like(decoder.architecture.model, rope_theta=100.0).double().eval()
+    assert not llama.load_state_dict(decoder.state_dict(), strict=False).missing_keys
+    mask_BHTT = torch.zeros(2, 4, LENGTH, LENGTH, dtype=torch.float64)
+    if bias != "none":
+        mask_BHTT += bias_of(decoder, LENGTH)
+    theirs = llama(ids_BT, attention_mask=mask_BHTT)
     # Transformers computes angles in float32.
     assert float((decoder(ids_BT) - theirs.logits).abs().max()) < 1e-3
     causal = make_decoder("q", "k", bias=bias, causal=True)

@@ -16,7 +16,6 @@ VOCAB = 64
 
 
 def choices(folder: str) -> list[str]:
-    """Return the names of a folder of configs."""
     return sorted(path.stem for path in (REPOSITORY / "configs" / folder).glob("*.yaml"))
 
 
@@ -26,9 +25,9 @@ def breaks(*words: str) -> list[str]:
     decoder.initialise(0)
     ids_BT = tokens(2, 24)
     torch._dynamo.reset()
-    found = torch._dynamo.explain(decoder)(ids_BT, ids_BT)
-    assert found.graph_count == 1 + len(found.break_reasons)
-    return [f"{reason.reason}: {reason.user_stack}" for reason in found.break_reasons]
+    graphs = torch._dynamo.explain(decoder)(ids_BT, ids_BT)
+    assert graphs.graph_count == 1 + len(graphs.break_reasons)
+    return [f"{reason.reason}: {reason.user_stack}" for reason in graphs.break_reasons]
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +40,7 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 PARTS = {f"{sites}_rope" for sites in ("q", "k", "v", "o", "qk", "vo", "qkv")}
 
 
-@pytest.mark.parametrize("pe", [each for each in choices("pe") if each not in PARTS])
+@pytest.mark.parametrize("pe", [name for name in choices("pe") if name not in PARTS])
 def test_every_position_is_one_graph(pe: str) -> None:
     assert breaks(f"pe={pe}") == []
 
@@ -52,10 +51,16 @@ def test_every_kind_of_attention_is_one_graph(attn: str) -> None:
     assert breaks(f"attn={attn}", f"pe.rotate=[{','.join(sites)}]") == []
 
 
-@pytest.mark.parametrize("scope", ["model", "layer", "head"])
-def test_learned_frequencies_are_one_graph(scope: str) -> None:
-    assert breaks("pe=qkvo_rope", "pe.trainable=true", f"pe.trainable_scope={scope}") == []
-
-
-def test_token_shift_is_one_graph() -> None:
-    assert breaks("pe=qkvo_rope", "model.token_shift=true") == []
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(
+            ["pe.trainable=true", f"pe.trainable_scope={scope}"]
+            for scope in ("model", "layer", "head")
+        ),
+        ["model.token_shift=true"],
+    ],
+    ids=str,
+)
+def test_what_a_key_adds_is_one_graph(words: list[str]) -> None:
+    assert breaks("pe=qkvo_rope", *words) == []

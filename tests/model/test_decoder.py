@@ -8,21 +8,22 @@ import torch
 from support.llama import keys_of, llama_like
 from support.models import (
     BASE,
+    SIZES,
     SUBSETS,
     VOCAB,
+    fed,
     make_architecture,
     make_decoder,
     make_pe,
     make_sizes,
+    num_numbers,
     tokens,
 )
 from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from rope_exp.decoder import Decoder, weights, weights_sha256
+from rope_exp.decoder import Decoder, llama_weights, weights, weights_sha256
 from rope_exp.sections import Architecture
-
-# -- attention's sites -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sites", SUBSETS, ids="".join)
@@ -38,7 +39,7 @@ def test_no_logit_depends_on_a_later_token(sites: tuple[str, ...]) -> None:
 
 @torch.no_grad()
 def test_windows_by_layer_are_those_of_qwen3() -> None:
-    """Three of four layers attend to two keys, and the fourth attends to all."""
+    """Three of four layers attend to two keys, in training and from a cache."""
     sizes = make_sizes(
         num_hidden_layers=4, qk_norm=True, window=2, window_layers=(1, 1, 1, 0), head_dim=8
     )
@@ -54,25 +55,32 @@ def test_windows_by_layer_are_those_of_qwen3() -> None:
     theirs = Qwen3ForCausalLM(config).eval()
     theirs.load_state_dict(weights(decoder))
     ids_BT = tokens(2, 12)
-    torch.testing.assert_close(decoder(ids_BT), theirs(ids_BT).logits, rtol=0, atol=1e-5)
+    expected = theirs(ids_BT).logits
+    torch.testing.assert_close(decoder(ids_BT), expected, rtol=0, atol=1e-5)
     everywhere = make_decoder("q", "k", sizes=replace(sizes, window_layers=None))
-    assert not torch.allclose(decoder(ids_BT), everywhere(ids_BT), atol=1e-4)
+    assert not torch.allclose(everywhere(ids_BT), expected, atol=1e-4)
+
+    cache = decoder.new_cache()
+    cached = fed(decoder, ids_BT, [5, 1, 1, 5], cache)
+    torch.testing.assert_close(cached, expected, rtol=0, atol=1e-5)
+    # The last five queries attend to one key before the first of them.
+    assert [layer.rows["k"].shape[1] for layer in cache] == [6, 6, 6, 12]
 
 
-# -- LLaMA -------------------------------------------------------------------------------------
+def test_documents_beside_a_cache_are_refused() -> None:
+    """Later tokens would attend to other documents' keys."""
+    decoder = make_decoder("q", "k")
+    cache = decoder.new_cache()
+    with pytest.raises(ValueError, match="a cache has no documents"):
+        decoder(tokens(1, 12), cache=cache, document_BT=torch.zeros(1, 12))
+    assert num_numbers(cache) == 0
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
 def test_qk_is_llama(tied: bool, key_heads: int) -> None:
     """Logits and gradients equal LLaMA's, and checkpoints load in both directions."""
-    sizes = make_sizes(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_key_value_heads=key_heads,
-        tie_word_embeddings=tied,
-    )
+    sizes = make_sizes(num_key_value_heads=key_heads, tie_word_embeddings=tied)
     ours = make_decoder("q", "k", sizes=sizes, base=10000.0)
     theirs = llama_like(sizes)
     theirs.load_state_dict(ours.state_dict())
@@ -88,8 +96,7 @@ def test_qk_is_llama(tied: bool, key_heads: int) -> None:
     expected = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     for name, parameter in ours.named_parameters():
         gradient = expected[name]
-        assert parameter.grad is not None
-        assert gradient is not None
+        assert parameter.grad is not None and gradient is not None
         scale = max(float(gradient.abs().max()), 1.0)
         assert float((parameter.grad - gradient).abs().max()) < 1e-4 * scale, name
 
@@ -98,51 +105,44 @@ def test_qk_is_llama(tied: bool, key_heads: int) -> None:
     assert weights_sha256(weights(back)) == weights_sha256(weights(ours))
 
 
-# -- initial weights ---------------------------------------------------------------------------
-
-
 def test_all_variants_of_a_seed_share_their_initial_weights() -> None:
     hashes = {weights_sha256(weights(make_decoder(*subset, seed=3))) for subset in SUBSETS}
     assert len(hashes) == 1
     assert hashes != {weights_sha256(weights(make_decoder(seed=4)))}
 
 
-class WithTable(Decoder):
-    """A decoder with a matrix that LLaMA does not have."""
+def test_a_new_matrix_draws_from_its_own_stream() -> None:
+    """It depends only on the seed and its name, and moves none of LLaMA's."""
+    ours, again, other = (
+        weights(make_decoder(*sites, bias="t5", seed=seed))
+        for sites, seed in (("qk", 5), ("", 5), ("", 6))
+    )
+    name = "model.score_bias.weight"
+    table = ours.pop(name)
+    assert torch.equal(table, again[name]) and not torch.equal(table, other[name])
+    assert math.isclose(float(table.std()), 0.02, rel_tol=0.2)
+    assert weights_sha256(ours) == weights_sha256(weights(make_decoder("q", "k", seed=5)))
 
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__(architecture)
-        self.a_table = nn.Parameter(torch.zeros(16, 32))
 
-
-def test_a_new_parameter_moves_none_of_the_old_ones() -> None:
-    """A new parameter draws from its own stream, which depends only on the seed and its name."""
-    usual = make_decoder("q", "k", seed=5)
-    with_table = WithTable(make_architecture("q", "k"))
-    with_table.initialise(5)
-    again = WithTable(make_architecture())
-    again.initialise(5)
-
-    drawn = weights(with_table)
-    table = drawn.pop("a_table")
-    assert weights_sha256(drawn) == weights_sha256(weights(usual))
-    assert torch.equal(table, again.a_table)
-    assert math.isclose(float(table.std()), 0.02, rel_tol=0.1)
-
-    again.initialise(6)
-    assert not torch.equal(table, again.a_table)
+def test_token_shift_draws_nothing_and_moves_no_other_weight() -> None:
+    plain = make_decoder("q", "k", seed=3)
+    shifted = make_decoder("q", "k", seed=3, sizes=make_sizes(token_shift=True))
+    drawn = weights(shifted)
+    added = sorted(drawn.keys() - weights(plain).keys())
+    assert added == [f"model.layers.{layer}.self_attn.token_shift" for layer in (0, 1)]
+    for name in added:
+        assert torch.equal(drawn.pop(name), torch.full((SIZES.hidden_size,), 0.5))
+    assert weights_sha256(drawn) == weights_sha256(weights(plain))
+    assert weights_sha256(llama_weights(shifted)) == weights_sha256(llama_weights(plain))
 
 
 def test_the_hash_of_weights_sees_one_bit_and_one_name() -> None:
     tensors = {name: tensor.clone() for name, tensor in weights(make_decoder()).items()}
-    before = weights_sha256(tensors)
-
-    renamed = dict(tensors)
-    renamed["x"] = renamed.pop("lm_head.weight")
-    assert weights_sha256(renamed) != before
-
-    tensors["lm_head.weight"].view(torch.int32)[0, 0] ^= 1
-    assert weights_sha256(tensors) != before
+    hashes = {weights_sha256(tensors)}
+    tensors["x"] = tensors.pop("lm_head.weight")
+    hashes.add(weights_sha256(tensors))
+    tensors["x"].view(torch.int32)[0, 0] ^= 1
+    assert len(hashes | {weights_sha256(tensors)}) == 3
 
 
 def test_initial_weights_have_the_stated_spread() -> None:

@@ -51,11 +51,7 @@ def mirror(decoder: Decoder, features_of: int) -> None:
 
 
 def losses(
-    sites: str,
-    rotation: Rotation,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    mirrored: bool,
+    sites: str, rotation: Rotation, monkeypatch: pytest.MonkeyPatch, *, mirrored: bool
 ) -> Tensor:
     """Train on random tokens, with clipping as in a run, and return each step's float64 loss."""
     pe = PeConfig(name="test", rotate=tuple(sites), base=100.0, fraction=FRACTION)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from support import probes
 from support.models import VOCAB, opinionated
 from support.probes import HELD_OUT, LENGTH
 
-from rope_exp.batches import Batch, Ids, next_tokens, validation_ids
+from rope_exp.batches import Batch, Ints, next_tokens, validation_ids
 from rope_exp.decoder import Decoder
 from rope_exp.evaluate import held_out_loss
 from rope_exp.objective.mlm import hidden
@@ -21,40 +21,34 @@ def make_decoder(*rotate: str, **changes: Any) -> Decoder:
     return opinionated(*rotate, vocab_size=VOCAB + 1, causal=False, **changes)
 
 
-def read(windows_NS: Ids) -> Batch:
+def read(windows_NS: Ints) -> Batch:
     """Return masked rows, as data/sources.py makes them for a run."""
     plain = next_tokens(windows_NS)
     return hidden(plain, (0, 0), VOCAB)
 
 
-def ask(decoder: Decoder, name: str, at_once: int = 4) -> dict[str, Any]:
-    return probes.ask(decoder, name, at_once=at_once, train={"objective": "mlm"})
-
-
-def rows_of(count: int, length: int) -> Batch:
-    return read(validation_ids(HELD_OUT, count, length))
-
-
 def nats_by_hand(decoder: Decoder, rows: Batch) -> list[dict[int, float]]:
     """Return -log p of the hidden tokens of each row, by place, from the logits of all tokens."""
-    with torch.no_grad():
-        log_p = torch.log_softmax(decoder(torch.from_numpy(rows.ids_BT)).double(), dim=-1)
     assert rows.place_BP is not None
-    found = []
-    for row, (places, targets) in enumerate(zip(rows.place_BP, rows.target_BP, strict=True)):
-        pairs = zip(places.tolist(), targets.tolist(), strict=True)
-        found.append({place: -float(log_p[row, place, target]) for place, target in pairs})
-    return found
+    with torch.no_grad():
+        log_p_BTV = torch.log_softmax(decoder(torch.from_numpy(rows.ids_BT)).double(), dim=-1)
+    return [
+        {
+            place: -float(log_p_TV[place, target])
+            for place, target in zip(places, targets, strict=True)
+        }
+        for log_p_TV, places, targets in zip(log_p_BTV, rows.place_BP, rows.target_BP, strict=True)
+    ]
 
 
 def mean(nats: list[dict[int, float]]) -> float:
-    return float(np.mean([list(of_row.values()) for of_row in nats]))
+    return float(np.mean([list(row.values()) for row in nats]))
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 3, 100])
 def test_the_held_out_loss_is_of_hidden_tokens(micro_batch_size: int) -> None:
     decoder = make_decoder("q", "k", "v")
-    rows = rows_of(7, LENGTH)
+    rows = read(validation_ids(HELD_OUT, 7, LENGTH))
     assert rows.target_BP.shape == (7, 2)
     loss = held_out_loss(
         decoder, rows, micro_batch_size=micro_batch_size, device=torch.device("cpu")
@@ -67,7 +61,7 @@ def test_losses_by_position_are_of_what_is_hidden_there() -> None:
     loss at a length is that of the windows' beginnings, read alone.
     """
     decoder = make_decoder("q", "k")
-    found = ask(decoder, "positions")
+    found = probes.ask(decoder, "positions", train={"objective": "mlm"})
     windows_NS = validation_ids(HELD_OUT, 2, 8 * LENGTH)
     by_hand = nats_by_hand(decoder, read(windows_NS))
     for (first, last), loss in zip(itertools.pairwise(found["edges"]), found["loss"], strict=True):

@@ -46,13 +46,10 @@ def by_torch(matrix: Tensor, gradients: list[Tensor]) -> Tensor:
 
 
 # The dimension that heads divide, and their number: 4 query heads, and 2 key/value heads if any.
-BY_HEAD: dict[str, dict[str, tuple[int, int]]] = {
-    "softmax": {"q_proj": (0, 4), "k_proj": (0, 2), "v_proj": (0, 2), "o_proj": (1, 4)},
-    "linear": {"q_proj": (0, 4), "k_proj": (0, 2), "v_proj": (0, 2), "o_proj": (1, 4)},
-    "retention": {"q_proj": (0, 4), "k_proj": (0, 2), "v_proj": (0, 2), "o_proj": (1, 4)},
+USUAL = {"q_proj": (0, 4), "k_proj": (0, 2), "v_proj": (0, 2), "o_proj": (1, 4)}
+BY_HEAD = {
     "decay": {"v_proj": (0, 2), "o_proj": (1, 4)},
     "latent": {"q_proj": (0, 4), "q_b_proj": (0, 4), "kv_b_proj": (0, 4), "o_proj": (1, 4)},
-    "shared": {"q_proj": (0, 4), "k_proj": (0, 2), "v_proj": (0, 2), "o_proj": (1, 4)},
 }
 
 
@@ -65,27 +62,23 @@ def test_a_matrix_of_a_layer_moves_as_torchs_muon_moves_it(attn: Kind) -> None:
     after.initialise(0)
     trained(after)
 
-    splits = BY_HEAD[attn.kind]
+    splits = BY_HEAD.get(attn.kind, USUAL)
     moved = dict(after.named_parameters())
     for name, matrix in before.named_parameters():
         if ".layers." not in name or matrix.ndim != 2:
             continue
         split = splits.get(name.partition(".self_attn.")[2].removesuffix(".weight"))
         gradients = [gradient_of(name, matrix.shape, step) for step in range(NUM_STEPS)]
-        of_heads = [by_head(gradient, split) for gradient in gradients]
-        expected = [
-            by_torch(head, [each[place] for each in of_heads])
-            for place, head in enumerate(by_head(matrix, split))
-        ]
-        torch.testing.assert_close(moved[name].detach(), whole(torch.stack(expected), split))
+        parts = zip(*(by_head(x, split) for x in (matrix, *gradients)), strict=True)
+        expected = torch.stack([by_torch(head, list(of_head)) for head, *of_head in parts])
+        torch.testing.assert_close(moved[name].detach(), whole(expected, split))
 
 
 def test_what_is_no_matrix_of_a_layer_moves_by_adamw() -> None:
-    decoder = trained(make_decoder("q", "k"))
-    other = make_decoder("q", "k")
+    moved = dict(trained(make_decoder("q", "k")).named_parameters())
     named = {
         name: parameter
-        for name, parameter in other.named_parameters()
+        for name, parameter in make_decoder("q", "k").named_parameters()
         if ".layers." not in name or parameter.ndim != 2
     }
     groups = [
@@ -98,7 +91,6 @@ def test_what_is_no_matrix_of_a_layer_moves_by_adamw() -> None:
             parameter.grad = gradient_of(name, parameter.shape, step)
         adamw.step()
 
-    moved = dict(decoder.named_parameters())
     assert len(named) > 5
     for name, parameter in named.items():
         torch.testing.assert_close(moved[name].detach(), parameter.detach())

@@ -1,7 +1,4 @@
-"""Tests of position encodings from a user's file: the docs' examples, and built-in schemes.
-
-A built-in scheme, written as a user's file, must give the same logits as the built-in code.
-"""
+"""Tests of position encodings from a user's file: the docs' examples, and built-in schemes."""
 
 import math
 from dataclasses import replace
@@ -11,18 +8,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.configs import composed
-from support.models import BASE, VOCAB, make_pe, make_sizes, normal, tokens
+from support.models import VOCAB, make_pe, make_sizes, normal, tokens
 from support.own import example, with_text
 from support.refused import refused
 from torch import Tensor
 
+from rope_exp.attention import Attention
 from rope_exp.config import RunConfig
 from rope_exp.costs import kept, with_matched
 from rope_exp.decoder import Decoder
 from rope_exp.errors import ConfigError, explained_by
 from rope_exp.laws.certificate import certificate
 from rope_exp.position.own import with_source
-from rope_exp.rope import angles, frequencies
+from rope_exp.rope import frequencies, rotate
 from rope_exp.sections import SOFTMAX, Architecture, PeConfig
 
 HEAD = "import torch\nfrom torch import nn\nfrom rope_exp import Position\n\n"
@@ -91,74 +89,63 @@ def test_a_built_in_scheme_from_a_file_is_the_same(scheme: str) -> None:
     assert not torch.allclose(here, decoder_of(make_pe())(ids_BT), atol=1e-3)
 
 
-def forgetting(decoder: Decoder, x_BTD: Tensor, sites: tuple[str, ...]) -> Tensor:
-    """Return attention by definition: each score plus the logarithms of later gates up to i."""
-    attention = decoder.model.layers[0].self_attn
-    mine = attention.own
-    q, k, v = (
+def projections(attention: Attention, x_BTD: Tensor) -> list[Tensor]:
+    """Return q, k and v of each query head."""
+    qkv = [
         F.linear(x_BTD, layer.weight).unflatten(-1, (-1, attention.head_dim))
         for layer in (attention.q_proj, attention.k_proj, attention.v_proj)
-    )
-    shared = q.shape[2] // k.shape[2]
-    k, v = (x.repeat_interleave(shared, dim=2) for x in (k, v))
-    gate_BTH = torch.sigmoid(x_BTD @ mine.weight.T + mine.bias)
-    out = torch.zeros_like(q)
-    theta = frequencies(attention.head_dim, BASE, torch.float64)
+    ]
+    return [x.repeat_interleave(attention.num_heads // x.shape[2], dim=2) for x in qkv]
 
-    def rotation(distance: int) -> Tensor:
-        angle = angles(theta, torch.tensor([distance]))[0]
-        cos, sin = torch.diag(angle.cos()), torch.diag(angle.sin())
-        return torch.cat([torch.cat([cos, -sin], 1), torch.cat([sin, cos], 1)])
 
-    for b, i, h in torch.cartesian_prod(*(torch.arange(n) for n in q.shape[:3])).tolist():
-        scores = [
-            q[b, i, h] @ k[b, j, h] / math.sqrt(attention.head_dim)
-            + gate_BTH[b, j + 1 : i + 1, h].log().sum()
-            for j in range(i + 1)
-        ]
-        weights = torch.stack(scores).softmax(0)
-        for j in range(i + 1):
-            turn = rotation(j - i) if sites else torch.eye(attention.head_dim).double()
-            out[b, i, h] += weights[j] * turn @ v[b, j, h]
-    return out
+def weighed(score_BHTT: Tensor, v_BTHK: Tensor) -> Tensor:
+    later_TT = torch.ones(score_BHTT.shape[-2:], dtype=torch.bool).triu(1)
+    weight_BHTT = score_BHTT.masked_fill(later_TT, -math.inf).softmax(-1)
+    return torch.einsum("bhij,bjhk->bihk", weight_BHTT, v_BTHK)
 
 
 @pytest.mark.parametrize("sites", [(), ("v", "o")], ids=["alone", "with VO"])
 @torch.no_grad()
 def test_forgetting_is_its_definition(sites: tuple[str, ...]) -> None:
+    """To each score are added the logarithms of later gates, up to the query's."""
     decoder = decoder_of(example("Forget", *sites))
+    attention = decoder.model.layers[0].self_attn
     x_BTD = normal(2, 7, 32)
-    at = decoder.model.rotary_emb.double()(torch.arange(7))[0]
-    at = at._replace(position_T=torch.arange(7))
-    found = decoder.model.layers[0].self_attn.heads(x_BTD, at, None)
-    torch.testing.assert_close(found, forgetting(decoder, x_BTD, sites), rtol=0, atol=1e-6)
+    position_T = torch.arange(7)
+    at = decoder.model.rotary_emb.double()(position_T)[0]._replace(position_T=position_T)
+
+    q, k, v = projections(attention, x_BTD)
+    gate_BTH = torch.sigmoid(x_BTD @ attention.own.weight.T + attention.own.bias)
+    gates_BHT = gate_BTH.log().cumsum(1).transpose(1, 2)
+    score_BHTT = torch.einsum("bihk,bjhk->bhij", q, k) / math.sqrt(attention.head_dim)
+    score_BHTT += gates_BHT[..., None] - gates_BHT[..., None, :]
+    if sites:
+        expected = rotate(weighed(score_BHTT, rotate(v, *at.qk)), *at.qk, inverse=True)
+    else:
+        expected = weighed(score_BHTT, v)
+    torch.testing.assert_close(attention.heads(x_BTD, at, None), expected, rtol=0, atol=1e-6)
 
 
 @torch.no_grad()
 def test_polar_scores_are_their_definition() -> None:
-    """Scores are sums of softplus(q) softplus(k) cos((i - j) theta - delta), here key by key."""
+    """Scores are sums of softplus(q) softplus(k) cos((i - j) theta - delta)."""
     decoder = decoder_of(example("Polar"))
     attention = decoder.model.layers[0].self_attn
     phase = attention.own.phase
     phase.copy_(-3 * torch.rand(phase.shape, generator=torch.Generator().manual_seed(0)))
     x_BTD = normal(1, 6, 32)
-    at = decoder.model.rotary_emb(torch.arange(6))[0]._replace(position_T=torch.arange(6))
-    found = attention.heads(x_BTD, at, None)
+    position_T = torch.arange(6)
+    at = decoder.model.rotary_emb(position_T)[0]._replace(position_T=position_T)
 
-    q, k, v = (
-        F.linear(x_BTD[0], layer.weight).unflatten(-1, (-1, 8)).repeat_interleave(repeats, dim=1)
-        for layer, repeats in ((attention.q_proj, 1), (attention.k_proj, 2), (attention.v_proj, 2))
-    )
-    delta = phase.view(2, 8).repeat_interleave(2, dim=0)
-    theta = 10000.0 ** -(torch.arange(8, dtype=torch.float64) / 8)
-    for i, h in torch.cartesian_prod(torch.arange(6), torch.arange(4)).tolist():
-        scores = [
-            (F.softplus(q[i, h]) * F.softplus(k[j, h]) * ((i - j) * theta - delta[h]).cos()).sum()
-            / math.sqrt(8)
-            for j in range(i + 1)
-        ]
-        right = torch.stack(scores).softmax(0) @ v[: i + 1, h]
-        torch.testing.assert_close(found[0, i, h], right, rtol=0, atol=1e-9)
+    q, k, v = projections(attention, x_BTD)
+    delta_HK = phase.view(2, 8).repeat_interleave(2, dim=0)
+    theta_K = 10000.0 ** -(torch.arange(8, dtype=torch.float64) / 8)
+    offset_TT = position_T[:, None] - position_T
+    wave_HTTK = (offset_TT[..., None] * theta_K - delta_HK[:, None, None]).cos()
+    sizes = (F.softplus(q), F.softplus(k))
+    score_BHTT = torch.einsum("bihk,bjhk,hijk->bhij", *sizes, wave_HTTK) / math.sqrt(8)
+    ours = attention.heads(x_BTD, at, None)
+    torch.testing.assert_close(ours, weighed(score_BHTT, v), rtol=0, atol=1e-9)
 
 
 def test_partial_frequencies_are_the_highest_of_all() -> None:
@@ -172,7 +159,7 @@ FAULTY = "class Own(Position):\n    def scores(self, kept, num_queries):\n      
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "reason"),
     [
         (FAULTY, "7"),
         ("class Own:\n    pass", "derived from rope_exp.Position"),
@@ -201,16 +188,16 @@ FAULTY = "class Own(Position):\n    def scores(self, kept, num_queries):\n      
     ],
 )
 def test_a_mistake_of_a_class_is_one_sentence(
-    source: str, said: str, capsys: pytest.CaptureFixture[str]
+    source: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with refused("pe.code=mine.Own", said, by=ConfigError):
+    with refused("pe.code=mine.Own", reason, by=ConfigError):
         certificate(make_sizes(), own(source))
     if source == FAULTY:
         assert "return 1 / 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reason"),
     [
         (None, "there is no mine.py"),
         ("class Own(", "line 1"),
@@ -219,11 +206,11 @@ def test_a_mistake_of_a_class_is_one_sentence(
         ("from .other import x\nclass Own: pass", "may import"),
     ],
 )
-def test_a_mistake_of_a_file_is_one_sentence(text: str | None, said: str, tmp_path: Path) -> None:
+def test_a_mistake_of_a_file_is_one_sentence(text: str | None, reason: str, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "mine.py").write_text(text)
     config = RunConfig(pe=PeConfig("mine", rotate=(), code="mine.Own"))
-    with refused("pe.code=mine.Own", said, by=ConfigError):
+    with refused("pe.code=mine.Own", reason, by=ConfigError):
         with_source(config, [tmp_path])
 
 
@@ -249,18 +236,6 @@ def test_a_config_that_is_read_runs_no_code() -> None:
     with refused("model.match_params=30000", "cannot be met with pe.code", by=ConfigError):
         with_matched(config)
     assert kept(SOFTMAX, make_sizes(), pe) == (None, None)
-
-
-def test_another_kind_of_attention_refuses_a_file() -> None:
-    with refused(
-        "pe.code=mine.Own", "attn.kind=retention has none; attn=softmax has", by=ConfigError
-    ):
-        RunConfig.from_dict(
-            {
-                "pe": {"name": "mine", "code": "mine.Own", "rotate": []},
-                "attn": {"kind": "retention"},
-            }
-        )
 
 
 def test_a_class_without_memory_is_no_mistake() -> None:

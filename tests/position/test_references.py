@@ -8,12 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.models import (
-    VOCAB,
-    bias_of,
-    make_architecture,
-    tokens,
-)
+from support.models import VOCAB, bias_of, make_architecture, make_pe, tokens
 from torch import Tensor
 from transformers import GPT2Config, GPT2Model, T5Config
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
@@ -21,15 +16,10 @@ from transformers.models.marian.modeling_marian import MarianSinusoidalPositiona
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from rope_exp.decoder import Decoder
+from rope_exp.encoding import Sizes
 from rope_exp.position.alibi import alibi_slopes
-from rope_exp.position.sinusoidal import SINUSOID_BASE, sines_and_cosines
-from rope_exp.position.t5 import T5_BUCKETS, t5_buckets
-from rope_exp.rope import angles, frequencies
-
-OFFSETS = torch.arange(-300, 301)
-
-
-# -- ALiBi -----------------------------------------------------------------------------------------
+from rope_exp.position.sinusoidal import Sinusoids
+from rope_exp.position.t5 import t5_buckets
 
 
 @pytest.mark.parametrize("num_heads", range(1, 34))
@@ -37,19 +27,6 @@ def test_slopes_are_blooms(num_heads: int) -> None:
     """BLOOM's tensor is the slope times the key's position, so position 1 holds the slope."""
     bloom = build_alibi_tensor(torch.ones(1, 2, dtype=torch.long), num_heads, torch.float32)
     torch.testing.assert_close(alibi_slopes(num_heads), bloom[:, 0, 1])
-
-
-# -- T5 --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_buckets_are_t5s(bidirectional: bool) -> None:
-    expected = T5Attention._relative_position_bucket(OFFSETS, bidirectional=bidirectional)
-    found = t5_buckets(OFFSETS, bidirectional=bidirectional)
-    assert torch.equal(found, expected)
-    assert found.dtype == torch.int64
-    # Keys after the query have a distance of at least 1, so their bucket for 0 is unused.
-    assert len(set(found.tolist())) == T5_BUCKETS - bidirectional
 
 
 @given(st.integers(-500, 500), st.floats(0, 0.999))
@@ -62,12 +39,10 @@ def test_a_distance_between_counts_as_the_lower(offset: int, more: float) -> Non
         assert torch.equal(t5_buckets(farther, bidirectional=True), expected)
 
 
-# -- sinusoids -------------------------------------------------------------------------------------
-
-
-def sinusoids(position_T: Tensor, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    theta_F = frequencies(dim, SINUSOID_BASE, torch.float64)
-    return sines_and_cosines(angles(theta_F, position_T), dtype)
+def sinusoids(position_T: Tensor, dim: int) -> Tensor:
+    sizes = Sizes(dim, 1, 1, dim, 1, 0, True, None)
+    encoding = Sinusoids(make_pe(input="sinusoidal", input_scale=1.0), sizes)
+    return encoding.embed(torch.zeros(1, len(position_T), dim), position_T)[0]
 
 
 @pytest.mark.parametrize("dim", [2, 6, 64])
@@ -79,16 +54,12 @@ def test_sinusoids_are_marians(dim: int) -> None:
 def test_large_positions_keep_their_fractions() -> None:
     """Unix times a quarter second apart give the same float32 products as positions 0 and 0.25."""
     position_T = torch.tensor([1.7e9, 1.7e9 + 0.25], dtype=torch.float64)
-    here, later = products(sinusoids(position_T, 8)), products(sinusoids(position_T - 1.7e9, 8))
-    torch.testing.assert_close(here, later, atol=1e-6, rtol=0)
+    # Inner products depend only on the distance between sinusoids' positions.
+    products = [
+        x_TD @ x_TD.T for x_TD in (sinusoids(t, 8) for t in (position_T, position_T - 1.7e9))
+    ]
+    torch.testing.assert_close(*products, atol=1e-6, rtol=0)
 
-
-def products(x_TD: Tensor) -> Tensor:
-    """Return inner products, which depend only on the distance between sinusoids' positions."""
-    return x_TD @ x_TD.T
-
-
-# -- whole decoders --------------------------------------------------------------------------------
 
 LENGTH = 40
 WIDTH = 32
@@ -131,3 +102,10 @@ def test_a_learned_bias_is_t5s(causal: bool) -> None:
     visible = visible.tril() if causal else visible
     difference = (bias_HTT - theirs.compute_bias(300, 300)[0]).masked_fill(~visible, 0.0)
     assert float(difference.abs().max()) == 0
+
+
+def test_alibi_falls_to_both_sides() -> None:
+    place_T = torch.arange(LENGTH)
+    expected = -alibi_slopes(HEADS)[:, None, None] * (place_T[:, None] - place_T).abs()
+    bias_HTT = bias_of(decoder_of(bias="alibi", causal=False), LENGTH)
+    torch.testing.assert_close(bias_HTT, expected.double())

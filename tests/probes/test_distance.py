@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,14 +15,12 @@ from support.models import VOCAB, make_sizes, opinionated, tokens
 from support.probes import LENGTH
 from torch import Tensor
 
-from rope_exp.attn._recurrence import for_queries
 from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.shared import Config as SharedConfig
 from rope_exp.decoder import Decoder
-from rope_exp.probes._windows import attentions, instead
+from rope_exp.probes._windows import attentions
 from rope_exp.probes.distance import decay_bound, weighed
 from rope_exp.rope import frequencies
-from rope_exp.sections import Kind, ModelConfig
 
 M = [0, 1, 2, 3, 4, 6]
 HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=20 * LENGTH + 1)
@@ -34,81 +34,66 @@ def ask(decoder: Decoder, held_out: np.ndarray = HELD_OUT) -> dict[str, Any]:
     return probes.ask(decoder, "distance", held_out)
 
 
-def indifferent(**changes: Any) -> Decoder:
-    """Return a decoder whose queries are 0, so that only masks and biases set the weights."""
-    decoder = opinionated("q", "k", **changes)
-    with torch.no_grad():
-        for layer in attentions(decoder):
-            layer.get_parameter("q_proj.weight").zero_()
-    return decoder
-
-
 def watch(decoder: Decoder, ids: Tensor, number: int) -> dict[str, Tensor]:
     """Return the weights of a layer, as `weighed` passes them on, its values and its outputs."""
     layer = attentions(decoder)[number]
     attend = layer.attend
     seen = {}
 
-    def recorded(q: Tensor, k: Tensor, values: Sequence[Tensor], *others: Any) -> Tensor:
-        seen["values"] = torch.cat([*values], dim=-1)
+    def recorded(q: Tensor, k: Tensor, values: Tensor, *others: Any) -> Tensor:
+        seen["values"] = values
         seen["outputs"] = attend(q, k, values, *others)
         return seen["outputs"]
 
     with (
         torch.no_grad(),
-        instead(layer, "attend", recorded),
+        patch.object(layer, "attend", recorded),
         weighed(layer, lambda weights_BHTT, *_: seen.update(weights=weights_BHTT)),
     ):
         seen["logits"] = decoder(ids)
     return seen
 
 
-# -- weights ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    "changes",
-    [{}, {"causal": False}, {"sizes": make_sizes(window=3)}],
+    ("changes", "num_keys"),
+    [({}, range(9, 17)), ({"causal": False}, [16]), ({"sizes": make_sizes(window=3)}, [3])],
     ids=["causal", "both ways", "window"],
 )
-def test_queries_of_zero_weigh_all_keys_alike(changes: dict[str, Any]) -> None:
+def test_queries_of_zero_weigh_all_keys_alike(
+    changes: dict[str, Any], num_keys: Sequence[int]
+) -> None:
     """With queries of 0, A(m) equals the probe's `uniform` reference in every layer."""
-    found = ask(indifferent(**changes))
+    decoder = opinionated("q", "k", **changes)
+    with torch.no_grad():
+        for layer in attentions(decoder):
+            layer.get_parameter("q_proj.weight").zero_()
+    found = ask(decoder)
     assert found["m"] == M
     assert list(found["attention"]) == ["0", "1"]
     for by_distance in found["attention"].values():
         assert by_distance == pytest.approx(found["uniform"], rel=1e-4)
-
-    late = range(LENGTH // 2, LENGTH)
-    num_keys = [i + 1 for i in late] if not changes else [16 if "causal" in changes else 3] * 8
-    mean = np.mean([1 / number for number in num_keys])
     reach = 3 if "sizes" in changes else LENGTH
-    assert found["uniform"] == pytest.approx([mean * (m < reach) for m in M], rel=1e-4)
-
-
-# -- kappa and the bound ---------------------------------------------------------------------------
+    expected = [np.reciprocal(num_keys, dtype=float).mean() * (m < reach) for m in M]
+    assert found["uniform"] == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("attn", "sizes", "changes"),
+    "changes",
     [
-        (None, make_sizes(), {}),
-        (None, make_sizes(), {"fraction": 0.5, "start": 7}),
-        (None, make_sizes(qk_norm=True), {"trainable": "log", "trainable_scope": "head"}),
-        (None, make_sizes(), {"trainable": True, "trainable_scope": "layer"}),
-        (LATENT, UNGROUPED, {"trainable": True, "trainable_scope": "head"}),
-        (SHARED, UNGROUPED, {}),
+        {},
+        {"fraction": 0.5, "start": 7},
+        {"sizes": make_sizes(qk_norm=True), "trainable": "log", "trainable_scope": "head"},
+        {"trainable": True, "trainable_scope": "layer"},
+        {"attn": LATENT, "sizes": UNGROUPED, "trainable": True, "trainable_scope": "head"},
+        {"attn": SHARED, "sizes": UNGROUPED},
     ],
     ids=["softmax", "fraction", "heads", "layers", "latent", "shared"],
 )
-def test_kappa_is_the_score_where_all_tokens_are_alike(
-    attn: Kind | None, sizes: ModelConfig, changes: dict[str, Any]
-) -> None:
+def test_kappa_is_the_score_where_all_tokens_are_alike(changes: dict[str, Any]) -> None:
     """Equal tokens have equal values, so every query and key equals its mean in both layers. The
     logarithm of two weights' ratio is then the difference of their kappas.
     """
-    kind = {} if attn is None else {"attn": attn}
-    decoder = opinionated("q", "k", sizes=sizes, **kind, **changes)
+    decoder = opinionated("q", "k", **changes)
     with torch.no_grad():
         for parameter in decoder.model.rotary_emb.parameters():
             shape = parameter.shape
@@ -118,13 +103,12 @@ def test_kappa_is_the_score_where_all_tokens_are_alike(
     found = ask(decoder, alike)["kappa"]
     for layer in (0, 1):
         weights_BHTT = watch(decoder, torch.from_numpy(alike[None, :LENGTH]), layer)["weights"]
-        last_HT = weights_BHTT[0, :, -1].double().log()
-        for head, kappas in enumerate(found[str(layer)]):
-            at_distance = last_HT[head].flip(0)[M]
-            expected = at_distance - at_distance[0]
-            moved = torch.tensor(kappas).double() - kappas[0]
-            torch.testing.assert_close(moved, expected, atol=2e-3, rtol=2e-3)
-            assert moved.abs().max() > 0.01
+        expected_HM = weights_BHTT[0, :, -1].double().log().flip(1)[:, M]
+        kappa_HM = torch.tensor(found[str(layer)]).double()
+        moved_HM = kappa_HM - kappa_HM[:, :1]
+        expected_HM = expected_HM - expected_HM[:, :1]
+        torch.testing.assert_close(moved_HM, expected_HM, atol=2e-3, rtol=2e-3)
+        assert moved_HM.abs().amax(dim=1).min() > 0.01
 
 
 def test_kappa_and_bound_are_of_layers_that_rotate_both() -> None:
@@ -144,8 +128,6 @@ def test_without_both_there_is_neither_bound_nor_kappa(sites: str) -> None:
     assert set(ask(opinionated(*sites))) == {"m", "attention", "uniform"}
 
 
-# -- what is seen ---------------------------------------------------------------------------------
-
 KEEPING_KEYS = [attn for attn in KINDS if attn.keeps_keys]
 SCORED: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -157,21 +139,19 @@ SCORED: dict[str, dict[str, Any]] = {
 }
 
 
-def sizes_for(attn: Kind, **changes: Any) -> ModelConfig:
-    """Return sizes without grouped heads if the kind has sizes of its own."""
-    return make_sizes(**changes, **({} if attn.takes_heads else {"num_key_value_heads": 4}))
-
-
 @pytest.mark.parametrize("scored", SCORED)
 def test_weights_times_values_are_the_output(scored: str) -> None:
     """Every kind is covered, with every mask and bias. Weights sum to 1, or to less with a sink."""
     for attn in KEEPING_KEYS:
         changes = dict(SCORED[scored])
-        sizes = sizes_for(attn, window=changes.pop("window", None))
+        sizes = make_sizes(window=changes.pop("window", None))
+        if not attn.takes_heads:
+            sizes = replace(sizes, num_key_value_heads=4)
         decoder = opinionated("q", "k", attn=attn, sizes=sizes, **changes).double()
         found = watch(decoder, tokens(2, 13), 1)
 
-        v_BTHV = for_queries(found["values"], 4)
+        v_BTGV = found["values"]
+        v_BTHV = v_BTGV.repeat_interleave(4 // v_BTGV.shape[2], dim=2)
         expected = torch.einsum("bhij,bjhv->bihv", found["weights"], v_BTHV)
         torch.testing.assert_close(found["outputs"], expected)
         sums_BHT = found["weights"].sum(-1)

@@ -19,18 +19,11 @@ DISTANCES = st.integers(-4096, 4096)
 PUBLISHED = {0: 32.5, 1: 31.5382, 2: 28.956, 8: 19.8174, 64: 10.0899, 256: 6.5431}
 
 
-def theta_of(dim: int) -> Tensor:
-    return frequencies(dim, 100.0, torch.float64)
-
-
 def turned(x_HK: Tensor, position_T: Tensor, theta_F: Tensor) -> Tensor:
     """Return R_i x of each head, at each position."""
     angle_TF = angles(theta_F, position_T)
     x_1THK = x_HK.expand(1, len(position_T), -1, -1)
     return rotate(x_1THK, angle_TF.cos(), angle_TF.sin())[0]
-
-
-# -- the bound -------------------------------------------------------------------------------------
 
 
 def test_the_bound_meets_the_published_values() -> None:
@@ -49,19 +42,10 @@ def test_the_bound_is_a_mean_of_partial_sums(seed: int, count: int, distance: fl
         assert found_M == pytest.approx([sum(map(abs, sums)) / count], abs=1e-7)
 
 
-# -- weights by distance ---------------------------------------------------------------------------
-
-
-def causal_weights(*shape: int) -> Tensor:
-    scores = normal(*shape, shape[-1])
-    hidden = torch.ones(shape[-1], shape[-1]).triu(1).bool()
-    return scores.masked_fill(hidden, -math.inf).softmax(-1)
-
-
 @pytest.mark.parametrize("length", [2, 3, 8, 9])
 def test_weights_are_averaged_over_late_queries(length: int) -> None:
     """The reference averages query by query over i >= T/2, for each m < T/2."""
-    weights_BHTT = causal_weights(2, 3, length)
+    weights_BHTT = normal(2, 3, length, length)
     late = [i for i in range(length) if i >= length / 2]
     expected = []
     for distance in range(math.ceil(length / 2)):
@@ -70,13 +54,10 @@ def test_weights_are_averaged_over_late_queries(length: int) -> None:
     assert attention_by_distance(weights_BHTT).tolist() == pytest.approx(expected, rel=1e-12)
 
 
-# -- kappa -----------------------------------------------------------------------------------------
-
-
 @given(SEEDS, st.integers(0, 300))
 def test_kappa_is_the_score_of_the_means_at_any_place(seed: int, distance: int) -> None:
     """kappa(m) is the mean over i of (R_i q)^T (R_{i-m} k) / sqrt(K), which is equal at every i."""
-    theta_F = theta_of(8)
+    theta_F = frequencies(8, 100.0, torch.float64)
     q_HK, k_HK = normal(2, 3, 8, seed=seed)
     position_T = distance + torch.arange(20)
     q_THK = turned(q_HK, position_T, theta_F)
@@ -85,13 +66,3 @@ def test_kappa_is_the_score_of_the_means_at_any_place(seed: int, distance: int) 
 
     found_HM = kappa(q_HK, k_HK, theta_F, torch.tensor([distance]))
     torch.testing.assert_close(found_HM[:, 0], mean_H, atol=1e-9, rtol=0)
-
-
-def test_kappa_of_grouped_heads_is_that_of_repeated_keys() -> None:
-    q_HK, k_GK = normal(4, 8, seed=4), normal(2, 8, seed=5)
-    theta_GF = torch.stack([theta_of(8), 0.3 * theta_of(8)])
-    distance_M = torch.tensor([0.0, 1.0, 2.5, 90.0])
-    found_HM = kappa(q_HK, k_GK, theta_GF, distance_M)
-    for head, group in enumerate([0, 0, 1, 1]):
-        alone_1M = kappa(q_HK[[head]], k_GK[[group]], theta_GF[group], distance_M)
-        torch.testing.assert_close(found_HM[[head]], alone_1M)

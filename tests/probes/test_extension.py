@@ -1,38 +1,29 @@
 """Tests of the extension probe against decoders built by hand with each method's frequencies."""
 
+import math
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from support import probes
-from support.models import opinionated
-from support.probes import HELD_OUT, LENGTH
-from torch import Tensor
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from support.models import BASE, opinionated
+from support.probes import HELD_OUT, LENGTH, ask
 
 from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.batches import validation_ids
 from rope_exp.decoder import Decoder
 from rope_exp.probes._windows import attentions
-from rope_exp.probes.extension import extended
+from rope_exp.probes.extension import extended, yarn
 
 # The probe reads only this window of eight training lengths.
 LONG = validation_ids(HELD_OUT, 1, 8 * LENGTH)
 FACTORS = (1, 2, 4, 8)
-BASE = 100.0
-
-
-def ask(decoder: Decoder, held_out: np.ndarray = HELD_OUT) -> dict[str, Any]:
-    return probes.ask(decoder, "extension", held_out)
 
 
 @cache
-def of_sites(sites: str) -> dict[str, Any]:
+def of_sites(sites: str, bias: str = "none") -> dict[str, Any]:
     """Return the probe's result for one decoder, which several tests use."""
-    return ask(opinionated(*sites))
+    return ask(opinionated(*sites, bias=bias), "extension")
 
 
 @torch.no_grad()
@@ -41,19 +32,6 @@ def loss(decoder: Decoder, factor: int, **positions: Any) -> float:
     ids = torch.from_numpy(LONG[:, : factor * LENGTH + 1])
     logits = decoder(ids[:, :-1], **positions).log_softmax(-1)
     return float(-logits.gather(2, ids[:, 1:, None]).mean())
-
-
-def by_hand(bias: str, **learned: Tensor) -> Decoder:
-    """Return a decoder with the same weights and the given frequencies."""
-    decoder = opinionated(*"qkvo", trainable=True, bias=bias)
-    with torch.no_grad():
-        for pair, name in decoder.model.rotary_emb.learned.items():
-            if pair in learned:
-                decoder.model.rotary_emb.get_parameter(name).copy_(learned[pair])
-    return decoder
-
-
-# -- each method -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sites", ["qk", "vo", "qkvo", "k"])
@@ -72,30 +50,19 @@ def test_interpolation_divides_positions(sites: str) -> None:
 @pytest.mark.parametrize(
     ("pairs", "bias"), [("qk", "none"), ("vo", "none"), ("qkvo", "none"), ("qk", "alibi")]
 )
-def test_yarn_is_transformers_and_sharper_scores(pairs: str, bias: str) -> None:
-    """Frequencies are those of transformers. q and k are multiplied by its factor if they are
-    extended, and v, o and biases never are.
-    """
-    found = ask(opinionated(*"qkvo", bias=bias))["yarn"][pairs]
-    for factor, at_length in zip(FACTORS[1:], found[1:], strict=True):
-        said = {"factor": float(factor), "original_max_position_embeddings": LENGTH}
-        config = LlamaConfig(
-            hidden_size=32,
-            num_attention_heads=4,
-            max_position_embeddings=LENGTH,
-            rope_parameters={"rope_type": "yarn", "rope_theta": BASE, **said},
-        )
-        theta_F, scale = ROPE_INIT_FUNCTIONS["yarn"](config, seq_len=None)
-        decoder = by_hand(bias, **{pair: theta_F for pair in ("qk", "vo") if pair in pairs})
-        if "qk" in pairs:
-            with torch.no_grad():
-                for layer in attentions(decoder):
-                    for name in ("q_proj.weight", "k_proj.weight"):
-                        layer.get_parameter(name).mul_(scale)
+def test_yarn_also_sharpens_scores(pairs: str, bias: str) -> None:
+    """q and k are multiplied if they are extended, and v, o and biases never are."""
+    for factor, at_length in zip(FACTORS, of_sites("qkvo", bias)["yarn"][pairs], strict=True):
+        decoder = opinionated(*"qkvo", trainable=True, bias=bias)
+        with torch.no_grad():
+            for pair, name in decoder.model.rotary_emb.learned.items():
+                theta_F = decoder.model.rotary_emb.get_parameter(name)
+                if pair in pairs:
+                    theta_F.copy_(yarn(theta_F, factor, LENGTH, BASE))
+            for layer in attentions(decoder) if "qk" in pairs else ():
+                for name in ("q_proj.weight", "k_proj.weight"):
+                    layer.get_parameter(name).mul_(0.1 * math.log(factor) + 1)
         assert at_length == pytest.approx(loss(decoder, factor), abs=1e-5)
-
-
-# -- all methods -----------------------------------------------------------------------------------
 
 
 def test_as_trained_is_the_decoder_itself() -> None:

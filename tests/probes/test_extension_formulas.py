@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.models import normal
 from torch import Tensor
@@ -25,17 +25,15 @@ FACTORS = st.floats(1, 64)
 BASES = st.floats(1e3, 1e6)
 
 
-def assert_transformers(
-    found_F: Tensor, kind: str, base: float, trained: int, *, length: int | None = None, **said: Any
-) -> None:
+def transformers_theta(kind: str, half: int, length: int | None = None, **rope: Any) -> Tensor:
     config = LlamaConfig(
-        hidden_size=4 * len(found_F),
+        hidden_size=4 * half,
         num_attention_heads=2,
-        max_position_embeddings=trained,
-        rope_parameters={"rope_type": kind, "rope_theta": base, **said},
+        max_position_embeddings=rope.get("original_max_position_embeddings", TRAINED),
+        rope_parameters={"rope_type": kind, **rope},
     )
-    expected_F, _ = ROPE_INIT_FUNCTIONS[kind](config, seq_len=length)
-    torch.testing.assert_close(found_F, expected_F, rtol=2e-5, atol=0)
+    theta_F: Tensor = ROPE_INIT_FUNCTIONS[kind](config, seq_len=length)[0]
+    return theta_F
 
 
 @given(HALVES, BASES, FACTORS)
@@ -43,28 +41,20 @@ def test_ntk_aware_is_transformers_dynamic(half: int, base: float, factor: float
     """Transformers' base grows with the length; at factor 1 only the length sets the extension."""
     length = math.ceil(factor * TRAINED)
     found_F = ntk_aware(frequencies(2 * half, base), length / TRAINED)
-    assert_transformers(found_F, "dynamic", base, TRAINED, factor=1.0, length=length)
+    expected_F = transformers_theta("dynamic", half, length, rope_theta=base, factor=1.0)
+    torch.testing.assert_close(found_F, expected_F, rtol=2e-5, atol=0)
 
 
-def assert_yarn(half: int, base: float, factor: float, trained: int) -> None:
-    found_F = yarn(frequencies(2 * half, base), factor, trained, base)
-    said = {"factor": factor, "original_max_position_embeddings": trained}
-    assert_transformers(found_F, "yarn", base, trained, **said)
-
-
+# With a small base, one turn lies past all features, so the ramp's end is clipped to n - 1.
+@example(8, 10.0, 4.0, 1024)
+@example(16, 20.0, 4.0, 3000)
+@example(4, 5.0, 4.0, 300)
 @given(HALVES, BASES, FACTORS, st.integers(8, 8192))
 def test_yarn_is_transformers_yarn(half: int, base: float, factor: float, trained: int) -> None:
-    assert_yarn(half, base, factor, trained)
-
-
-@pytest.mark.parametrize(
-    ("half", "base", "trained"), [(8, 10.0, 1024), (16, 20.0, 3000), (4, 5.0, 300), (64, 9.0, 900)]
-)
-def test_yarns_upper_limit_is_the_last_feature(half: int, base: float, trained: int) -> None:
-    """With a small base, one turn lies past all features, so the ramp's end is clipped to n - 1."""
-    place = half * math.log(trained / math.tau) / math.log(base)
-    assert place > 2 * half - 1
-    assert_yarn(half, base, 4.0, trained)
+    found_F = yarn(frequencies(2 * half, base), factor, trained, base)
+    rope = {"rope_theta": base, "factor": factor, "original_max_position_embeddings": trained}
+    expected_F = transformers_theta("yarn", half, **rope)
+    torch.testing.assert_close(found_F, expected_F, rtol=2e-5, atol=0)
 
 
 def test_where_all_pairs_turn_often_yarn_changes_none() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import pickle
@@ -26,8 +27,8 @@ FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.j
 
 def tensors(seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    sizes = {"a.weight": (5, 3), "b": (7,)}
-    return {name: torch.randn(size, generator=generator) for name, size in sizes.items()}
+    tied = torch.randn(5, 3, generator=generator)
+    return {"a.weight": tied, "head": tied, "b": torch.randn(7, generator=generator)}
 
 
 def save(folder: Path, step: int) -> None:
@@ -43,7 +44,7 @@ def seal(path: Path) -> None:
 
 
 def test_what_was_saved_is_what_is_loaded(tmp_path: Path) -> None:
-    """Who may read one file may read all."""
+    """Who may read one file may read all, and tied tensors are saved under both names."""
     save(tmp_path, 12)
     files = [*(tmp_path / "step_00000012").iterdir()]
     assert sorted(path.name for path in files) == sorted(FILES)
@@ -55,43 +56,29 @@ def test_what_was_saved_is_what_is_loaded(tmp_path: Path) -> None:
     assert all(torch.equal(loaded.model[name], tensor) for name, tensor in tensors(12).items())
 
 
-def test_a_tied_head_is_saved_under_both_names(tmp_path: Path) -> None:
-    shared = torch.randn(4, 4)
-    checkpoint.save(tmp_path, 1, {"embed": shared, "head": shared}, {}, {})
-    loaded = checkpoint.load(tmp_path, 1).model
-    assert torch.equal(loaded["embed"], shared)
-    assert torch.equal(loaded["head"], shared)
-
-
 def newest_step(folder: Path) -> int | None:
     newest = checkpoint.load_newest(folder)
     return None if newest is None else newest.step
-
-
-def test_the_newest_of_several_is_loaded(tmp_path: Path) -> None:
-    assert newest_step(tmp_path) is None
-    for step in (9, 100, 20):
-        save(tmp_path, step)
-    assert newest_step(tmp_path) == 100
 
 
 def halve(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-def replace_by_folder(path: Path) -> None:
+def replace(path: Path, make: Callable[[Path], None]) -> None:
     path.unlink()
-    path.mkdir()
+    make(path)
 
 
-def replace_by_pipe(path: Path) -> None:
-    """Opening it might never end."""
-    path.unlink()
-    os.mkfifo(path)
+# Opening a pipe might never end.
+HARMS = [
+    halve, Path.unlink, functools.partial(replace, make=os.mkdir),
+    functools.partial(replace, make=os.mkfifo),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("harm", [halve, Path.unlink, replace_by_folder, replace_by_pipe])
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_harmed_file_is_named_and_the_one_before_is_used(
     tmp_path: Path, name: str, harm: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,22 +127,9 @@ class Bomb:
         return os.mkdir, (str(self.canary),)
 
 
-def header(text: str, length: int | None = None) -> bytes:
-    return struct.pack("<Q", len(text) if length is None else length) + text.encode()
-
-
-def header_of(dtype: str, shape: str, end: int) -> bytes:
-    facts = f'"dtype":"{dtype}","shape":[{shape}],"data_offsets":[0,{end}]'
-    return header(f'{{"a":{{{facts}}}}}') + b"abcd"
-
-
 HOSTILE = {
-    "oversized header": header("{}", 2**63 - 1),
-    "header past the end": header("{}", 10_000),
-    "absurd shape": header_of("F32", "9223372036854775807,4", 4),
-    "past the end": header_of("F32", "9", 36),
-    "no type": header_of("PICKLE", "1", 4),
-    "deep": header("[" * 100_000),
+    "oversized header": struct.pack("<Q", 2**63 - 1) + b"{}",
+    "deep": struct.pack("<Q", 100_000) + b"[" * 100_000,
     "empty": b"",
 }
 
@@ -180,8 +154,10 @@ def test_a_file_that_lies_is_refused_and_never_run(tmp_path: Path, name: str, ki
 
 def test_pruning_drops_what_was_passed_over(tmp_path: Path) -> None:
     """Step 9 did not verify, so the run resumed from step 3 and has now saved step 4."""
-    for step in (1, 2, 3, 4, 9):
+    assert newest_step(tmp_path) is None
+    for step in (1, 2, 3, 9, 4):
         save(tmp_path, step)
+    assert newest_step(tmp_path) == 9
     checkpoint.prune(tmp_path, keep=2, newest=4)
     assert checkpoint.list_steps(tmp_path) == [3, 4]
 

@@ -8,21 +8,26 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from support.command import assert_refused
 from support.refused import refused
 from support.results import DIVERGED, FINISHED
-from support.runs import Completed, assert_same_run, train
+from support.runs import assert_same_run, train
 from support.wandb import as_sent, history, recorded
 
-from rope_exp.admit import acquire, admit
+from rope_exp import ranks
+from rope_exp.admit import admit
 from rope_exp.config import RunConfig
 from rope_exp.files import write_json
-from rope_exp.folder import MetricsWriter, read_config, read_metrics, write_config
+from rope_exp.folder import MetricsWriter, read_metrics
+from rope_exp.jobs import Job
+from rope_exp.settle import resolve
 from rope_exp.tracker import Tracker
 
 wandb = pytest.importorskip("wandb")
@@ -34,12 +39,11 @@ Write = Callable[..., tuple[RunConfig, Path]]
 
 
 @pytest.fixture(autouse=True)
-def _fresh_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def _fresh_wandb(tmp_path: Path) -> Iterator[None]:
     """Reset wandb as if in a new process, with a home folder that holds no key."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    wandb.teardown()
-    yield
-    wandb.teardown()
+    with mock.patch.dict(os.environ, HOME=str(tmp_path / "home")):
+        yield
+        wandb.teardown()
 
 
 @pytest.fixture
@@ -47,14 +51,11 @@ def write(tiny: Callable[..., RunConfig], tmp_path: Path) -> Write:
     def make(*overrides: str, num_rows: int = 3) -> tuple[RunConfig, Path]:
         folder = tmp_path / "run"
         folder.mkdir(exist_ok=True)
-        config = tiny(*overrides)
-        write_config(folder, config)
         write_json(folder / "env.json", ENV)
-        writer = MetricsWriter(folder)
-        for step in range(1, num_rows + 1):
-            writer.write(row(step))
-        writer.close()
-        return config, folder
+        with closing(MetricsWriter(folder)) as writer:
+            for step in range(1, num_rows + 1):
+                writer.write(row(step))
+        return tiny(*overrides), folder
 
     return make
 
@@ -64,229 +65,158 @@ def row(step: int) -> dict[str, Any]:
     return values | {"val/loss": 4.5} if step == 3 else values
 
 
-def written(folder: Path) -> tuple[Any, list[Any]]:
+def sent(folder: Path) -> tuple[Any, list[Any]]:
     """End wandb's process, and return the run and all records of its one .wandb file."""
     wandb.teardown()
     records = recorded(folder)
     return next(record.run for record in records if record.HasField("run")), records
 
 
-def end_of(records: list[Any]) -> tuple[int, str, bool]:
-    """Return the exit code and status of a run, and whether it is marked as preempted."""
-    [end] = [record.exit for record in records if record.HasField("exit")]
-    summary = {item.key: item.value_json for record in records for item in record.summary.update}
-    assert "null" not in summary.values()
-    is_preempting = any(record.HasField("preempting") for record in records)
-    return end.exit_code, json.loads(summary["status"]), is_preempting
-
-
-def test_a_run_is_sent_with_its_config_and_its_end(write: Write) -> None:
+def test_a_run_is_sent_with_its_name_and_config(write: Write) -> None:
     config, folder = write(*OFFLINE, "pe=vo_rope", "seed=3")
-    with Tracker(config, folder):
-        write_json(folder / "result.json", FINISHED)
-
-    run, records = written(folder)
+    Tracker(config, folder)
+    run = sent(folder)[0]
     assert run.run_id == (folder / "wandb_id").read_text()
     assert (run.display_name, run.job_type) == ("vo_rope-s3", "vo_rope")
     assert (run.run_group, run.project) == (config.group, "rope_exp")
-
     stored = {item.key: json.loads(item.value_json) for item in run.config.update}
     # Null values at the top level are not stored.
     assert {key: stored.get(key) for key in config.to_dict()} == config.to_dict()
     facts = {"rotate": "vo", "params": 1234, "tokens_planned": 6 * 4 * 16, "env": ENV}
     assert stored == stored | facts | {"group_sha256": config.group_sha256}
 
-    metrics = [record.metric for record in records if record.HasField("metric")]
-    assert any(metric.glob_name == "*" and metric.step_metric == "tokens" for metric in metrics)
-    assert any(metric.name == "tokens" and metric.options.hidden for metric in metrics)
-    assert history(records) == as_sent(read_metrics(folder))
-    assert end_of(records) == (0, "finished", False)
 
-
-@pytest.mark.parametrize(("status", "exit_code"), [("diverged", 3), ("stopped", 75), ("failed", 1)])
-def test_wandb_is_told_how_a_run_ended(write: Write, status: str, exit_code: int) -> None:
+@pytest.mark.parametrize(
+    ("result", "error", "status", "exit_code"),
+    [
+        (FINISHED, None, "finished", 0),
+        (DIVERGED, None, "diverged", 3),
+        (None, None, "stopped", 75),
+        (None, RuntimeError, "failed", 1),
+    ],
+)
+def test_wandb_learns_how_a_run_ended(
+    write: Write, result: Any, error: Any, status: str, exit_code: int
+) -> None:
     """A stopped run resumes later, so it is marked as preempted; the others are over."""
     config, folder = write(*OFFLINE)
     tracker = Tracker(config, folder)
-    if status == "diverged":
-        write_json(folder / "result.json", DIVERGED)
-    tracker.__exit__(RuntimeError if status == "failed" else None)
-    assert end_of(written(folder)[1]) == (exit_code, status, status == "stopped")
+    if result:
+        write_json(folder / "result.json", result)
+    tracker.__exit__(error)
+    _, records = sent(folder)
+    [end] = [record.exit for record in records if record.HasField("exit")]
+    summary = {item.key: item.value_json for record in records for item in record.summary.update}
+    assert "null" not in summary.values()
+    assert (end.exit_code, json.loads(summary["status"])) == (exit_code, status)
+    is_preempting = any(record.HasField("preempting") for record in records)
+    assert is_preempting == (status == "stopped")
 
 
 def test_the_environment_counts_where_the_config_keeps_a_default(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tags of the environment join our own; tags of the config replace the environment's."""
-    given = {"MODE": "offline", "PROJECT": "theirs", "ENTITY": "them", "NAME": "its name"}
-    given |= {"NOTES": "because", "TAGS": "x,y", "RUN_GROUP": "g"}
-    for name, value in given.items():
+    variables = {"MODE": "offline", "PROJECT": "theirs", "ENTITY": "them", "NAME": "its name"}
+    for name, value in (variables | {"TAGS": "x,y", "RUN_GROUP": "g"}).items():
         monkeypatch.setenv(f"WANDB_{name}", value)
-    ours = ("tracker.project=ours", "tracker.tags=[z]", "tracker.notes=no")
-    runs = []
-    for number, words in enumerate([(), ours]):
-        monkeypatch.setenv("WANDB_DIR", str(tmp_path / f"dir{number}"))
-        (tmp_path / f"dir{number}").mkdir()
-        config, folder = write("tracker=wandb", *words)
-        with Tracker(config, folder):
-            pass
-        runs.append(written(tmp_path / f"dir{number}")[0])
+    config, folder = write("tracker=wandb")
+    Tracker(config, folder)
+    run = sent(folder)[0]
+    assert (run.project, run.entity, run.display_name) == ("theirs", "them", "its name")
+    assert (run.run_group, [*run.tags]) == ("g", ["x", "y"])
 
-    theirs, own = runs
-    assert (theirs.project, theirs.entity, theirs.display_name) == ("theirs", "them", "its name")
-    assert (theirs.notes, theirs.run_group) == ("because", "g")
-    assert {"x", "y", "rotate=qk"} <= set(theirs.tags)
-    assert (own.project, own.entity, own.notes) == ("ours", "them", "no")
-    assert {"z", "rotate=qk"} <= set(own.tags)
-    assert "x" not in own.tags
+    with mock.patch("wandb.init"):
+        Tracker(config.replace("tracker", project="ours"), folder)
+    assert os.environ["WANDB_PROJECT"] == "ours"
 
 
-def test_a_run_of_a_sweep_is_named_by_what_is_swept(
-    tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A name in the environment is the user's own."""
-    [job] = admit([tiny()])
-    job.title = "qk_rope-optim.lr=0.003-s0"
-    for name, expected in (("", job.title), ("its name", None)):
-        monkeypatch.setenv("WANDB_NAME", name)
-        acquire(job)
-        assert read_config(job.folder).tracker.run_name == expected
-        job.release()
+def test_a_run_of_a_sweep_is_named_by_what_is_swept(tiny: Callable[..., RunConfig]) -> None:
+    job = Job(resolve(tiny()), title="qk_rope-optim.lr=0.003-s0")
+    with mock.patch("subprocess.Popen") as started:
+        ranks.start(job)
+    assert started.call_args.kwargs["env"]["WANDB_NAME"] == job.title
 
 
-# -- failures ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("place", "error"),
-    [
-        ("wandb.init", OSError("no")),
-        # Some versions of wandb call sys.exit.
-        ("wandb.init", SystemExit(1)),
-        ("wandb.Run.log", KeyError("x")),
-        ("wandb.Run.finish", KeyError("x")),
-    ],
-)
+@pytest.mark.parametrize("place", ["wandb.init", "wandb.Run.log", "wandb.Run.finish"])
 def test_a_call_that_raises_is_one_warning(
-    write: Write,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    place: str,
-    error: BaseException,
+    write: Write, capfd: pytest.CaptureFixture[str], place: str
 ) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(place, fail)
-        config, folder = write(*OFFLINE)
-        with Tracker(config, folder) as broken:
-            broken.row(row(4))
-            broken.row(row(5))
-    lines = [line for line in capfd.readouterr().err.splitlines() if "warning" in line]
-    [line] = lines
-    assert line.startswith(f"warning: the wandb tracker failed ({type(error).__name__}")
-    assert line.endswith(f"the curves are in {folder / 'metrics.jsonl'}")
+    """Some versions of wandb call sys.exit."""
+    config, folder = write(*OFFLINE)
+    with mock.patch(place, side_effect=SystemExit(1)), Tracker(config, folder) as broken:
+        broken.row(row(4))
+        broken.row(row(5))
+    [line] = [line for line in capfd.readouterr().err.splitlines() if "warning" in line]
+    assert line.startswith("warning: the wandb tracker failed (SystemExit: 1); the curves are in ")
 
 
 def test_without_a_key_a_run_is_tracked_offline(
     tiny: Callable[..., RunConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
     admit([tiny("tracker=wandb")])
-    [line] = [line for line in capsys.readouterr().err.splitlines() if "no API key" in line]
-    assert "tracking offline" in line
+    assert "wandb: no API key; tracking offline" in capsys.readouterr().err
     assert os.environ["WANDB_MODE"] == "offline"
 
 
 def test_a_tracker_that_is_not_installed_is_refused(tiny: Callable[..., RunConfig]) -> None:
-    """The refusal comes before anything is written."""
     config = tiny("tracker=trackio")
     with refused("tracker=trackio: is not installed; `pip install trackio`"):
         admit([config])
     assert not config.folder.exists()
 
 
-# -- trackio -------------------------------------------------------------------------------------
+def test_trackio_is_sent_every_row_once(
+    write: Write, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The first start dies after row 3; the second resumes from step 2 and repeats row 3."""
+    runs: dict[str, dict[int, Any]] = {}
 
-
-@pytest.fixture
-def trackio(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[int, Any]]:
-    """Replace trackio by a stub, and return the rows that it stores, by run name."""
-    stored: dict[str, dict[int, Any]] = {}
-
-    def init(project: str, name: str, group: str, config: Any, resume: str = "never") -> Any:
+    def init(project: str, name: str, group: str, config: Any, resume: str) -> Any:
         assert (project, resume) == ("rope_exp", "allow")
-        assert config["group_sha256"]
-        rows = stored.setdefault(name, {})
+        rows = runs.setdefault(name, {})
 
-        def log(metrics: dict[str, Any], step: int | None = None) -> None:
+        def log(metrics: dict[str, Any], step: int) -> None:
             assert step not in rows
-            assert step is not None
             rows[step] = metrics
 
         next_step = max(rows, default=-1) + 1
-        return SimpleNamespace(id="x", log=log, finish=lambda: None, _next_step=next_step)
+        return SimpleNamespace(log=log, finish=lambda: None, _next_step=next_step)
 
     monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=init))  # type: ignore[misc]
-    return stored
-
-
-def test_trackio_is_sent_every_row_once(
-    write: Write, trackio: dict[str, dict[int, Any]], capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The first start dies after row 3; the second resumes from step 2 and repeats row 3."""
     config, folder = write("tracker=trackio", num_rows=1)
     # A power cut may empty this file, and then another id is drawn.
     (folder / "trackio_id").touch()
     first = Tracker(config, folder)
     first.row(row(2))
     first.row(row(3))
-
     write("tracker=trackio", num_rows=2)
     with Tracker(config, folder) as second:
         second.row(row(3))
         second.row(row(4))
     assert capfd.readouterr().err == ""
-    [[name, rows]] = trackio.items()
-    drawn = (folder / "trackio_id").read_text()
-    assert (name, len(drawn)) == (f"qk_rope-s0-{drawn}", 16)
+    [[name, rows]] = runs.items()
+    assert name == f"qk_rope-s0-{(folder / 'trackio_id').read_text()}"
     assert list(rows) == [1, 2, 3, 4]
     assert rows[3] == {"tokens": 192, "train/loss": 2.0, "val/loss": 4.5}
-
-
-# -- real runs -------------------------------------------------------------------------------------
-
-KEY = "c0ffee" * 6 + "c0ff"  # as long as a real one
-SECRETS = {
-    "WANDB_API_KEY": KEY,
-    "HF_TOKEN": "canary0" * 5,
-    "AWS_SECRET_ACCESS_KEY": "canary1" * 5,
-}
-
-
-def tracked(tmp_path: Path, *words: str, **environment: str) -> Completed:
-    """Run train.py tracker=wandb in `tmp_path / "run"`, with secrets and without a server."""
-    own = {"HOME": str(tmp_path), "WANDB_BASE_URL": "http://127.0.0.1:9", **SECRETS}
-    words = (*words, "tracker=wandb", f"run.dir={tmp_path / 'run'}")
-    return train(*words, cwd=tmp_path, **own | environment)
 
 
 def test_an_offline_run_is_the_same_and_holds_no_secret(
     whole: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
     """Secrets come from the environment or the command line; cache and wandb files count, too."""
+    key = "c0ffee" * 6 + "c0ff"  # as long as a real one
+    secrets = {"WANDB_API_KEY": key, "HF_TOKEN": "canary0" * 5}
     folder, command = whole
-    command = [*command, f"data.cache_dir={tmp_path / 'cache'}", "tracker.mode=offline"]
-    assert "warning" not in tracked(tmp_path, *command).stderr
+    command = [*command, *OFFLINE, f"run.dir={tmp_path / 'run'}"]
+    command += [f"data.cache_dir={tmp_path / 'cache'}"]
+    assert "warning" not in train(*command, cwd=tmp_path, **secrets).stderr
     assert_same_run(folder, tmp_path / "run")
     assert history(recorded(tmp_path / "run")) == as_sent(read_metrics(tmp_path / "run"))
 
-    for override in ("tracker.api_key=", "+tracker.api_key="):
-        assert_refused(tracked(tmp_path, *command, f"{override}{'canary2' * 5}"))
+    assert_refused(train(*command, f"+tracker.api_key={'canary2' * 5}", cwd=tmp_path, **secrets))
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert any(path.suffix == ".wandb" for path in written)
     assert any(path.is_relative_to(tmp_path / "cache") for path in written)
     for path in written:
         content = path.read_bytes()
-        assert KEY.encode() not in content, path
+        assert key.encode() not in content, path
         assert b"canary" not in content, path

@@ -14,11 +14,9 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import gpu
-import gpu_pack
 import pytest
 from support.campaigns import PYTHONPATH, SHORT, records_of, write_campaign
 from support.configs import REPOSITORY
-from support.refused import refused
 
 from rope_exp.errors import EXIT_FAILED, EXIT_STOPPED
 from rope_exp.files import read_json
@@ -85,22 +83,9 @@ def test_a_machine_that_lacks_much_trains_from_a_pack(home: Path, tmp_path: Path
     subprocess.run(tune, env=environment, capture_output=True, check=True)
 
 
-def test_a_pack_that_is_too_large_or_unfinished_is_refused(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_pack, "MOST_MIB", 1e-3)
-    monkeypatch.setattr(gpu_pack, "_fetch_wheels", lambda folder, python: None)
-    with refused("of at most 0.001; choose less text"):
-        gpu_pack.pack(Path("pack"), ["mine"], home, "3.12")
-    with refused("has no pack.json, which --pack writes last"):
-        gpu_pack.unpack(home)
-
-
-def test_what_has_no_time_left_is_not_begun(home: Path) -> None:
-    done = run(home, "--seconds", "30")
-    assert done.returncode == EXIT_STOPPED
-    assert re.search(r"mine: not started, \d+ s left", done.stderr)
-    assert not (home / "out/mine.log").exists()
+def test_what_has_no_time_left_is_not_begun(tmp_path: Path) -> None:
+    assert gpu.run_all(["mine"], [], 30.0, tmp_path) == EXIT_STOPPED
+    assert not (tmp_path / "mine.log").exists()
 
 
 def test_failed_tests_end_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,30 +99,17 @@ def test_failed_tests_end_the_command(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (tmp_path / "tune.log").read_text() == "measured\n"
 
 
-def test_mps_ends_with_the_campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mps_runs_for_a_campaign_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the option it reads its commands from standard input."""
-    monkeypatch.delenv("ROPE_EXP_DEVICE", raising=False)
     log = tmp_path / "log"
     program = tmp_path / "nvidia-cuda-mps-control"
     program.write_text(f'#!/bin/sh\n[ "$1" = -d ] && echo start >> {log} || cat >> {log}\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with gpu.mps():
-        assert log.read_text() == "start\n"
-    assert log.read_text() == "start\nquit\n"
-
-
-def test_results_lie_under_the_short_name_of_the_card(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("ROPE_EXP_DEVICE", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with refused("this machine shows no GPU"):
-        gpu.card()
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho NVIDIA H100 80GB HBM3\n")
-    program.chmod(0o755)
-    assert gpu.card() == "H100"
+    part = ["-c", f"open({str(log)!r}, 'a').write('part\\n')"]
+    monkeypatch.setattr(gpu, "words_of", lambda *_: part)
+    assert gpu.run_all(["tune", "mine"], [], 100.0, tmp_path) == 0
+    assert log.read_text() == "part\nstart\npart\nquit\n"
 
 
 # This code starts a child process, prints its pid, and waits.

@@ -1,63 +1,44 @@
 """Tests that the published relations decide, and of tables joined with other campaigns."""
 
-import gzip
-import json
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
-from support.configs import RECORDED
 from support.records import runs_of
 
-from rope_exp.records import read_records
 from rope_exp.report import build
 from rope_exp.runs import Run
 from rope_exp.studies.joined import all_seeds, all_seeds_md, beside
 
 
-def losses(campaign: str, pe: str) -> Mapping[int, float]:
-    """Return losses at 26M tokens by seed, read without the package."""
-    found = {}
-    packed = (RECORDED / f"{campaign}.jsonl.gz").read_bytes()
-    for line in gzip.decompress(packed).splitlines():
-        record = json.loads(line)
-        if record["row"] == pe and record["config"]["train"]["num_steps"] == 6400:
-            found[record["result"]["seed"]] = record["result"]["val/loss"]
-    return found
-
-
 def test_a_relation_decides_in_both_directions() -> None:
     """NoPE > V is published from NoPE's side, QKV > NoPE from the other."""
-    report = build(read_records(RECORDED, "nine_26m"), ["pe"], reference="nope")
+    report = build(runs_of("nine_26m"), ["pe"], reference="nope")
     primary = {(pair["a"], pair["b"]): pair for pair in report.relations}
     assert report.decided["v_rope"].items() <= primary["nope", "v_rope"].items()
-    turned = report.decided["qkv_rope"]
-    straight = primary["qkv_rope", "nope"]
-    assert (turned["delta"], turned["delta_ci_low"], turned["delta_ci_high"]) == (
-        -straight["delta"],
-        -straight["delta_ci_high"],
-        -straight["delta_ci_low"],
-    )
+    turned, straight = report.decided["qkv_rope"], primary["qkv_rope", "nope"]
+    assert turned["delta"] == -straight["delta"]
+    assert turned["delta_ci_low"] == -straight["delta_ci_high"]
     assert (straight["verdict"], turned["verdict"]) == ("better", "worse")
 
 
 def test_further_seeds_of_a_configuration_are_joined() -> None:
     """`tokens` trained six of the nine in the same configuration; other campaigns chose a rate."""
-    nine = build(read_records(RECORDED, "nine_26m"), ["pe"])
-    others = ("tokens", "rates_26m", "qk_rate_26m", "shift_26m")
-    joined = all_seeds(nine, [run for name in others for run in read_records(RECORDED, name)])
+    names = ("tokens", "rates_26m", "qk_rate_26m", "shift_26m")
+    others = [run for name in names for run in runs_of(name)]
+    joined = all_seeds(build(runs_of("nine_26m"), ["pe"]), others)
     assert joined is not None
     relations = {(pair["a"], pair["b"]): pair for pair in joined.relations}
-    expected = {
+    assert relations.keys() == {
         ("k_rope", "vo_rope"), ("nope", "o_rope"), ("nope", "q_rope"), ("nope", "v_rope")
     }  # fmt: skip
-    assert relations.keys() == expected
-    for a, b in expected:
-        of_a, of_b = ({**losses("nine_26m", pe), **losses("tokens", pe)} for pe in (a, b))
-        delta_S = np.array([of_b[seed] - of_a[seed] for seed in sorted(of_a)])
-        pair = relations[a, b]
+    losses: dict[str, dict[int, float]] = {}
+    for run in [*runs_of("nine_26m"), *runs_of("tokens")]:
+        if run.config.train.num_steps == 6400:
+            losses.setdefault(run.row, {})[run.config.seed] = run.loss or 0.0
+    for (a, b), pair in relations.items():
+        delta_S = np.array([losses[b][seed] - losses[a][seed] for seed in sorted(losses[a])])
         assert pair["num_seeds"] == len(delta_S) == 11
         assert pair["delta"] == pytest.approx(delta_S.mean())
         assert pair["p"] == pytest.approx(stats.ttest_1samp(delta_S, 0).pvalue)

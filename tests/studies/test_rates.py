@@ -18,78 +18,67 @@ from rope_exp.stats import adjusted_means
 from rope_exp.studies import rates
 from rope_exp.studies.rates import find_sweeps, markdown
 
-# By variant and learning rate, one loss per seed.
-LOSSES = {
-    ("qk_rope", 0.001): [3.60],
-    ("qk_rope", 0.003): [3.50, 3.90],
-    ("qk_rope", 0.01): [3.70, 4.06],
-    ("qkvo_rope", 0.001): [3.40],
-    ("qkvo_rope", 0.003): [3.45, 3.83],
-    ("qkvo_rope", 0.01): [3.75, 4.13],
-    ("k_rope", 0.001): [3.80],
-    ("k_rope", 0.003): [3.55, 3.95],
-    ("k_rope", 0.01): [3.30],
-}
+RATES = [0.001, 0.003, 0.01]
 
 
 def line_of(text: str, beginning: str, table: int) -> list[str]:
-    """Return the cells of the row with this beginning, in the paragraph with this number."""
+    """Return the further cells of the row with this beginning, in this paragraph."""
     rows = [row.strip("| ").split(" | ") for row in text.split("\n\n")[table].splitlines()]
-    [found] = [row for row in rows if row[0] == beginning]
-    return found
+    [cells] = [cells for first, *cells in rows if first == beginning]
+    return cells
 
 
 def test_differences_are_within_a_seed(tmp_path: Path) -> None:
     """By hand, at the common rate and with each row at its best."""
-    for (pe, rate), values in LOSSES.items():
-        for seed, loss in enumerate(values):
-            group = {"group": f"lr{rate}", "overrides": [f"optim.lr={rate}"]}
-            make_run(tmp_path, pe=pe, seed=seed, loss=loss, **group)
+    # A list for each learning rate, with a loss for each seed.
+    losses = {
+        "qk_rope": [[3.60], [3.50, 3.90], [3.70, 4.06]],
+        "qkvo_rope": [[3.40], [3.45, 3.83], [3.75, 4.13]],
+        "k_rope": [[3.80], [3.55, 3.95], [3.30]],
+    }
+    for pe, of_rates in losses.items():
+        for rate, of_seeds in zip(RATES, of_rates, strict=True):
+            for seed, loss in enumerate(of_seeds):
+                words = {"group": f"lr{rate}", "overrides": [f"optim.lr={rate}"]}
+                make_run(tmp_path, pe=pe, seed=seed, loss=loss, **words)
     text = markdown(all_runs(tmp_path))
     cells = ["1 to 2", "3.7000", "+0.1000 (1)", "+0.1800 (2)", "0.003"]
-    assert line_of(text, "QK-RoPE", 1)[1:] == cells
+    assert line_of(text, "QK-RoPE", 1) == cells
     assert line_of(text, "QKVO-RoPE", 1)[-1] == "0.001 (at the end of the range)"
-    assert line_of(text, "QKVO-RoPE", 3)[1:] == ["-0.0600 (2)", "-0.1000 (1)"]
-    assert line_of(text, "K-RoPE", 1)[1:5] == ["1", "3.5500", "+0.2500 (1)", "-0.2500 (1)"]
-    assert line_of(text, "K-RoPE", 3)[1:] == ["+0.0500 (1)", "-0.2000 (1)"]
+    assert line_of(text, "QKVO-RoPE", 3) == ["-0.0600 (2)", "-0.1000 (1)"]
+    assert line_of(text, "K-RoPE", 1)[:4] == ["1", "3.5500", "+0.2500 (1)", "-0.2500 (1)"]
+    assert line_of(text, "K-RoPE", 3) == ["+0.0500 (1)", "-0.2000 (1)"]
     # K is worse than QKVO at the common learning rate, and better with each at its best.
     other = line_of(text, "QKVO-RoPE > K-RoPE", 5)
-    assert other[1:] == ["+0.1000 (1)", "-0.1000 (1)", "changed: open"]
+    assert other == ["+0.1000 (1)", "-0.1000 (1)", "changed: open"]
 
 
 @pytest.mark.parametrize(
-    ("seed", "key", "words"),
+    ("seed", "overrides", "words"),
     [
-        (0, "weight_decay=0", "optim.weight_decay"),
-        (1, "lr=0.003", "two learning rates with the same seed"),
+        (0, ["optim.lr=0.003", "optim.weight_decay=0"], "optim.weight_decay"),
+        (1, ["optim.lr=0.003"], "two learning rates with the same seed"),
     ],
 )
 def test_runs_that_are_no_sweep_are_refused(
-    tmp_path: Path, seed: int, key: str, words: str
+    tmp_path: Path, seed: int, overrides: list[str], words: str
 ) -> None:
     make_run(tmp_path, group="a", overrides=["optim.lr=0.001"])
-    make_run(
-        tmp_path, group="b", seed=seed, overrides=["optim.lr=0.003", f"optim.{key}"][-2 + seed :]
-    )
+    make_run(tmp_path, group="b", seed=seed, overrides=overrides)
     with refused(words):
         markdown(all_runs(tmp_path))
-
-
-# -- runs of a sweep -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def records() -> dict[str, list[Run]]:
     """Return a campaign of several learning rates, and another at one of them."""
-    tried = [
-        run for run in runs_of("lr", "nope", "qk_rope", seeds=(0,)) if run.config.optim.lr != 0.003
-    ]
-    lent = runs_of("lr", "nope", "vo_rope", seeds=(0,))
+    runs = runs_of("lr", "nope", "qk_rope", "vo_rope", seeds=(0,))
     plain = [
         replace(run, group="plain", where=f"plain/{run.row}-s0", factors={"seed": 0})
-        for run in lent
-        if run.config.optim.lr == 0.003
+        for run in runs
+        if run.config.optim.lr == 0.003 and run.row != "qk_rope"
     ]
+    tried = [run for run in runs if run.config.optim.lr != 0.003 and run.row != "vo_rope"]
     return {"lr": tried, "plain": plain}
 
 
@@ -145,9 +134,6 @@ def test_a_run_that_reads_far_is_marked(
     assert ("probably copy" in text) == is_marked
 
 
-# -- means -----------------------------------------------------------------------------------------
-
-RATES = [0.001, 0.003, 0.01]
 EFFECTS = st.floats(-1, 1, width=32)
 
 

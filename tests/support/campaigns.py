@@ -18,29 +18,20 @@ RUNS = Path("results/runs")
 
 # A campaign must set these keys, because their defaults depend on the machine.
 DECIDED = (
-    "train.compile=false",
-    "train.deterministic=true",
-    "launch.device=cpu",
-    "launch.num_threads=1",
-    "launch.max_parallel=1",
-)
+    "train.compile=false", "train.deterministic=true", "launch.device=cpu",
+    "launch.num_threads=1", "launch.max_parallel=1",
+)  # fmt: skip
 FIXED = (*TINY, *DECIDED, "data.path=corpus", "data.holdout_fraction=0.2")
 # These runs are long enough for a test to interrupt them.
 LONG = ("train.num_steps=200", "train.save_every=10", "train.eval_every=100")
 # These runs are short, and save five checkpoints.
 SHORT = (*FIXED, "train.num_steps=20", "train.save_every=4")
 ROWS = {"qk": ["pe=qk_rope"], "vo": ["pe=vo_rope"]}
-OF_CLOCKS = ("tokens_per_s", "wall_s", "mfu")
 
 # A campaign and its ranks import from here, so they see no commit and no uncommitted changes.
 PYTHONPATH = os.pathsep.join([str(REPOSITORY / "tests/support/unversioned"), str(REPOSITORY)])
 
-# Code for `python -c` that runs `rope-exp campaign`.
-COMMAND = """
-import sys
-from rope_exp.cli import main
-sys.exit(main("campaign"))
-"""
+COMMAND = "import sys; from rope_exp.cli import main; sys.exit(main('campaign'))"
 
 
 def write_campaign(folder: Path, name: str = "mine", **values: Any) -> Path:
@@ -53,28 +44,23 @@ def write_campaign(folder: Path, name: str = "mine", **values: Any) -> Path:
 
 
 def load(folder: Path, name: str = "mine", **values: Any) -> Campaign:
-    """Write a campaign, and return it as loaded from its file."""
     write_campaign(folder, name, **values)
     return load_campaign(name, folder, RUNS)
 
 
 def names(campaign: Campaign) -> list[str]:
-    """Return the names of a campaign's cells, in their order."""
     return [cell.name for cell in campaign.cells]
 
 
 def start_campaign(
     folder: Path, *words: str, prelude: str = "", **environment: str
 ) -> "subprocess.Popen[str]":
-    """Start `rope-exp campaign mine` in a folder, with the folder's own campaigns.
-
-    Args:
-        prelude: code that the process runs first.
-    """
+    """Start `rope-exp campaign mine` in a folder, after some code."""
     # The campaign sets launch.num_threads=1, which must override this OMP_NUM_THREADS.
     shared = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "2"}
+    code = f"{prelude}\n{COMMAND}"
     return subprocess.Popen(
-        [sys.executable, "-c", prelude + COMMAND, "mine", "--config-dir", str(folder), *words],
+        [sys.executable, "-c", code, "mine", "--config-dir", str(folder), *words],
         cwd=folder,
         env=os.environ | shared | environment,
         stdout=subprocess.PIPE,
@@ -83,14 +69,12 @@ def start_campaign(
     )
 
 
-def make_home(folder: Path, corpus: Path, **values: Any) -> Path:
-    """Write a campaign of two longer runs and its corpus into a folder, and return the folder."""
+def make_home(folder: Path, corpus: Path) -> Path:
     (folder / "corpus").symlink_to(corpus)
     write_campaign(
         folder,
         fixed=[*FIXED, *LONG, "train.probes=[windows,shift]"],
         cells=["seed=3 optim.betas=[0.9,0.95]"],
-        **values,
     )
     return folder
 
@@ -98,22 +82,19 @@ def make_home(folder: Path, corpus: Path, **values: Any) -> Path:
 def run_campaign_command(
     folder: Path, *words: str, **environment: str
 ) -> "subprocess.CompletedProcess[str]":
-    """Run `rope-exp campaign mine` to its end, and return the completed process."""
     process = start_campaign(folder, *words, **environment)
     stdout, stderr = process.communicate(timeout=120)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 def records_of(folder: Path) -> list[Path]:
-    """Return the paths of a campaign's records, sorted by name."""
     return sorted((folder / RECORDS / "mine").glob("*.json"))
 
 
 def without_clock(path: Path) -> dict[str, Any]:
-    """Return a record's content without times, and without the digest that covers them."""
     record = read_json(path)
     del record["sha256"]
-    for key in OF_CLOCKS:
+    for key in ("tokens_per_s", "wall_s", "mfu"):
         del record["result"][key]
     for key in ("started", "marks", "earlier_git"):
         record["env"].pop(key, None)
@@ -121,14 +102,10 @@ def without_clock(path: Path) -> dict[str, Any]:
 
 
 def progress(home: Path) -> Progress:
-    """Return the progress of a folder's campaign."""
     return Progress(load_campaign("mine", home, RUNS), RECORDS)
 
 
 def assert_same_records(home: Path, recorded: Path) -> None:
     """Assert that the records equal those of the undisturbed campaign, except for times."""
-    ours = records_of(home)
-    theirs = records_of(recorded)
-    assert [path.name for path in ours] == [path.name for path in theirs]
-    for mine, other in zip(ours, theirs, strict=True):
-        assert without_clock(mine) == without_clock(other)
+    ours = {path.name: without_clock(path) for path in records_of(home)}
+    assert ours == {path.name: without_clock(path) for path in records_of(recorded)}

@@ -12,7 +12,6 @@ _TEXT = "{http://www.w3.org/2000/svg}text"
 
 
 def records(chart: Any, key: str) -> list[dict[str, Any]]:
-    """Return the first data set whose records have this key."""
     datasets = chart.to_dict()["datasets"].values()
     return next((lines for lines in datasets if lines and key in lines[0]), [])
 
@@ -35,17 +34,10 @@ def domain(chart: Any, field: str) -> list[Any]:
 
 
 def words(chart: Any) -> list[str]:
-    """Return all drawn texts, and then the explanation as one string."""
     svg = ElementTree.fromstring(svg_of(chart.to_dict()))
     drawn = [text.text or "" for text in svg.iter(_TEXT)]
     return [*drawn, explanation(chart)]
 
 
-def width(chart: Any) -> float:
-    """Return the width of a chart's file, in pixels."""
-    return float(ElementTree.fromstring(svg_of(chart.to_dict())).attrib["width"])
-
-
 def explanation(chart: Any) -> str:
-    """Return the explanation below a chart."""
     return " ".join(chart.to_dict()["title"]["text"])

@@ -11,7 +11,6 @@ Done = subprocess.CompletedProcess[str]
 
 
 def started(script: str) -> list[str]:
-    """Return Python's arguments to start one of our scripts, or a command such as `plan`."""
     if script.endswith(".py"):
         return [str(REPOSITORY / script)]
     return ["-m", "rope_exp", *script.split()]
@@ -41,6 +40,5 @@ def assert_refused(done: Done, *named: str) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file and the folders above it, even if the text is not valid Unicode."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text.encode(errors="surrogateescape"))

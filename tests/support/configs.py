@@ -13,21 +13,11 @@ NINE = tuple(sorted(TABLE.losses, key=lambda label: (len(label), "qkvo".find(lab
 
 # With these overrides a run takes seconds.
 TINY = (
-    "model.hidden_size=32",
-    "model.intermediate_size=64",
-    "model.num_hidden_layers=2",
-    "train.num_steps=6",
-    "train.global_batch_size=4",
-    "train.seq_len=16",
-    "train.eval_every=3",
-    "train.eval_sequences=4",
-    "train.save_every=2",
-    "train.log_every=1",
-    "train.precision=fp32",
-    "schedule.warmup_fraction=0.05",
-    "tokenizer=bytes",
-    "data=files",
-)
+    "model.hidden_size=32", "model.intermediate_size=64", "model.num_hidden_layers=2",
+    "train.num_steps=6", "train.global_batch_size=4", "train.seq_len=16", "train.eval_every=3",
+    "train.eval_sequences=4", "train.save_every=2", "train.log_every=1", "train.precision=fp32",
+    "schedule.warmup_fraction=0.05", "tokenizer=bytes", "data=files",
+)  # fmt: skip
 
 # The committed records of the project's campaigns.
 RECORDED = REPOSITORY / "results/records"
@@ -41,11 +31,9 @@ def composed(*overrides: str) -> RunConfig:
 
 def left_in(cache: Path) -> list[str]:
     """Return the names in a cache of prepared corpora, without lock files."""
-    return (
-        sorted(path.name for path in cache.iterdir() if path.name != "locks")
-        if cache.exists()
-        else []
-    )
+    if not cache.exists():
+        return []
+    return sorted(path.name for path in cache.iterdir() if path.name != "locks")
 
 
 __all__ = ["NINE", "RECORDED", "REPOSITORY", "TINY", "composed", "left_in"]

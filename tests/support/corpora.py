@@ -29,7 +29,6 @@ PLAIN_TEXTS = [
 def data_config(
     *, kind: str = "files", path: Path | str | None = None, **changes: Any
 ) -> DataConfig:
-    """Return the config of a corpus named `mine`."""
     of_files = {"text_column": "text", "validation_split": "validation"}
     values: dict[str, Any] = {
         "name": "mine",
@@ -43,7 +42,6 @@ def data_config(
 
 
 def tokenizer_config(kind: str, **changes: Any) -> TokenizerConfig:
-    """Return the config of a tokenizer, named after its kind."""
     values = {"name": kind, "kind": kind, "vocab_size": None, "train_bytes": None}
     return TokenizerConfig(**{**values, **changes})
 
@@ -53,7 +51,6 @@ BPE = tokenizer_config("bpe", vocab_size=300, train_bytes=100_000)
 
 
 def corpus_of(texts: list[str], *, holdout_fraction: float) -> Corpus:
-    """Return a corpus in memory."""
     data = data_config(path="memory", holdout_fraction=holdout_fraction)
     return Corpus(data, {"train": texts}, iter)
 
@@ -61,7 +58,6 @@ def corpus_of(texts: list[str], *, holdout_fraction: float) -> Corpus:
 def write_parquet(
     path: Path, texts: list[str] | list[str | None], *, column: str = "text", **options: Any
 ) -> Path:
-    """Write these texts and a column of numbers to a Parquet file, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table({column: pa.array(texts, pa.string()), "id": range(len(texts))})
     pq.write_table(table, path, **options)
@@ -69,8 +65,7 @@ def write_parquet(
 
 
 def documents_of(prepared: Prepared, side: str) -> list[str]:
-    """Return the decoded documents of one side, `train` or `validation`."""
-    tokenizer = load_tokenizer(prepared.tokenizer_file)
+    tokenizer = load_tokenizer(prepared.folder / "tokenizer.json")
     end_id = prepared.corpus["end_id"]
     ids = prepared.tokens[side][:]
     assert ids[-1] == end_id
@@ -79,13 +74,7 @@ def documents_of(prepared: Prepared, side: str) -> list[str]:
 
 
 def all_documents(prepared: Prepared) -> list[str]:
-    """Return the decoded documents of both sides."""
     return documents_of(prepared, "train") + documents_of(prepared, "validation")
-
-
-def num_documents(prepared: Prepared) -> int:
-    """Return the number of documents of both sides."""
-    return sum(prepared.corpus["documents"].values())
 
 
 def start_python(code: str, *arguments: Any, **options: Any) -> "subprocess.Popen[str]":
@@ -116,3 +105,7 @@ def philox(key: list[int], counter: list[int]) -> list[int]:
         ]
         key = [(key[0] + 0x9E3779B97F4A7C15) % word, (key[1] + 0xBB67AE8584CAA73B) % word]
     return counter
+
+
+def spell(ids: Any, tokens: Any) -> str:
+    return "".join(tokens[id_] for id_ in ids)

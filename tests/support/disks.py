@@ -18,12 +18,7 @@ NO_LOG_FLUSH = 2
 
 
 class Disk:
-    """An ext4 file system on a loop device, mounted at `root`.
-
-    Args:
-        folder: holds the image and the mount point.
-        journal: if false, unsynced writes may reach the device in any order.
-    """
+    """An ext4 file system on a loop device; without a journal, writes lose their order."""
 
     def __init__(self, folder: Path, *, journal: bool = True, megabytes: int = 64) -> None:
         missing = [name for name in ("mkfs.ext4", "e2fsck", "mount") if not shutil.which(name)]
@@ -41,7 +36,6 @@ class Disk:
         self.mount()
 
     def mount(self) -> None:
-        """Mount it, which replays a journal."""
         subprocess.run(["mount", "-o", "loop", self.image, self.root], check=True)
 
     def unmount(self) -> None:
@@ -57,8 +51,7 @@ class Disk:
     def cut(self, process: Process) -> None:
         """Cut the power while a command runs, and mount the disk again.
 
-        Unmounting would still write cached metadata, so the disk continues from a copy of the data
-        that had reached the device.
+        It continues from a copy, because unmounting would still write cached metadata.
         """
         descriptor = os.open(self.root, os.O_RDONLY)
         fcntl.ioctl(descriptor, SHUTDOWN, struct.pack("I", NO_LOG_FLUSH))

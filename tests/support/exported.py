@@ -35,7 +35,6 @@ TEXT = "Document 3. A text"
 
 
 def read(folder: Path, tmp_path: Path) -> dict[str, Any]:
-    """Return the output of `READER` for an exported folder."""
     printed = in_a_process(tmp_path, READER, str(folder), str(tmp_path / "again"), TEXT)
     found: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return found

@@ -1,175 +1,79 @@
-"""A stand-in for the Hugging Face hub on localhost, with faults on demand.
-
-It answers the requests that `datasets`, `huggingface_hub` and `transformers` make: information on
-a repository and revision, its tree, and files by HEAD and by range.
-"""
+"""A stand-in for the Hugging Face hub on localhost: repositories, their trees and files."""
 
 import hashlib
 import json
 import re
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal, Self
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
-INFO = re.compile(r"/api/((?:datasets|models)/[^/]+/[^/]+)(?:/revision/(\w+))?")
-TREE = re.compile(r"/api/((?:datasets|models)/[^/]+/[^/]+)/tree/(\w+)/?(.*)")
-FILE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/(\w+)/(.*)")
+REPOSITORY = "(?:/api)?/((?:(?:datasets|models)/)?[^/]+/[^/]+)"
+PATHS = re.compile(REPOSITORY + r"(?:/(revision|tree|resolve)/\w+/?(.*))?")
 
 
-@dataclass
-class Fault:
-    """A fault in answers to requests whose "METHOD path" has a match of the regex `matches`.
-
-    It occurs `times` times. It is an HTTP status, or "half": the answer breaks off in the middle.
-    """
-
-    kind: int | Literal["half"]
-    matches: str = ""
-    times: float = float("inf")
-    code: str = ""
-
-
-@dataclass
 class Hub:
-    """`with Hub({"datasets/owner/corpus": {"train.parquet": b"..."}}) as hub:` serves at `hub.url`.
+    """`faults` are the HTTP status and error code of requests that match a regex."""
 
-    Attributes:
-        requests: "METHOD path" of each request so far, in order.
-        authorizations: the Authorization headers of the requests.
-        faults: tried in order at each request, until one occurs.
-    """
+    revision = "0123456789abcdef0123456789abcdef01234567"
 
-    repositories: Mapping[str, Mapping[str, bytes]]
-    revision: str = "0123456789abcdef0123456789abcdef01234567"
-    requests: list[str] = field(default_factory=list)
-    authorizations: set[str | None] = field(default_factory=set)
-    faults: list[Fault] = field(default_factory=list)
-
-    def __enter__(self) -> Self:
-        self.server = ThreadingHTTPServer(
-            ("127.0.0.1", 0),
-            lambda *words: Handler(*words, hub=self),  # type: ignore[misc]
-        )
+    def __init__(self, repositories: Mapping[str, Mapping[str, bytes]]) -> None:
+        self.repositories = repositories
+        self.faults: dict[str, tuple[int, str]] = {}
+        self.requests: list[str] = []
+        handler = type("HubHandler", (Handler,), {"hub": self})
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Stop answering."""
-        self.server.shutdown()
-        self.server.server_close()
+    def answer(self, method: str, path: str) -> tuple[int, Any]:
+        for pattern, fault in self.faults.items():
+            if re.search(pattern, f"{method} {path}"):
+                return fault
+        match = PATHS.fullmatch(unquote(urlsplit(path).path))
+        assert match is not None, path
+        name, kind, below = match.groups()
+        files = self.repositories.get(name if name.count("/") == 2 else f"models/{name}")
+        if files is None:
+            # Without credentials, the real hub answers 401 for an unknown repository.
+            return 401, "RepoNotFound"
+        if kind == "resolve":
+            return (200, files[below]) if below in files else (404, "EntryNotFound")
+        if kind == "tree":
+            facts = {"type": "file", "oid": "0" * 40}
+            return 200, [{**facts, "path": name, "size": len(files[name])} for name in files]
+        siblings = [{"rfilename": path} for path in files]
+        return 200, {"id": name.partition("/")[2], "sha": self.revision, "siblings": siblings}
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers one connection."""
-
     protocol_version = "HTTP/1.1"
-
-    def __init__(self, *words: Any, hub: Hub) -> None:
-        self.hub = hub
-        super().__init__(*words)
+    hub: Hub
 
     def log_message(self, *_: object) -> None:
         pass
 
     def do_GET(self) -> None:
-        request = f"{self.command} {self.path}"
-        self.hub.requests.append(request)
-        self.hub.authorizations.add(self.headers["Authorization"])
-        faults = (
-            each for each in self.hub.faults if each.times and re.search(each.matches, request)
-        )
-        self.fault = next(faults, None)
-        if self.fault is not None:
-            self.fault.times -= 1
-        if self.fault is None or self.fault.kind == "half":
-            self.route(unquote(urlsplit(self.path).path))
+        self.hub.requests.append(f"{self.command} {self.path} {self.headers['Authorization']}")
+        status, body = self.hub.answer(self.command, self.path)
+        headers = {"X-Repo-Commit": self.hub.revision}
+        if isinstance(body, str):
+            headers |= {"X-Error-Code": body, "X-Error-Message": body}
+            body = b"{}"
+        elif isinstance(body, bytes):
+            headers["ETag"] = f'"{hashlib.sha1(body).hexdigest()}"'
+            if part := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"] or ""):
+                status = 206
+                body = body[int(part[1]) : int(part[2] or len(body)) + 1]
         else:
-            self.error(self.fault.kind, self.fault.code)
+            body = json.dumps(body).encode()
 
-    do_HEAD = do_GET
-
-    def route(self, path: str) -> None:
-        if found := FILE.fullmatch(path):
-            files = self.files(f"{found[1] or 'models/'}{found[2]}", found[3])
-            if files is not None and found[4] in files:
-                self.file(files[found[4]])
-            elif files is not None:
-                self.error(404, "EntryNotFound")
-        elif found := TREE.fullmatch(path):
-            files = self.files(found[1], found[2])
-            if files is not None:
-                self.json(entries(files, found[3], is_deep="recursive=true" in self.path))
-        elif found := INFO.fullmatch(path):
-            files = self.files(found[1], found[2])
-            if files is not None:
-                names = [{"rfilename": name} for name in files]
-                facts = {"id": found[1].partition("/")[2], "sha": self.hub.revision}
-                self.json({**facts, "siblings": names, "private": False, "tags": []})
-        else:
-            self.error(404)
-
-    def files(self, name: str, revision: str | None) -> Mapping[str, bytes] | None:
-        """Return the files of a repository, or answer that it or its revision is not there."""
-        if name not in self.hub.repositories:
-            # Without credentials, the real hub answers 401 for an unknown repository.
-            self.error(401, "RepoNotFound")
-        elif revision not in (None, "main", self.hub.revision):
-            self.error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-        else:
-            return self.hub.repositories[name]
-        return None
-
-    def file(self, content: bytes) -> None:
-        facts = {"ETag": f'"{sha1(content)}"', "Accept-Ranges": "bytes"}
-        if part := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"] or ""):
-            first, last = int(part[1]), min(int(part[2] or len(content)), len(content) - 1)
-            facts["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
-            self.answer(206, content[first : last + 1], facts)
-        else:
-            self.answer(200, content, facts)
-
-    def json(self, value: Any) -> None:
-        self.answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
-
-    def error(self, status: int, code: str = "", message: str = "no") -> None:
-        named = {"X-Error-Code": code, "X-Error-Message": message} if code else {}
-        self.answer(status, json.dumps({"error": message}).encode(), named)
-
-    def answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         self.send_response(status)
-        facts = {"X-Repo-Commit": self.hub.revision, "Content-Length": str(len(body))}
-        for name, value in {**facts, **headers}.items():
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.fault is not None and self.fault.kind == "half":
-            body = body[: len(body) // 2]
-            self.close_connection = True
         if self.command != "HEAD":
             self.wfile.write(body)
 
-
-def entries(files: Mapping[str, bytes], folder: str, *, is_deep: bool) -> list[dict[str, Any]]:
-    """Return the files below a folder, or, if not `is_deep`, its files and folders."""
-    found = {}
-    prefix = folder and f"{folder}/"
-    for path, content in files.items():
-        if not path.startswith(prefix):
-            continue
-        name, _, below = path.removeprefix(prefix).partition("/")
-        if below and not is_deep:
-            found[name] = {"type": "directory", "path": prefix + name, "size": 0, "oid": "0" * 40}
-        else:
-            found[path] = {"type": "file", "path": path, "size": len(content), "oid": sha1(content)}
-    return list(found.values())
-
-
-def sha1(content: bytes) -> str:
-    """Return the digest by which the hub tells versions of a file."""
-    return hashlib.sha1(content).hexdigest()
+    do_HEAD = do_GET

@@ -13,7 +13,7 @@ from rope_exp.attn.linear import Config as LinearConfig
 from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.attn.shared import Config as SharedConfig
 from rope_exp.sections import Kind, ModelConfig, SoftmaxConfig
-from support.models import SIZES, make_sizes
+from support.models import SIZES, SUBSETS, make_sizes
 
 _LATENT = {"kv_rank": 10, "nope_dim": 6, "rope_dim": 4, "value_dim": 5}
 _SHARED = {"groups": 2, "nope_dim": 6, "rope_dim": 4}
@@ -54,8 +54,8 @@ def all_sites(attn: Kind) -> tuple[str, ...]:
     return tuple(site for site in "qkvo" if site in attn.sites())
 
 
-def allowed(attn: Kind, sites: Collection[str]) -> bool:
-    return set(sites) <= set(attn.sites())
+def subsets_of(attn: Kind) -> list[tuple[str, ...]]:
+    return [sites for sites in SUBSETS if set(sites) <= set(attn.sites())]
 
 
 def make_layer(

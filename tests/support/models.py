@@ -19,7 +19,6 @@ SUBSETS = [subset for size in range(5) for subset in itertools.combinations("qkv
 
 
 def make_sizes(**changes: Any) -> ModelConfig:
-    """Return small sizes; by default two query heads share a key/value head of 8 features."""
     sizes: dict[str, Any] = {
         "name": "test",
         "hidden_size": 32,
@@ -59,9 +58,7 @@ def opinionated(
 ) -> Decoder:
     """Return a decoder with attention far from uniform, so that positions affect its loss.
 
-    Args:
-        scale: factor of the initial weights.
-        changes: fields of the variant, or of the architecture (causal, num_positions).
+    `changes` are fields of the variant, or of the architecture.
     """
     fields = {field.name for field in dataclasses.fields(Architecture)}
     of_architecture = {key: changes.pop(key) for key in fields & changes.keys()}
@@ -89,7 +86,6 @@ def make_tables(
     num_positions: int, dim: int, *, base: float = BASE, start: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> Tables:  # fmt: skip
-    """Return the cosines and sines of `num_positions` positions from `start` on."""
     angle_TF = angles(frequencies(dim, base, dtype), start + torch.arange(num_positions))
     return angle_TF.cos(), angle_TF.sin()
 
@@ -97,7 +93,6 @@ def make_tables(
 def make_positions(
     num_positions: int, dim: int, *, base_vo: float | None = None, **changes: Any
 ) -> Positions:
-    """Return positions for a layer; all sites share tables unless v and o have their own base."""
     tables = make_tables(num_positions, dim, **changes)
     if base_vo is None:
         return Positions(tables)
@@ -125,7 +120,12 @@ def rotation_matrix(position: int, dim: int, base: float = BASE) -> Tensor:
     return matrix
 
 
+def fed(decoder: Decoder, ids_BT: Tensor, parts: list[int], cache: Cache | None = None) -> Tensor:
+    """Return the logits of ids that are fed to a cache in parts."""
+    cache = cache or decoder.new_cache()
+    return torch.cat([decoder(part, cache=cache) for part in ids_BT.split(parts, dim=1)], dim=1)
+
+
 def num_numbers(cache: Cache) -> int:
-    """Return the number of elements that a cache keeps, over all rows and layers."""
-    kept = [[*layer.rows.values(), *layer.states.values()] for layer in cache.layers]
+    kept = [[*layer.rows.values(), *layer.states.values()] for layer in cache]
     return sum(tensor.numel() for layer in kept for tensor in layer)

@@ -19,10 +19,7 @@ def make_tables() -> dict[str, Report]:
 
 
 def make_hostile() -> dict[str, Report]:
-    """Return a table in which a row, the corpus and the runs have names with markup.
-
-    A config refuses such names, so this sets them without its check.
-    """
+    """Return a table in which a row, the corpus and the runs have names with markup."""
     runs = []
     for run in runs_of("english", "qk_rope", "vo_rope", seeds=(0, 1)):
         data = replace(run.config.data)

@@ -35,7 +35,6 @@ def finished(
 
 
 def ask(decoder: Decoder, name: str, *args: Any, **changes: Any) -> dict[str, Any]:
-    """Return the answer of a model of text to one probe."""
     answers = finished(decoder, *args, **changes).ask([name])
     assert answers is not None
     answer: dict[str, Any] = answers[name]

@@ -29,17 +29,14 @@ def runs_of(campaign: str, *rows: str, seeds: Iterable[int] | None = None) -> li
 
 
 def report_on(campaign: str, *rows: str, seeds: Iterable[int] | None = None) -> Report:
-    """Return the report by variant on recorded runs."""
     return build(runs_of(campaign, *rows, seeds=seeds), ["pe"])
 
 
 def ended_at(run: Run, loss: float) -> Run:
-    """Return a run with another final loss."""
     return replace(run, result={**run.result, "val/loss": loss})
 
 
 def diverged(run: Run) -> Run:
-    """Return a run as if it had diverged halfway."""
     metrics = run.metrics[: len(run.metrics) // 2]
     step = metrics[-1]["step"]
     lost = {"status": "diverged", "val/loss": None, "steps": step, "diverged_step": step + 1}
@@ -47,12 +44,10 @@ def diverged(run: Run) -> Run:
 
 
 def unfinished(run: Run) -> Run:
-    """Return a run as if it had only begun."""
     return replace(run, result={}, metrics=[])
 
 
 def copy_records(records: Path, campaign: str, *cells: str) -> list[Path]:
-    """Copy records of a campaign to files below another folder, and return their paths."""
     (records / campaign).mkdir(parents=True, exist_ok=True)
     stored = {path.stem: content for path, content in stored_records(RECORDED, campaign).items()}
     paths = [records / campaign / f"{cell}.json" for cell in cells]
@@ -62,7 +57,6 @@ def copy_records(records: Path, campaign: str, *cells: str) -> list[Path]:
 
 
 def edit_record(path: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
-    """Edit a record, and give it a digest that matches."""
     values = json.loads(path.read_text(encoding="utf-8"))
     edit(values)
     path.write_text(canonical(values | {"sha256": digest(values)}), encoding="utf-8")

@@ -2,31 +2,27 @@
 
 import csv
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from rope_exp.comparable import Row, comparable
+from rope_exp.comparable import Row, rows_of
 from rope_exp.config import RunConfig
-from rope_exp.files import read_json, write_json
-from rope_exp.folder import MetricsWriter, probes_sha256, write_config
+from rope_exp.files import json_sha256, read_json, write_json
+from rope_exp.folder import MetricsWriter, write_config
 from rope_exp.runs import Run, find_groups, read_runs
 from support.configs import composed
 
 BUDGET = (
-    "train.num_steps=500",
-    "train.global_batch_size=16",
-    "train.seq_len=256",
+    "train.num_steps=500", "train.global_batch_size=16", "train.seq_len=256",
     "train.eval_every=50",
-)
+)  # fmt: skip
 TOKENS_PER_STEP = 16 * 256
 
 
 def config_of(*overrides: str) -> RunConfig:
-    """Return the config of a run with `BUDGET`."""
     return composed(*BUDGET, *overrides)
 
 
@@ -46,15 +42,11 @@ def make_run(
     result: Mapping[str, Any] | None = None,
     env: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write the folder of a run that finished at `loss`, or was interrupted at `steps`.
+    """Write and return the folder of a run that finished at `loss`, or was interrupted at `steps`.
 
     Args:
-        runs: the folder of groups.
         pe: a choice of configs/pe, or an override such as pe.rotate=[q,v].
         result: replaces keys of result.json; if `loss` is None, it (even {}) makes the run diverge.
-        env: keys of env.json; None writes no env.json.
-    Returns:
-        The folder.
     """
     variant = pe if "=" in pe else f"pe={pe}"
     config = replace(config_of(variant, *overrides), seed=seed).replace("run", group=group)
@@ -66,7 +58,7 @@ def make_run(
 
     num_steps = config.train.num_steps
     last_step = num_steps if steps is None else steps
-    last = _write_curve(folder, loss, seed, last_step, num_steps)
+    last_loss = _write_curve(folder, loss, last_step, num_steps)
     if loss is None and result is None:
         return folder
 
@@ -81,7 +73,7 @@ def make_run(
         "tokens": last_step * TOKENS_PER_STEP,
         "steps": last_step,
         "val/loss": loss,
-        "train/loss_last": last.get("train/loss"),
+        "train/loss_last": last_loss,
         "init_sha256": sha256_of(f"init {seed}"),
         "data_sha256": sha256_of("data"),
         "order_sha256": sha256_of(f"order {seed} {last_step}"),
@@ -96,10 +88,9 @@ def make_run(
 
 
 def ask(folder: Path, answers: Mapping[str, Any]) -> None:
-    """Add answers to probes to the folder of a run."""
     write_json(folder / "probes.json", answers)
-    result = read_json(folder / "result.json")
-    write_json(folder / "result.json", result | {"probes_sha256": probes_sha256(folder)})
+    result = read_json(folder / "result.json") | {"probes_sha256": json_sha256(dict(answers))}
+    write_json(folder / "result.json", result)
 
 
 def begun_from(weights: str) -> dict[str, Any]:
@@ -112,39 +103,32 @@ def begun_from(weights: str) -> dict[str, Any]:
     }
 
 
-def _write_curve(
-    folder: Path, loss: float | None, seed: int, last_step: int, num_steps: int
-) -> dict[str, Any]:
-    """Write a curve that falls to `loss`, with noisy training losses; return its last row."""
-    noise = np.random.default_rng(seed)
+def _write_curve(folder: Path, loss: float | None, last_step: int, num_steps: int) -> float:
+    """Write a curve that falls to `loss`; return its last training loss."""
     writer = MetricsWriter(folder)
     for step in range(10, last_step + 1, 10):
-        height = 4.0 * (np.exp(-step / 40) + np.exp(-5 * step / num_steps) / 2)
-        value = (loss or 3.6) + float(height - 2.0 * np.exp(-5.0))
+        value = (loss or 3.6) + 4.0 * math.exp(-step / 40)
         row = {
             "step": step,
             "tokens": step * TOKENS_PER_STEP,
-            "train/loss": value - 0.1 + 0.05 * float(noise.normal()),
+            "train/loss": value - 0.1,
             "lr": 1e-3,
         }
         if step % 50 == 0:
             row["val/loss"] = loss if step == num_steps and loss is not None else value
         writer.write(row)
     writer.close()
-    return writer.last
+    return writer.last.get("train/loss")
 
 
 def compared(runs: Path, *, keys: tuple[str, ...] = ("pe",)) -> dict[str, Row]:
-    """Return the comparison of all runs in a folder."""
-    return comparable(all_runs(runs), keys)
+    return rows_of(all_runs(runs), keys)
 
 
 def all_runs(runs: Path) -> list[Run]:
-    """Return the runs of every group."""
     return read_runs(find_groups(runs, None, several=True))[0]
 
 
 def table_rows(folder: Path, by: str = "pe") -> dict[str, dict[str, str]]:
-    """Return the rows of a folder's table.csv in order, keyed by a column."""
     with (folder / "table.csv").open(encoding="utf-8", newline="") as file:
         return {row[by]: row for row in csv.DictReader(file)}

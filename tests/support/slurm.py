@@ -103,14 +103,12 @@ class Slurm:
             )  # fmt: skip
 
     def command(self, *words: str, check: bool = True) -> str:
-        """Return the output of one of SLURM's commands."""
         done = subprocess.run(
             words, env=os.environ | self.environment, capture_output=True, text=True, check=check
         )
         return done.stdout
 
     def close(self) -> None:
-        """Cancel every job, and stop the daemons."""
         self.command("scancel", "--user=root", "--signal=KILL", "--full", check=False)
         self.command("scancel", "--user=root", check=False)
         with suppress(TimeoutError):
@@ -124,11 +122,7 @@ class Slurm:
 
 
 def until(is_so: Callable[[], object], seconds: float = 30.0) -> None:
-    """Wait until `is_so()` is true.
-
-    Raises:
-        TimeoutError: it is still false after so many seconds.
-    """
+    """Wait until `is_so()` is true, or raise TimeoutError."""
     end = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() > end:

@@ -15,18 +15,14 @@ from rope_exp.folder import PROBES, read_metrics, write_config
 from rope_exp.parallel import Parallel
 from rope_exp.prepare import prepare
 from rope_exp.settle import resolve
-from rope_exp.step import WARMUP_STEPS, Outcome, StepGraphs, optimizer_tensors
-from rope_exp.trainer import Trainer
+from rope_exp.step import WARMUP_STEPS, StepGraphs, optimizer_tensors
+from rope_exp.trainer import Outcome, Trainer
 
 Make = Callable[..., Trainer]
 
 
 def build_trainer(config: RunConfig, folder: Path, **changes: Any) -> Trainer:
-    """Return a single-rank trainer in float32, which a test can stop through `stop.requested`.
-
-    Args:
-        changes: replace fields of the prepared data, such as data_sha256.
-    """
+    """Return a single-rank trainer in float32; `changes` replace fields of the prepared data."""
     config = resolve(config)
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder, config)
@@ -37,9 +33,8 @@ def build_trainer(config: RunConfig, folder: Path, **changes: Any) -> Trainer:
 
 
 def finish(trainer: Trainer) -> Trainer:
-    """Train to the end, and return the trainer, with its tokenizer in the run's folder."""
     prepared = prepare(trainer.config.data, trainer.config.tokenizer)
-    shutil.copy(prepared.tokenizer_file, trainer.folder / "tokenizer.json")
+    shutil.copy(prepared.folder / "tokenizer.json", trainer.folder / "tokenizer.json")
     assert trainer.train() == "finished"
     return trainer
 
@@ -54,9 +49,7 @@ class Uncaptured(StepGraphs):
 
 
 def uncaptured(trainer: Trainer, kind: type[StepGraphs] = Uncaptured) -> Trainer:
-    """Return the trainer, which now makes its steps from tensors that stay in place."""
-    step = trainer.train_step
-    step.graphs = kind(step.update, step.optimizer, step.decoder, step.first_bad_step)
+    trainer.train_step.graphs = kind(trainer.train_step)
     return trainer
 
 
@@ -100,25 +93,21 @@ def assert_goes_on(make: Make, *words: str) -> Trainer:
 
 
 def snapshot(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Return a copy of the weights."""
     return {
         name: parameter.detach().clone() for name, parameter in trainer.decoder.named_parameters()
     }
 
 
 def state(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Return a copy of the weights and of the optimizer's tensors."""
     moments = optimizer_tensors(trainer.train_step.optimizer, trainer.decoder)
     return snapshot(trainer) | {name: moment.clone() for name, moment in moments.items()}
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    """Return whether two snapshots are bitwise equal."""
     return all(torch.equal(tensor, right[name]) for name, tensor in left.items())
 
 
 def losses(trainer: Trainer) -> list[tuple[int, float, float | None]]:
-    """Return the step, training loss and validation loss of each row of metrics.jsonl."""
     return [
         (row["step"], row["train/loss"], row.get("val/loss"))
         for row in read_metrics(trainer.folder)

@@ -31,19 +31,14 @@ def test_the_environment_limits_the_gpus(
     assert machine.gpus() == expected
 
 
-def test_a_child_finds_a_checkout_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkout comes first on the child's path, before the user's own entries."""
+def test_a_child_finds_a_checkout_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkout comes before the user's own entries; an installed package needs none."""
     monkeypatch.setenv("PYTHONPATH", "/of/the/user")
     environment = child_environment(RANK="1")
     assert environment["PYTHONPATH"] == f"{ROOT}{os.pathsep}/of/the/user"
     assert environment["RANK"] == "1"
 
-
-def test_an_installed_package_needs_no_pythonpath(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only an installed package holds its configs."""
+    # Only an installed package holds its configs.
     (tmp_path / "configs").mkdir()
     monkeypatch.setattr(machine, "PACKAGE", tmp_path)
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    assert "PYTHONPATH" not in child_environment()
+    assert child_environment()["PYTHONPATH"] == "/of/the/user"

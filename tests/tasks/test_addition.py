@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from scipy import stats
+from support.corpora import spell
 
-from rope_exp.rows import spell
 from rope_exp.sections import DataConfig
 from rope_exp.tasks.addition import FACTS, is_held_out, rows
 
@@ -21,11 +21,14 @@ def sums(split: str, count: int, order: Any = "plain", seed: int = 0) -> list[tu
     """Return the operands and the sum of each example, as numbers are usually written."""
     found = []
     step = 1 if order == "plain" else -1
-    for ids_S in rows(DataConfig(kind="addition", order=order), seed, split, range(count)).ids_NS:
+    packed = rows(DataConfig(kind="addition", order=order), seed, split, range(count), 256)
+    for ids_S in packed.ids_NS:
         for example in spell(ids_S, FACTS.tokens).strip("_").removesuffix(";").split(";"):
             operands, total = example.split("=")
             a, b = operands.split("+")
             found.append((a[::step], b[::step], total[::step]))
+    spans = [max(len(a), len(b)) for a, b, _ in found]
+    assert packed.exact_matches(packed.mask_NT)[0].tolist() == spans
     return found
 
 

@@ -4,28 +4,25 @@ from collections import Counter
 
 import pytest
 from scipy import stats
+from support.corpora import spell
 
-from rope_exp.rows import spell
 from rope_exp.sections import DataConfig
 from rope_exp.tasks.copy import FACTS, rows
 
-LENGTHS = {"train": (1, 32), "test": (1, 32), "longer": (33, 64)}
 each_split = pytest.mark.parametrize("split", FACTS.splits)
-
-
-def strings(split: str, count: int) -> list[str]:
-    found = []
-    for ids_S in rows(DataConfig(kind="copy"), 0, split, range(count)).ids_NS:
-        for example in spell(ids_S, FACTS.tokens).strip("_").removesuffix(";").split(";"):
-            string, copy = example.split("|")
-            assert string == copy
-            found.append(string)
-    return found
 
 
 @each_split
 def test_copies_are_right_and_lengths_uniform(split: str) -> None:
-    fewest, most = LENGTHS[split]
-    lengths = Counter(map(len, strings(split, 1000)))
-    assert set(lengths) == set(range(fewest, most + 1))
-    assert stats.chisquare(list(lengths.values())).pvalue > 1e-6
+    fewest, most = {"train": (1, 32), "test": (1, 32), "longer": (33, 64)}[split]
+    found = rows(DataConfig(kind="copy"), 0, split, range(1000), 256)
+    lengths = []
+    for ids_S in found.ids_NS:
+        for example in spell(ids_S, FACTS.tokens).strip("_").removesuffix(";").split(";"):
+            string, copy = example.split("|")
+            assert string == copy
+            lengths.append(len(string))
+    assert found.exact_matches(found.mask_NT)[0].tolist() == lengths
+    counts = Counter(lengths)
+    assert set(counts) == set(range(fewest, most + 1))
+    assert stats.chisquare(list(counts.values())).pvalue > 1e-6

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from scipy import stats
+from support.corpora import spell
 
-from rope_exp.rows import Rows, spell
+from rope_exp.rows import Rows
 from rope_exp.sections import DataConfig
 from rope_exp.tasks import repeats as task
 
@@ -16,7 +17,7 @@ each_split = pytest.mark.parametrize("split", task.FACTS.splits)
 
 
 def rows_of(split: str, count: int) -> Rows:
-    return task.rows(DataConfig(kind="repeats"), 0, split, range(count))
+    return task.rows(DataConfig(kind="repeats"), 0, split, range(count), 512)
 
 
 def texts(split: str, count: int) -> list[str]:

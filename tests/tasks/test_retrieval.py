@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
+from support.corpora import spell
 
-from rope_exp.rows import spell
 from rope_exp.sections import DataConfig
 from rope_exp.tasks.retrieval import FACTS, num_octaves, rows
 
@@ -45,7 +45,7 @@ def test_rows_of_any_length_have_room_for_all(seq_len: int, index: int) -> None:
 
 def test_distances_are_uniform_over_octaves() -> None:
     """Rows of 512 have six octaves, from 4 to 255; within the third, distances are uniform."""
-    found = rows(DATA, 0, "train", range(600))
+    found = rows(DATA, 0, "train", range(600), 512)
     distances = found.span_NT[found.mask_NT]
     assert num_octaves(512) == 6
     assert distances.min() >= 4 and distances.max() <= 255
@@ -60,7 +60,7 @@ def test_distances_are_uniform_over_octaves() -> None:
 
 def test_questions_of_a_distance_stand_anywhere() -> None:
     """At distances of 128 to 255, each quarter of the possible places has as many questions."""
-    found = rows(DATA, 0, "train", range(600))
+    found = rows(DATA, 0, "train", range(600), 512)
     _, place = np.nonzero(found.mask_NT)
     distance = found.span_NT[found.mask_NT]
     far = distance >= 128

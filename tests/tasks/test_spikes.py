@@ -49,7 +49,11 @@ def curve(amplitude_2DF: Amplitudes, time_T: NDArray[np.float64]) -> NDArray[np.
 
 
 def test_a_row_is_events_padding_and_queries() -> None:
+    """A short row keeps the first events."""
     found = rows_of("test", 50)
+    short = rows_of("test", 50, 46)
+    np.testing.assert_array_equal(short.ids_NT[:, :30], found.ids_NT[:, :30])
+    np.testing.assert_array_equal(short.times_NT[:, :30], found.times_NT[:, :30])
     assert found.ids_NT.shape == found.times_NT.shape == (50, 256)
     assert found.latent_NQD.shape == (50, 16, 2)
     assert (found.ids_NT.dtype, found.times_NT.dtype) == (np.int64, np.float64)
@@ -65,14 +69,6 @@ def test_a_row_is_events_padding_and_queries() -> None:
         assert (np.diff(event_E) >= 0).all() and event_E[0] >= 0 and event_E[-1] < 1
         assert (times_T[num_events:240] == 0).all()
         np.testing.assert_array_equal(times_T[240:], np.arange(1, 32, 2) / 32)
-
-
-def test_a_row_keeps_the_first_events() -> None:
-    short = rows_of("train", 5, 46)
-    whole = rows_of("train", 5)
-    np.testing.assert_array_equal(short.ids_NT[:, :30], whole.ids_NT[:, :30])
-    np.testing.assert_array_equal(short.times_NT[:, :30], whole.times_NT[:, :30])
-    np.testing.assert_array_equal(short.latent_NQD, whole.latent_NQD)
 
 
 def test_the_latent_is_what_it_says() -> None:

@@ -11,41 +11,30 @@ from support.refused import refused
 from support.reports import make_run, sha256_of
 from support.trainers import Make, assert_goes_on, build_trainer, finish, same, snapshot
 
-from rope_exp import checkpoint
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.decoder import weights, weights_sha256
 from rope_exp.errors import ConfigError
 from rope_exp.files import read_json, write_json
-from rope_exp.folder import (
-    MANIFEST,
-    MODEL,
-    OPTIMIZER,
-    STATE,
-    read_result,
-    step_folder,
-)
+from rope_exp.folder import MANIFEST, MODEL, OPTIMIZER, STATE, read_result, step_folder
 from rope_exp.origin import with_origin
 from rope_exp.trainer import Trainer, environment
 
-Tiny = Callable[..., RunConfig]
-GoOn = Callable[..., Trainer]
+Source = Callable[..., Trainer]
 WEIGHTS = sha256_of("weights")
 
 
-def finished(runs: Path, weights: str = WEIGHTS, **changes: Any) -> Path:
-    """Return the folder of a finished run; its checkpoint has a manifest, but no weights."""
+def finished(
+    runs: Path, weights: str = WEIGHTS, steps: tuple[int, ...] = (500,), **changes: Any
+) -> Path:
+    """Return the folder of a finished run; its checkpoints have manifests, but no weights."""
     folder = make_run(runs, **changes)
-    add_checkpoint(folder, weights, 500)
+    for step in steps:
+        saved = step_folder(folder / "checkpoints", step)
+        saved.mkdir(parents=True)
+        names = {MODEL: weights, OPTIMIZER: sha256_of("moments"), STATE: sha256_of("state")}
+        write_json(saved / MANIFEST, {name: {"sha256": digest} for name, digest in names.items()})
     return folder
-
-
-def add_checkpoint(folder: Path, weights: str, step: int) -> None:
-    checkpoint = step_folder(folder / "checkpoints", step)
-    checkpoint.mkdir(parents=True)
-    digests = {MODEL: weights, OPTIMIZER: sha256_of("moments"), STATE: sha256_of("state")}
-    files = {name: {"sha256": digest} for name, digest in digests.items()}
-    write_json(checkpoint / MANIFEST, files)
 
 
 def going_on(folder: Path, *overrides: str) -> RunConfig:
@@ -53,29 +42,24 @@ def going_on(folder: Path, *overrides: str) -> RunConfig:
 
 
 @pytest.fixture
-def source(make: Make) -> Callable[..., Trainer]:
+def source(make: Make) -> Source:
     """Return `source`: `source("pe=vo_rope")` is a finished run, including its tokenizer."""
     return lambda *overrides: finish(make("source", *overrides))
 
 
 @pytest.fixture
-def go_on(tiny: Tiny, tmp_path: Path) -> GoOn:
+def go_on(tiny: Callable[..., RunConfig], tmp_path: Path) -> Source:
     """Return `go_on`: `go_on("name", "pe=qkvo_rope")` begins with the source's weights."""
 
     def build(name: str, *overrides: str) -> Trainer:
-        words = ("launch.device=cpu", f"run.init_from={tmp_path / 'source'}", *overrides)
-        config = with_origin(tiny(*words).replace("run", dir=str(tmp_path / name)))
+        config = tiny("launch.device=cpu", f"run.init_from={tmp_path / 'source'}", *overrides)
+        config = with_origin(config.replace("run", dir=str(tmp_path / name)))
         return build_trainer(config, tmp_path / name)
 
     return build
 
 
-# -- copied weights --------------------------------------------------------------------------------
-
-
-def test_every_variant_of_the_nine_begins_with_the_same(
-    source: Callable[..., Trainer], go_on: GoOn
-) -> None:
+def test_every_variant_of_the_nine_begins_with_the_same(source: Source, go_on: Source) -> None:
     """Weights are copied bit for bit, whatever the seed; the same variant keeps its loss."""
     first = source("pe=qk_rope")
     for name in ("nope", "k_rope", "vo_rope", "qkvo_rope"):
@@ -106,11 +90,7 @@ NEW = {
 
 @pytest.mark.parametrize("word", NEW)
 def test_what_the_other_had_not_begins_as_ever(
-    source: Callable[..., Trainer],
-    go_on: GoOn,
-    make: Make,
-    word: str,
-    capsys: pytest.CaptureFixture[str],
+    source: Source, go_on: Source, make: Make, word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Parameters that the source lacks keep their usual initialisation, and are logged."""
     first = source()
@@ -123,9 +103,6 @@ def test_what_the_other_had_not_begins_as_ever(
     assert f"begun anew: {', '.join(NEW[word])}\n" in capsys.readouterr().err
 
 
-LEARNED = "pe.trainable=log"
-
-
 @pytest.mark.parametrize(
     ("theirs", "ours", "taken"),
     [
@@ -136,11 +113,11 @@ LEARNED = "pe.trainable=log"
     ],
 )
 def test_learned_frequencies_stay_with_their_sites(
-    source: Callable[..., Trainer], go_on: GoOn, theirs: str, ours: str, taken: dict[str, str]
+    source: Source, go_on: Source, theirs: str, ours: str, taken: dict[str, str]
 ) -> None:
     """The first pair of sites that learns is named `inv_freq`, so names do not identify sites."""
-    first = source(LEARNED, f"pe={theirs}", "optim.lr=0.1")
-    second = go_on("ours", LEARNED, f"pe={ours}")
+    first = source("pe.trainable=log", f"pe={theirs}", "optim.lr=0.1")
+    second = go_on("ours", "pe.trainable=log", f"pe={ours}")
     for name, parameter in second.decoder.model.rotary_emb.named_parameters():
         expected = torch.zeros_like(parameter)
         if name in taken:
@@ -149,14 +126,10 @@ def test_learned_frequencies_stay_with_their_sites(
         assert torch.equal(parameter, expected)
 
 
-# -- refused weights -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("theirs", "ours", "tensor"),
     [
         ("model.qk_norm=true", "", "model.layers.0.self_attn.k_norm.weight of [16]"),
-        ("model.token_shift=true", "", "model.layers.0.self_attn.token_shift of [32]"),
         ("", "attn=mla", "model.layers.0.self_attn.k_proj.weight of [32, 32]"),
         ("", "model.intermediate_size=48", "model.layers.0.mlp.down_proj.weight of [32, 64]"),
         ("pe.input=learned", "train.seq_len=32", "model.added_positions.weight of [16, 32]"),
@@ -164,7 +137,7 @@ def test_learned_frequencies_stay_with_their_sites(
     ],
 )
 def test_weights_that_do_not_fit_are_refused(
-    source: Callable[..., Trainer], go_on: GoOn, theirs: str, ours: str, tensor: str
+    source: Source, go_on: Source, theirs: str, ours: str, tensor: str
 ) -> None:
     """The error names the first tensor that does not fit, and its shape."""
     source(*theirs.split())
@@ -173,7 +146,7 @@ def test_weights_that_do_not_fit_are_refused(
         go_on("ours", *shared, *ours.split())
 
 
-def test_another_tokenizer_is_refused(source: Callable[..., Trainer], go_on: GoOn) -> None:
+def test_another_tokenizer_is_refused(source: Source, go_on: Source) -> None:
     """The vocabulary keeps its size, but two tokens swap their ids."""
     first = source()
     path = first.folder / "tokenizer.json"
@@ -185,25 +158,21 @@ def test_another_tokenizer_is_refused(source: Callable[..., Trainer], go_on: GoO
 
 
 def test_weights_that_were_changed_are_refused(
-    source: Callable[..., Trainer], tiny: Tiny, tmp_path: Path
+    source: Source, tiny: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     """They must match both init_weights and the manifest of their checkpoint."""
     first = source()
     words = ("launch.device=cpu", f"run.init_from={first.folder}", f"init_weights={'a' * 64}")
     with refused("has other weights than init_weights=aaaaaaaaaaaa"):
         build_trainer(tiny(*words), tmp_path / "ours")
-
-    newest = checkpoint.step_folder(first.folder / "checkpoints", 6)
-    content = (newest / "model.safetensors").read_bytes()
-    (newest / "model.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    path = step_folder(first.folder / "checkpoints", 6) / MODEL
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with refused("model.safetensors does not verify against its manifest"):
         build_trainer(with_origin(tiny(*words[:2])), tmp_path / "ours")
 
 
-# -- resuming --------------------------------------------------------------------------------------
-
-
-def test_it_goes_on_from_its_own_checkpoints(source: Callable[..., Trainer], go_on: GoOn) -> None:
+def test_it_goes_on_from_its_own_checkpoints(source: Source, go_on: Source) -> None:
     """Resuming is exact, to the last bit and with the same hashes, also once the source is gone."""
     first = source("pe=qk_rope")
     words = ("pe=qkvo_rope", "train.save_every=2")
@@ -211,7 +180,6 @@ def test_it_goes_on_from_its_own_checkpoints(source: Callable[..., Trainer], go_
     env = environment(whole.config, whole.parallel, {})
     assert env["init_from"]["config_sha256"] == first.config.config_sha256
     assert env["init_from"]["weights_sha256"] == whole.config.init_weights
-
     shutil.rmtree(first.folder)
     again = go_on("parted", *words)
     assert environment(again.config, again.parallel, env)["init_from"] == env["init_from"]
@@ -219,20 +187,15 @@ def test_it_goes_on_from_its_own_checkpoints(source: Callable[..., Trainer], go_
     assert again.identity == whole.identity
 
 
-# -- identity --------------------------------------------------------------------------------------
-
-
 def test_a_run_is_told_by_the_weights_that_it_began_with(tmp_path: Path) -> None:
     """They are those of its origin's last step. The origin's path does not matter.
 
     Runs from another origin, or none, are another group.
     """
-    folder = finished(tmp_path)
-    add_checkpoint(folder, sha256_of("earlier"), 250)
+    folder = finished(tmp_path, steps=(250, 500))
     moved = tmp_path / "elsewhere"
     shutil.copytree(folder, moved)
     other = finished(tmp_path, sha256_of("others"), seed=1)
-
     ours = going_on(folder)
     assert ours.init_weights == WEIGHTS
     assert going_on(moved).config_sha256 == ours.config_sha256
@@ -242,33 +205,24 @@ def test_a_run_is_told_by_the_weights_that_it_began_with(tmp_path: Path) -> None
     assert len(groups) == 3
 
 
-# -- refused origins -------------------------------------------------------------------------------
-
-
-def without_checkpoint(runs: Path) -> Path:
-    folder = finished(runs)
-    shutil.rmtree(step_folder(folder / "checkpoints", 500))
-    add_checkpoint(folder, WEIGHTS, 250)
-    return folder
-
-
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make_folder", "words"),
     [
-        (lambda runs: runs, "there is no run in this folder"),
         (lambda runs: runs / "nowhere", "there is no run in this folder"),
         (lambda runs: make_run(runs, loss=None), "this run is not finished"),
         (lambda runs: make_run(runs, loss=None, result={}), "this run is not finished"),
-        (without_checkpoint, "the checkpoint of its last step, 500, is gone"),
         (
-            lambda runs: finished(runs, "no hash"),
-            "manifest.json was damaged or edited: model.safeten",
+            lambda runs: finished(runs, steps=(250,)),
+            "the checkpoint of its last step, 500, is gone",
         ),
+        (lambda runs: finished(runs, "no hash"), "manifest.json was damaged or edited: model.safe"),
     ],
 )
-def test_what_is_no_finished_run(tmp_path: Path, make: Callable[[Path], Path], words: str) -> None:
+def test_what_is_no_finished_run(
+    tmp_path: Path, make_folder: Callable[[Path], Path], words: str
+) -> None:
     with refused(words):
-        going_on(make(tmp_path))
+        going_on(make_folder(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -287,6 +241,3 @@ def test_weights_that_fit_and_mean_something_else(
     folder = finished(tmp_path, overrides=theirs)
     with refused(words, "run.init_from=", by=ConfigError):
         going_on(folder, *ours.split())
-
-
-# -- resuming without the origin -------------------------------------------------------------------

@@ -1,28 +1,24 @@
-"""Tests that runs of every kind resume exactly, are probed, and load again."""
+"""Tests that runs of every kind resume exactly, and are probed."""
 
 import pytest
-import torch
-from support.refused import refused
 from support.trainers import Make, assert_goes_on, losses
 
-from rope_exp import load_run
 from rope_exp.costs import checkpoint_bytes
 from rope_exp.files import read_json
 from rope_exp.folder import read_metrics
-from rope_exp.tokenizer import byte_tokenizer
 
-KINDS = {
-    "linear": ("attn=linear", "pe=vo_rope"),
-    "retention": ("attn=retention", "pe=qkvo_rope"),
-    "decay": ("attn=decay", "pe=vo_rope", "attn.gamma=learned"),
-    "mla": ("attn=mla", "attn.q_rank=24"),
-    "mla_vo": ("attn=mla_vo", "pe=qkvo_rope"),
-    "shared_s1": ("attn=shared_s1", "pe=qkvo_rope"),
-    "shared_s2": ("attn=shared_s2", "pe=qkv_rope"),
-    "shared_s3": ("attn=shared_s3",),
-    "window": ("model.window=7",),
-    "muon": ("optim=muon", "attn=mla"),
-}
+KINDS = [
+    "attn=linear pe=vo_rope",
+    "attn=retention pe=qkvo_rope",
+    "attn=decay pe=vo_rope attn.gamma=learned",
+    "attn=mla attn.q_rank=24",
+    "attn=mla_vo pe=qkvo_rope",
+    "attn=shared_s1 pe=qkvo_rope",
+    "attn=shared_s2 pe=qkv_rope",
+    "attn=shared_s3",
+    "model.window=7",
+    "optim=muon attn=mla",
+]
 PROBES = "train.probes=[windows,positions,shift,ablation]"
 DOCUMENTS = ("data.reset_positions=true", "data.document_mask=true", "pe=k_rope")
 # Steps have 64 tokens, except in the last stage: there, one sequence of 24.
@@ -42,9 +38,6 @@ def test_a_run_goes_on_where_it_stopped(make: Make, words: tuple[str, ...]) -> N
     asked = () if "train.probes=[drift]" in words else (PROBES,)
     whole = assert_goes_on(make, *asked, *words)
     assert (whole.folder / "probes.json").exists()
-    if "train.objective=mlm" in words:
-        with refused("train.objective: looks both ways", "no next token to generate"):
-            whole.decoder.new_cache()
 
 
 def test_steps_of_stages_are_counted_and_timed(make: Make) -> None:
@@ -57,10 +50,10 @@ def test_steps_of_stages_are_counted_and_timed(make: Make) -> None:
     assert len(trainer.throughput._timed) == 3
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_a_kind_goes_on_where_it_stopped(make: Make, name: str) -> None:
-    """Resuming is exact. The loss also falls, every probe has a result, and the run loads again."""
-    whole = assert_goes_on(make, *KINDS[name], PROBES, "train.save_every=2")
+@pytest.mark.parametrize("words", KINDS)
+def test_a_kind_goes_on_where_it_stopped(make: Make, words: str) -> None:
+    """Resuming is exact. The loss also falls, and every probe has a result."""
+    whole = assert_goes_on(make, *words.split(), PROBES, "train.save_every=2")
 
     # The predicted size covers weights, moments and a margin of at most 1 MiB.
     [newest] = sorted(whole.folder.glob("checkpoints/step_*"))[-1:]
@@ -68,15 +61,8 @@ def test_a_kind_goes_on_where_it_stopped(make: Make, name: str) -> None:
     asked = checkpoint_bytes(whole.config, whole.decoder.architecture.vocab_size)
     assert asked - 2**20 <= taken <= asked
 
-    found = read_json(whole.folder / "probes.json")
-    assert set(found) == {"windows", "positions", "shift", "ablation"}
-    assert None not in found["positions"]["loss"]
+    answers = read_json(whole.folder / "probes.json")
+    assert set(answers) == {"windows", "positions", "shift", "ablation"}
+    assert None not in answers["positions"]["loss"]
     first, *_, last = losses(whole)
     assert last[1] < first[1]
-
-    byte_tokenizer().save(str(whole.folder / "tokenizer.json"))
-    decoder, tokenizer = load_run(whole.folder)
-    ids_BT = torch.tensor([tokenizer.encode("def f(x):").ids])
-    with torch.no_grad():
-        ours = decoder(ids_BT)
-        torch.testing.assert_close(ours, whole.decoder(ids_BT))

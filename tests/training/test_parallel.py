@@ -9,28 +9,19 @@ from support.configs import REPOSITORY
 
 
 @pytest.mark.parametrize(
-    ("call", "environment", "words"),
+    ("arguments", "backend", "words"),
     [
-        (
-            "Parallel('cuda', 'bf16', 1)",
-            {},
-            "launch.device=cuda: torch finds no such device here, and gives cpu",
-        ),
-        (
-            "Parallel('cpu', 'fp32', 1)",
-            {"ACCELERATE_DYNAMO_BACKEND": "inductor"},
-            "ACCELERATE_DYNAMO_BACKEND=INDUCTOR: must be unset",
-        ),
+        ("'cuda', 'bf16', 1", "no", "launch.device=cuda: torch finds no such device here"),
+        ("'cpu', 'fp32', 1", "inductor", "ACCELERATE_DYNAMO_BACKEND=INDUCTOR: must be unset"),
     ],
 )
-def test_another_world_than_asked_for_is_refused(
-    call: str, environment: dict[str, str], words: str
-) -> None:
+def test_another_world_than_asked_for_is_refused(arguments: str, backend: str, words: str) -> None:
     """A new process is needed, as accelerate reads its environment once; -O removes asserts."""
-    script = f"from rope_exp.parallel import Parallel; {call}"
+    script = f"from rope_exp.parallel import Parallel; Parallel({arguments})"
+    changes = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_DYNAMO_BACKEND": backend}
     done = subprocess.run(
         [sys.executable, "-O", "-c", script],
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment,
+        env=os.environ | changes,
         cwd=REPOSITORY,
         capture_output=True,
         text=True,

@@ -3,19 +3,16 @@
 import numpy as np
 from support.trainers import Make
 
-DOCUMENTS = ("data.reset_positions=true", "data.document_mask=true")
-START = "data.random_start=100"
-
 
 def test_evaluation_begins_at_0_and_knows_documents(make: Make) -> None:
     """Held-out rows get documents and positions within them, but no random start."""
-    started = make("started", START, "train.seq_len=64")
-    assert started.held_out_rows.position_BT is None
-    assert started.held_out_rows.document_BT is None
+    words = ("data.random_start=100", "train.seq_len=64")
+    started = make("started", *words).held_out_rows
+    assert started.position_BT is started.document_BT is None
 
     # Documents of the small corpus are longer than 64 tokens; some rows hold the end of one.
-    reset = make("reset", START, *DOCUMENTS, "train.seq_len=64", "train.eval_sequences=64")
-    rows = reset.held_out_rows
+    words += ("data.reset_positions=true", "data.document_mask=true", "train.eval_sequences=64")
+    rows = make("reset", *words).held_out_rows
     assert rows.position_BT is not None
     assert rows.document_BT is not None
     begins_BT = rows.ids_BT == 256

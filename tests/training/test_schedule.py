@@ -7,16 +7,16 @@ import pytest
 from rope_exp import step as scheduling
 from rope_exp.config import RunConfig, TrainConfig
 from rope_exp.schedule.wsd import Config as WsdConfig
-from rope_exp.sections import AdamWConfig, CosineConfig, ScheduleConfig
+from rope_exp.sections import OptimConfig, ScheduleConfig
 
 PEAK = 1e-3
-COSINE = CosineConfig(warmup_fraction=0.1, final_fraction=0.1)
+COSINE = ScheduleConfig(warmup_fraction=0.1, final_fraction=0.1)
 WSD = WsdConfig(warmup_fraction=0.1, final_fraction=0.0, decay_fraction=0.2)
 
 
 def learning_rate(step: int, num_steps: int, schedule: ScheduleConfig) -> float:
     """Return the learning rate of a step in a run whose peak is PEAK."""
-    optim = AdamWConfig(lr=PEAK)
+    optim = OptimConfig(lr=PEAK)
     train = TrainConfig(num_steps=num_steps)
     return scheduling.learning_rate(step, RunConfig(optim=optim, schedule=schedule, train=train))
 

@@ -28,20 +28,17 @@ def test_a_stop_between_micro_batches_leaves_no_trace(make: Make, place: Any) ->
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch(make: Make) -> None:
-    gradients = []
-    for micro in (4, 2, 1):
-        trainer = make(f"micro{micro}", f"train.micro_batch_size={micro}", "optim.grad_clip=1000")
-        kept: dict[str, torch.Tensor] = {}
-        trainer.train_step.optimizer.register_step_pre_hook(
-            lambda *_, t=trainer, k=kept: k.update(
-                {n: p.grad.clone() for n, p in t.decoder.named_parameters()}
-            )
-        )
+    """AdamW's first moment after step 1 is a tenth of the gradient."""
+    whole, *parts = (
+        make(f"micro{micro}", f"train.micro_batch_size={micro}", "optim.grad_clip=1000")
+        for micro in (4, 2, 1)
+    )
+    for trainer in (whole, *parts):
         trainer.train_step(1)
-        gradients.append(kept)
-    for other in gradients[1:]:
-        for name, gradient in gradients[0].items():
-            assert torch.allclose(gradient, other[name], rtol=1e-4, atol=1e-7), name
+    for part in parts:
+        for name, moment in state(part).items():
+            if name.endswith("exp_avg"):
+                torch.testing.assert_close(moment, state(whole)[name], rtol=1e-4, atol=1e-8)
 
 
 @pytest.mark.parametrize("words", [(), ("train.objective=mlm",), ("data.random_start=9",)])
@@ -49,19 +46,17 @@ def test_ranks_share_a_batch_in_equal_parts(make: Make, words: tuple[str, ...]) 
     """The rows of all ranks are the global batch, and each rank divides by all targets."""
     step = make("run", *words).train_step
     whole = training_batch(step.config, step.data, 3)
+    cpu = torch.device("cpu")
     parts = []
     for rank in (0, 1):
-        world: Any = SimpleNamespace(
-            rank=rank, world_size=2, is_main=rank == 0, device=torch.device("cpu")
-        )
+        world: Any = SimpleNamespace(rank=rank, world_size=2, is_main=rank == 0, device=cpu)
         step.parallel = world
         inputs, num_targets, order_sha256 = step._get_batch(3)
         assert num_targets == whole.num_targets
         assert bool(order_sha256) == (rank == 0)
         parts.append(inputs)
-    for name in ("ids_BT", "target_BP"):
-        both = torch.cat([getattr(part, name) for part in parts])
-        assert torch.equal(both, torch.from_numpy(getattr(whole, name)))
+    assert torch.cat([part.ids_BT for part in parts]).tolist() == whole.ids_BT.tolist()
+    assert torch.cat([part.target_BP for part in parts]).tolist() == whole.target_BP.tolist()
 
 
 def test_the_loss_is_the_mean_of_minus_log_p(make: Make) -> None:
@@ -88,7 +83,6 @@ def test_after_a_bad_step_no_update_changes_a_weight(
     trainer = place(make("run", f"optim={optim}"))
     trainer.train_step(1)
     before, order = state(trainer), trainer.train_step.order_sha256
-
     bad, later = take_bad_step(trainer, poison)
     assert same(before, state(trainer))
     assert [outcome.first_bad_step for outcome in (bad, later)] == [2, 2]

@@ -9,20 +9,14 @@ from support.refused import refused
 from rope_exp.figures.curves import by_tokens
 from rope_exp.probes import drift, repeat
 from rope_exp.report import build, table_csv, table_md
-from rope_exp.runs import Run
-
-
-def seeds_of(*rows: str) -> list[Run]:
-    """Return the runs of rows of the campaign `english`, at three seeds."""
-    return runs_of("english", *rows, seeds=(0, 1, 2))
 
 
 def test_a_run_without_an_end_is_a_word_and_never_a_number() -> None:
     """A row that lost all its runs has no loss, and one that lost a seed says so."""
-    reference = seeds_of("qk_rope")
-    vo, k, nope = (seeds_of(row) for row in ("vo_rope", "k_rope", "nope"))
-    lost = [*map(diverged, vo), *map(unfinished, k), *nope[:2], diverged(nope[2])]
-    report = build([*reference, *lost], ["pe"])
+    runs = {row: runs_of("english", row, seeds=(0, 1, 2)) for row in ("qk_rope", "vo_rope", "nope")}
+    k = [unfinished(run) for run in runs_of("english", "k_rope", seeds=(0, 1, 2))]
+    vo, nope = map(diverged, runs["vo_rope"]), [*runs["nope"][:2], diverged(runs["nope"][2])]
+    report = build([*runs["qk_rope"], *vo, *k, *nope], ["pe"])
 
     lines = table_csv(report).splitlines()
     for label, word in (("vo_rope", "diverged"), ("k_rope", "unfinished")):
@@ -31,30 +25,23 @@ def test_a_run_without_an_end_is_a_word_and_never_a_number() -> None:
     text = table_md(report)
     assert "| VO-RoPE | v o | 0 | diverged | — |" in text
     assert "worse (1 diverged) |" in text
-    said = report.told("notes")
-    assert "VO-RoPE, seed 0: diverged after 250 of 500 steps (english/vo_rope-s0)." in said
-    assert "K-RoPE, seed 0: unfinished after 0 of 500 steps (english/k_rope-s0)." in said
-    assert "‡ NoPE: mean and Δ over seeds 0, 1." in said
+    notes = report.told("notes")
+    assert "VO-RoPE, seed 0: diverged after 250 of 500 steps (english/vo_rope-s0)." in notes
+    assert "K-RoPE, seed 0: unfinished after 0 of 500 steps (english/k_rope-s0)." in notes
+    assert "‡ NoPE: mean and Δ over seeds 0, 1." in notes
 
 
 def test_interrupted_and_unequal_runs_are_noted() -> None:
     """A device that differs only between blocks affects no difference within a seed."""
-    qk, vo, k = runs_of("english", "qk_rope", "vo_rope", "k_rope", seeds=(0,))[:3]
+    [qk], [vo] = (runs_of("english", row, seeds=(0,)) for row in ("qk_rope", "vo_rope"))
     marks = {"device": "A100", "marks": ["went on with world_size 2 after 1"]}
-    git = {"commit": "0123456789abcdef", "dirty": True}
-    runs = [
-        replace(qk, env={**qk.env, **marks, "git": None}),
-        replace(vo, env={**vo.env, "device": "H200", "git": git}),
-        replace(k, env={**k.env, "device": "H200", "git": git}),
-    ]
+    runs = [replace(qk, env={**qk.env, **marks}), replace(vo, env={**vo.env, "device": "H200"})]
     report = build(runs, ["pe"], left_out={"g/scraps": "it holds no run <pe>/seed<k>"})
-    said = report.told("notes")
-    name = report.rows[qk.config.pe.label].name
-    assert f"{name}, seed 0: went on with world_size 2 after 1 ({qk.where})." in said
-    assert any(note.startswith("Runs of seed 0 differ in device: ") for note in said)
-    assert any(note.startswith("Runs of seed 0 differ in git: ") for note in said)
-    assert "g/scraps was left out: it holds no run <pe>/seed<k>." in said
-    assert {*said} >= {*report.told("terminal")[-3:]}
+    notes = report.told("notes")
+    assert f"QK-RoPE, seed 0: went on with world_size 2 after 1 ({qk.where})." in notes
+    assert "Runs of seed 0 differ in device: A100, H200." in notes
+    assert "g/scraps was left out: it holds no run <pe>/seed<k>." in notes
+    assert {*notes} >= {*report.told("terminal")[-3:]}
 
     blocks = [
         replace(run, env={**run.env, "device": f"card {run.config.seed}"})
@@ -66,23 +53,18 @@ def test_interrupted_and_unequal_runs_are_noted() -> None:
 def test_what_cannot_be_ordered_is_not() -> None:
     """One seed tests nothing; rows without a common seed have no order."""
     nine = report_on("english", seeds=(0,))
-    assert "".join(nine.told("summary")).startswith("One seed: no difference can be tested. Best: ")
+    assert nine.told("summary")[0].startswith("One seed: no difference can be tested. Best: ")
     claims = [line for line in table_md(nine).splitlines() if " > " in line]
     assert claims == ['- Published order: QK ≈ QKVO > K ≈ VO > QKV > NoPE > Q/V/O (">" is better).']
 
     apart = [*runs_of("english", "qk_rope", seeds=(0,)), *runs_of("english", "nope", seeds=(1,))]
-    assert "".join(build(apart, ["pe"]).told("summary")) == "Rows share too few seeds for an order."
+    assert build(apart, ["pe"]).told("summary") == ["Rows share too few seeds for an order."]
     begun = build([unfinished(run) for run in apart], ["pe"])
-    assert "".join(begun.told("summary")) == "Nothing to compare. Rows with a loss: none."
-
-
-@pytest.mark.parametrize(
-    ("others", "is_told"), [(("vo_rope",), False), (("vo_rope", "nope"), True)]
-)
-def test_tau_is_of_three_published_variants(others: tuple[str, ...], is_told: bool) -> None:
-    """With two variants, tau is only a sign."""
-    report = report_on("english", "qk_rope", *others, seeds=(0,))
-    assert ("tau" in "".join(report.told("summary"))) == is_told
+    assert begun.told("summary") == ["Nothing to compare. Rows with a loss: none."]
+    # Of two variants, tau would be only a sign.
+    two, three = (("qk_rope", "vo_rope", *more) for more in ((), ("nope",)))
+    told = [report_on("english", *rows, seeds=(0,)).told("summary")[0] for rows in (two, three)]
+    assert ["tau" in summary for summary in told] == [False, True]
 
 
 def test_a_verdict_that_hangs_on_pooling_is_marked() -> None:
@@ -94,7 +76,7 @@ def test_a_verdict_that_hangs_on_pooling_is_marked() -> None:
         "k_rope": (3.9, -0.5),
     }
     runs = []
-    for run in seeds_of(*levels):
+    for run in runs_of("english", *levels, seeds=(0, 1, 2)):
         level, share = levels[run.row]
         runs.append(ended_at(run, level + share * 0.05 * (run.config.seed - 1)))
     report = build(runs, ["pe"])
@@ -102,62 +84,46 @@ def test_a_verdict_that_hangs_on_pooling_is_marked() -> None:
     assert "| better † |" in text
     [relation] = [line for line in text.splitlines() if line.startswith("| QK-RoPE ≈ QKVO-RoPE")]
     assert relation.endswith("| contradicted † |")
-    said, mark = [note for note in report.told("notes") if "paired t test" in note]
+    order, mark = [note for note in report.told("notes") if "paired t test" in note]
     assert mark == "†: open in the paired t test (Holm)."
-    assert "QKVO-RoPE ? QK-RoPE > VO-RoPE ? K-RoPE" in said
+    assert "QKVO-RoPE ? QK-RoPE > VO-RoPE ? K-RoPE" in order
     assert [note for note in report.alone.told("notes") if "†" in note] == []
 
 
-# -- the reference ---------------------------------------------------------------------------------
-
-
-def test_another_reference_is_named_by_label_or_name() -> None:
-    """Both differences, ours and the published one, move to it."""
+def test_a_reference_is_named_by_label_or_name() -> None:
+    """Both differences move to it. A missing one is refused; the default may be missing."""
     runs = runs_of("english", "qk_rope", "vo_rope", "nope", seeds=(0,))
-    losses = {run.row: run.loss for run in runs}
+    losses = {run.row: run.loss or 0.0 for run in runs}
     for reference in ("nope", "NoPE"):
         row = build(runs, ["pe"], reference).lines["vo_rope"]
-        assert row["delta"] == pytest.approx(losses["vo_rope"] - losses["nope"])  # type: ignore[operator]
+        assert row["delta"] == pytest.approx(losses["vo_rope"] - losses["nope"])
         assert row["published_delta"] == pytest.approx(2.770 - 2.795)
 
-
-def test_a_reference_that_the_group_lacks_is_refused() -> None:
-    """A note says that the default reference is missing; an explicit one is refused."""
-    runs = runs_of("english", "nope", seeds=(0,))
-    with refused("--reference qk_rope matches no rows. Available: nope or NoPE"):
-        build(runs, ["pe"], "qk_rope")
-    report = build(runs, ["pe"])
+    alone = [run for run in runs if run.row == "nope"]
+    with refused("--reference qk_rope matches no rows. Available: nope"):
+        build(alone, ["pe"], "qk_rope")
+    report = build(alone, ["pe"])
     assert report.lines["nope"]["delta"] is None
-    [said] = [note for note in report.told("notes") if "so there is no Δ" in note]
-    assert said.startswith("qk_rope has no finished run here")
-
-
-# -- what runs were like ---------------------------------------------------------------------------
+    assert any(note.startswith("qk_rope has no finished run") for note in report.told("notes"))
 
 
 def test_nothing_published_stands_beside_hidden_tokens() -> None:
     runs = [run for run in runs_of("mlm", "qk_rope", "vo_rope") if [*run.factors] == ["seed"]]
     report = build(runs, ["pe"])
     assert report.published is None
-    said = (
-        "".join(report.told("caption"))
-        + "".join(report.told("summary"))
-        + "\n".join(report.told("notes"))
-    )
-    assert "published" not in said
-    assert any(
-        line.startswith("Objective mlm: attention is bi") for line in report.told("assumptions")
-    )
+    parts = [text for part in ("caption", "summary", "notes") for text in report.told(part)]
+    assert "published" not in "".join(parts)
+    assert "Objective mlm: attention is bi" in "".join(report.told("assumptions"))
 
 
 def test_stages_are_said_and_drawn_at_their_tokens() -> None:
     """Steps have 4,096 tokens in the first stage and 8,192 in the second."""
     [run] = runs_of("english", "qk_rope", seeds=(0,))
-    stages = [[256, 400], [512, 100, 16]]
+    stages = ((256, 400), (512, 100, 16))
     staged = replace(run, config=run.config.replace("train", stages=stages))
     report = build([staged], ["pe"])
-    assert f"stages {stages}" in "\n".join(report.told("assumptions"))
-    assert f"{400 * 4096 + 100 * 512 * 16:,} tokens per run" in "".join(report.told("caption"))
+    assert "stages [[256, 400], [512, 100, 16]]" in "\n".join(report.told("assumptions"))
+    assert f"{400 * 4096 + 100 * 512 * 16:,} tokens per run" in report.told("caption")[0]
 
     curve = by_tokens([staged], "val/loss")[0]
     steps = [row["step"] for row in run.metrics if "val/loss" in row]
@@ -168,15 +134,14 @@ def test_stages_are_said_and_drawn_at_their_tokens() -> None:
 
 def test_runs_that_copy_are_counted_with_their_losses() -> None:
     """The second reading gains 0.4, 0.2 and 2 nats, so two of the three runs copy."""
-    readings = {0: [4.0, 3.6], 1: [4.0, 3.8], 2: [4.0, 2.0]}
+    runs = runs_of("english", "qk_rope", seeds=(0, 1, 2))
     probed = [
-        replace(run, probes={"repeat": {"reading": [1, 2], "loss": readings[run.config.seed]}})
-        for run in seeds_of("qk_rope")
+        replace(run, probes={"repeat": {"reading": [1, 2], "loss": [4.0, second]}})
+        for run, second in zip(runs, (3.6, 3.8, 2.0), strict=True)
     ]
-    losses = {run.config.seed: run.loss or 0.0 for run in probed}
     line = repeat.tables(build(probed, ["pe"]))[1].splitlines()[-1]
-    copying = (losses[0] + losses[2]) / 2
-    assert line == f"| QK-RoPE | 2 of 3 | 0.8667 | {copying:.4f} | {losses[1]:.4f} |"
+    first, other, last = (run.loss or 0.0 for run in runs)
+    assert line == f"| QK-RoPE | 2 of 3 | 0.8667 | {(first + last) / 2:.4f} | {other:.4f} |"
 
 
 @pytest.mark.parametrize(
@@ -187,14 +152,10 @@ def test_runs_that_copy_are_counted_with_their_losses() -> None:
     ],
 )
 def test_drift_is_judged_seed_by_seed(medians: list[float], said: str) -> None:
-    runs = [
+    runs = runs_of("english", "qk_rope", seeds=range(len(medians)))
+    probed = [
         replace(run, probes={"drift": {"sites": {"qk": {"median": median}}}})
-        for run, median in zip(seeds_of("qk_rope"), medians, strict=False)
+        for run, median in zip(runs, medians, strict=True)
     ]
-    [sentence] = drift.notes(build(runs, ["pe"]))
+    [sentence] = drift.notes(build(probed, ["pe"]))
     assert sentence.endswith(said)
-
-
-def test_plain_columns_are_aligned() -> None:
-    table, *_ = report_on("english").told("terminal")
-    assert len({len(line) for line in table.splitlines()}) == 1

@@ -1,9 +1,4 @@
-"""The configuration of one run, converted once from a plain mapping and checked.
-
-Config keys equal dataclass paths: `optim.lr` is `RunConfig.optim.lr`. Two hashes of the numeric
-values that depart from their defaults identify runs: `config_sha256` a single run, `group_sha256`
-the runs that may share a table.
-"""
+"""The configuration of one run, checked, and the hashes that identify a run and its group."""
 
 import dataclasses
 import json
@@ -184,10 +179,7 @@ class TrainConfig:
         return self.tokens_until(self.num_steps)
 
     def rows_at_once(self, share: int, seq_len: int) -> int:
-        """Return the sequences per micro-batch for a process's `share` of one length.
-
-        No micro-batch has more tokens than micro_batch_size sequences of train.seq_len.
-        """
+        """Return the rows of a micro-batch, which micro_batch_size limits in tokens."""
         if self.micro_batch_size is None:
             return share
         most = max(1, self.micro_batch_size * self.seq_len // seq_len)
@@ -197,11 +189,7 @@ class TrainConfig:
 
 @section
 class TrackerConfig:
-    """The tracker that receives curves, in addition to metrics.jsonl.
-
-    Where a key has its default, wandb's own environment variables apply: WANDB_MODE, WANDB_NAME,
-    WANDB_TAGS, ...
-    """
+    """The tracker of curves; where a key has its default, WANDB_MODE and the like apply."""
 
     name: Literal["none", "wandb", "trackio"] = "none"
     mode: Literal["online", "offline"] = "online"

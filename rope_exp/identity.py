@@ -1,7 +1,4 @@
-"""Typed sections of a config, their identity, and one sentence for a mistake. Knows no key by name.
-
-A file that we read back is a TypedDict.
-"""
+"""Typed sections of a config, their identity, and one sentence for a mistake. Knows no key."""
 
 import dataclasses
 import functools
@@ -41,8 +38,7 @@ def numeric(default: Any, **facts: Any) -> Any:
 
     Args:
         facts: about the key:
-            needs: attributes of the run's config without which it would have no effect, which
-                suggests a mistake. Keys of any rotation need none: sweeps set them for NoPE, too.
+            needs: attributes of the run's config without which it would have no effect.
             kinds: the kinds of data that have the key; without this, all have it.
             of_tokens: True if it determines the tokens of a corpus.
             own_parameters: present if it gives a variant parameters of its own: the further keys
@@ -139,13 +135,8 @@ def choices(folder: str) -> list[str]:
 
 
 def chosen(folder: str, name: str, key: str, *, core: str = "") -> ModuleType:
-    """Import rope_exp/FOLDER/NAME.py; an unknown name is refused with the list of the files.
-
-    Args:
-        core: names that need no file, for the message.
-    """
-    names = choices(folder)
-    if name not in names:
+    """Import rope_exp/FOLDER/NAME.py; an unknown name is refused with `core` and the files."""
+    if name not in (names := choices(folder)):
         allowed = ", ".join(filter(None, [core, *names]))
         raise ConfigError(key, name, f"must be one of {allowed}")
     return import_module(f"rope_exp.{folder}.{name}")
@@ -165,9 +156,8 @@ def class_of(field: dataclasses.Field[Any], values: Any) -> Any:
 def numeric_values(section: Any, *, departing: bool = False) -> dict[str, Any]:
     """Return every value below a section that can change a number, as a plain mapping.
 
-    Args:
-        departing: leave out defaults, so that a key added later, with a default that keeps the
-            behaviour, changes no identity. A choice that is not the default shows its name.
+    If `departing`, defaults are left out, so a key added later with a default that keeps the
+    behaviour changes no identity. A choice that is not the default shows its name.
     """
     values = {}
     for field in dataclasses.fields(section):

@@ -68,12 +68,7 @@ def cell_name(row: str, factors: Mapping[str, Any]) -> str:
 def write_record(
     path: Path, folder: Path, row: str, factors: Mapping[str, Any], test: Test | None = None
 ) -> None:
-    """Write the record of a finished run's folder; a record that exists is kept.
-
-    Raises:
-        RecordError: the folder is no complete record of one run, or any of its starts used code
-            that its commit does not contain. An installed package has no commit, and is accepted.
-    """
+    """Write the record of a finished run's folder, all of whose code is in a commit; once."""
     if path.exists():
         return
     run = read_run(folder)
@@ -100,9 +95,8 @@ def write_record(
         "result": run.result,
         "curve": {key: [line.get(key) for line in run.metrics] for key in _Curve.__annotations__},
         "probes": read_json(folder / PROBES) if (folder / PROBES).exists() else {},
+        **({"test": test} if test else {}),
     }
-    if test is not None:
-        record["test"] = test
     text = canonical({**record, "sha256": digest(record)})
     # A record that cannot be read back is not written; otherwise the cell would count as done.
     read_record(path, text.encode())
@@ -135,11 +129,7 @@ def stored_records(records: Path, campaign: str) -> dict[Path, bytes]:
 
 
 def read_record(path: Path, content: bytes | None = None) -> Run:
-    """Read and verify the record at a place, whose content may be given.
-
-    Raises:
-        RecordError: it cannot be read, was changed since it was written, or contradicts itself.
-    """
+    """Read and verify the record at a place, whose content may be given; else RecordError."""
     values = read_json(path) if content is None else parse_json(path, content)
     # JSON may hold numbers past a float's range, which Python reads as infinity.
     with readable(path):

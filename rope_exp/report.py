@@ -34,7 +34,6 @@ WORDS = {"better": "worse", "worse": "better", "equivalent": "equivalent", "open
 SITES_OF = {f"{''.join(sites)}_rope" if sites else UNROTATED: sites for sites in SUBSETS}
 # The columns of a frame after table.csv's last one are for readers only.
 LAST_OF_CSV = "bits_per_byte"
-# Title of the interval of the paired t test, beside the pooled one.
 OWN = "95 % interval, paired"
 _SEEDS_NEEDED = ("seeds_needed_low", "seeds_needed_high")
 _COUNTS = ("num_seeds", *_SEEDS_NEEDED, "params", "cached", "state", "rank", "published_rank")
@@ -58,7 +57,6 @@ def setting_name(config: RunConfig) -> str:
     return f"{corpus_name(config)}, {tokens} tokens, warmup {config.num_warmup_steps}"
 
 
-# Compared by identity, as it has a frame and charts of its own.
 @dataclass(frozen=True, eq=False)
 class Report:
     """The input of all tables, sentences and figures."""
@@ -113,10 +111,7 @@ class Report:
 
     @cached_property
     def decided(self) -> dict[str, Pair]:
-        """The test that decides between the reference and each row, as `against`.
-
-        A published relation is decided by its own family, which is the primary one.
-        """
+        """As `against`, but a published relation is decided by its own, primary family."""
         label = self.reference.label
         family = list(self.source.signs)
         primary = stats.judge(self.losses, family, self.noise)

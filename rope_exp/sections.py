@@ -46,7 +46,6 @@ MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
 # Period of the fastest pair if positions are times, as POYO's t_min.
 PERIOD_S = 1e-4
 INIT_STD = 0.02  # of weight matrices; times 1/sqrt(2 layers) for those onto the residual stream
-# Kinds of data, for the keys that only these have.
 TEXT = ("stdlib", "files", "hub")
 DATASETS = ("files", "hub")
 
@@ -80,7 +79,6 @@ def _variant_name(rotate: tuple[str, ...], input_: str, bias: str) -> str:
     return scheme or subset_name(rotate)
 
 
-# A name of ours describes a variant, and follows from its values.
 OUR_NAMES = set(itertools.starmap(_variant_name, itertools.product(SUBSETS, _INPUTS, _BIASES)))
 
 
@@ -99,10 +97,7 @@ def is_commit(revision: str | None) -> bool:
 
 @section
 class PeConfig:
-    """Position encoding: rotation, and terms added to embeddings (`input`) or scores (`bias`).
-
-    Rotation has frequencies theta_f = base^(-2f/n) on n = `fraction` of a head's features.
-    """
+    """Position encoding: rotation, and terms added to embeddings (`input`) or scores (`bias`)."""
 
     # Name in tables and folders.
     name: Name = numeric("QK-RoPE", assumption="elsewhere")
@@ -436,8 +431,7 @@ class Kind:
         """Return the operations of one training token in a layer's attention, weights apart.
 
         A score and a weighted sum take 2 operations a feature and key, as does adding to and
-        reading a number of a state; the backward pass takes twice as many. Masked or recomputed
-        operations of a kernel are not counted. With a state, no token attends to a later one.
+        reading a number of a state; the backward pass takes twice as many.
         """
         if not self.keeps_keys:
             return 12 * self.head_states(model)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rope_exp.config import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_keys
 from rope_exp.errors import EXIT_CODES, ConfigError, log
-from rope_exp.files import make_folders, try_lock
+from rope_exp.files import is_full, make_folders, try_lock
 from rope_exp.folder import (
     CONFIG,
     LOCK,
@@ -78,6 +78,11 @@ def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]
     if len(jobs) > 1:
         check_together(jobs)
     fresh = [job.folder for job in jobs if job.config.run.fresh]
+    moved = {folder.resolve() for folder in fresh}
+    for config in configs:
+        origin = config.run.init_from
+        if origin is not None and Path(origin).expanduser().resolve() in moved:
+            raise ConfigError("run.fresh", True, f"would move aside run.init_from={origin}")
     for job in jobs:
         cells = job.config.launch.cells_per_job
         if cells > 1:
@@ -103,7 +108,12 @@ def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]
             reason += f"{data.num_train_tokens} for train"
             raise ConfigError("train.stages", train.stages, reason)
     for job in left:
-        make_folders(job.folder)
+        try:
+            make_folders(job.folder)
+        except OSError as error:
+            if is_full(error):
+                raise
+            raise _folder_error(job, f"cannot be made: {error.strerror}") from None
     return jobs
 
 
@@ -191,6 +201,8 @@ def acquire(job: Job) -> bool:
     if job.exit_code is not None:
         return True
     config = job.config
+    if config.run.dir is None and not config.run.fresh:
+        _check_group(config, leaving_out=[job.folder])
     if config.run.fresh and (job.folder / CONFIG).exists():
         number = 1
         while (aside := job.folder.with_name(f".{job.folder.name}.old-{number}")).exists():

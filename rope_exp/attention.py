@@ -156,7 +156,8 @@ class Attention(nn.Module):
 
     def turn(self, site: str, x_BTHK: Tensor, at: Positions) -> Tensor:
         """Return x rotated by its position, or back for o, if the site rotates."""
-        # A class of one's own acts before the rotation, and on outputs after it.
+        # A class of one's own acts before the rotation, and on outputs after it; laws/ measure the
+        # rotation alone, without positions.
         own = self.own if at.position_T is not None else None
         if own is not None and site != "o":
             x_BTHK = own.turn(site, x_BTHK, at.position_T).to(x_BTHK.dtype)

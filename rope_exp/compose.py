@@ -54,6 +54,7 @@ SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
 # Hydra knows every key, because configs/config.yaml merges this first.
 DEFAULTS: dict[str, Any] = RunConfig().to_dict()
+# `DataConfig` filled it in; null lets each kind of data name itself.
 DEFAULTS["data"]["name"] = None
 KEYS = [*flat(DEFAULTS), *DEFAULTS]
 for field in fields(RunConfig):

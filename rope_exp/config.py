@@ -425,7 +425,9 @@ def rules(config: "RunConfig") -> Iterator[Rule]:
     reason = "must name the corpus of data=files and data=hub; no other has a path"
     yield has_path != (data.path is not None), "data.path", reason
     yield has_path and not data.text_column, "data.text_column", "must name the text's column"
-    for name, kind in (("vocab_size", "bpe"), ("train_bytes", "bpe"), ("path", "pretrained")):
+    lacks_bytes = tokenizer.kind == "bpe" and tokenizer.train_bytes is None
+    yield lacks_bytes, "tokenizer.train_bytes", "must be set for tokenizer.kind=bpe"
+    for name, kind in (("vocab_size", "bpe"), ("path", "pretrained")):
         is_set = getattr(tokenizer, name) is not None
         reason = f"must be set for tokenizer.kind={kind}, and only there"
         yield is_set != (tokenizer.kind == kind), f"tokenizer.{name}", reason

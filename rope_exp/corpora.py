@@ -149,6 +149,8 @@ def list_files(data: DataConfig) -> list[tuple[str, int, int]]:
     root = _root(data)
     # Path.rglob follows no links.
     names = sorted(map(Path, glob.glob("**", root_dir=root, recursive=True)))  # noqa: PTH207
+    # `datasets` skips these names, too.
+    names = [name for name in names if not any(part.startswith("__") for part in name.parts)]
     files = {str(name): root / name for name in names if (root / name).is_file()}
     if root.is_file():
         files = {root.name: root}

@@ -1,4 +1,4 @@
-"""Counts of parameters and cache elements, from the decoder built on torch's meta device."""
+"""Parameters, cache, FLOPs and memory, from the decoder built on torch's meta device."""
 
 import functools
 import re

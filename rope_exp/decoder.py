@@ -289,8 +289,9 @@ class Trunk(nn.Module):
                 first, last = int(position_T.min()), int(position_T.max())
             if first < 0 or last >= self.num_positions:
                 known = self.num_positions - 1
-                allowed = f"has learned positions 0 to {known}; asked for were {first} to {last}"
-                raise ConfigError("pe.input", self.pe.input, allowed)
+                allowed = f"has positions 0 to {known}; asked for were {first} to {last}"
+                key = "input" if self.pe.input == "learned" else "code"
+                raise ConfigError(f"pe.{key}", getattr(self.pe, key), allowed)
 
         x_BTD = self.embed_tokens(ids_BT)
         bias_HTE = None

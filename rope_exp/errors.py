@@ -1,4 +1,4 @@
-"""Exceptions with one-sentence messages for the user, and the exit codes of commands."""
+"""Exceptions, exit codes, and what a user sees: sentences, log lines and progress."""
 
 import contextlib
 import json

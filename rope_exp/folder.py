@@ -232,8 +232,8 @@ def describe_done(folder: Path) -> str:
     """Return the message that is shown instead of running a run that is done."""
     result = describe(read_json(folder / RESULT))
     return (
-        f"{folder} is done: {result}; run.fresh=true runs it anew, and another run with "
-        "run.init_from of this folder trains its weights further"
+        f"{folder} is done: {result}; run.fresh=true runs it anew, and a run of another "
+        f"run.dir trains its weights further with run.init_from={folder}"
     )
 
 

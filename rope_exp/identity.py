@@ -34,17 +34,17 @@ def section(cls: type[Any]) -> type[Any]:
 
 
 def numeric(default: Any, **facts: Any) -> Any:
-    """Declare a key whose value can change a loss, and so is part of a run's identity.
+    """Declare a key whose value can change a loss, as any key with a bare default can.
 
     Args:
         facts: about the key:
             needs: attributes of the run's config without which it would have no effect.
             kinds: the kinds of data that have the key; without this, all have it.
             of_tokens: True if it determines the tokens of a corpus.
-            own_parameters: present if it gives a variant parameters of its own: the further keys
-                that determine their number, if it departs.
-            assumption: of the list under a table, "departing": only a departure is in it;
-                "elsewhere": another sentence or the rows report it.
+            own_parameters: present if the key adds parameters: the other keys that determine how
+                many.
+            assumption: how the list of assumptions under a table treats it: "departing": listed
+                only if it departs; "elsewhere": never listed.
     """
     return dataclasses.field(default=default, metadata=facts)
 

@@ -58,6 +58,14 @@ def attention(
     window = None if window is None or window >= num_keys else window
     bias_HTE = None if bias_HTE is None else bias_HTE[..., -num_keys:]
 
+    num_groups = k_BEGK.shape[2]
+    added = (window, document_BT, bias_HTE, sink_H)
+    if num_queries == 1 and num_groups < q_BTHK.shape[2] and all(x is None for x in added):
+        # One query meets every key: the heads that share keys are queries of one head.
+        q_BSGK = q_BTHK.reshape(q_BTHK.shape[0], num_groups, -1, q_BTHK.shape[3]).transpose(1, 2)
+        o_BSGV = attention(q_BSGK, k_BEGK, v_BEGV, causal=False)
+        return o_BSGV.transpose(1, 2).flatten(1, 2)[:, None]
+
     # Which keys each query attends to, [T, E] or [B, 1, T, T]; None: all.
     is_met = None
     fits = num_queries == num_keys <= MAX_WRITTEN_OUT
@@ -135,9 +143,9 @@ class _Short(torch.autograd.Function):
 
         dv = w^T g,  dw = g v^T,  ds = w (dw - g . o),  dq = ds k / sqrt(K),  dk = ds^T q / sqrt(K):
 
-    the weights are never divided, and one pass computes ds; its sum over the batch is the gradient
-    of a bias. A sink s adds exp(s - max) to l; it has no value, so ds = -exp(s - max) g . o. Saved
-    for the gradient: w in the inputs' dtype, and l.
+    the weights are never divided, and one pass computes ds, which is the gradient of a bias, summed
+    over the batch unless the bias has one. A sink s adds exp(s - max) to l; it has no value, so
+    ds = -exp(s - max) g . o. Saved for the gradient: w in the inputs' dtype, and l.
     """
 
     @staticmethod

@@ -5,11 +5,10 @@ tokenizer.json   train.bin, validation.bin: token ids   meta.json: their digest,
 
 import functools
 import hashlib
-import itertools
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -34,6 +33,7 @@ from rope_exp.files import (
     explaining_full_disk,
     files_sha256,
     free_bytes,
+    is_full,
     json_sha256,
     lock,
     make_folders,
@@ -45,7 +45,13 @@ from rope_exp.files import (
 )
 from rope_exp.identity import facts_of
 from rope_exp.sections import DataConfig, TokenizerConfig, is_commit
-from rope_exp.tokenizer import TOKENIZER_SUFFIXES, build_tokenizer, vocab_size
+from rope_exp.tokenizer import (
+    TOKENIZER_SUFFIXES,
+    build_tokenizer,
+    cuts_at_spaces,
+    pieces,
+    vocab_size,
+)
 
 FORMAT = 3  # of the folder
 META = "meta.json"
@@ -53,7 +59,7 @@ TOKENIZER = "tokenizer.json"
 
 # data_sha256 is a digest of digests, one for each block of this size of a .bin file.
 BLOCK_BYTES = 64 << 10
-BATCH = 64  # documents encoded at once; encoding takes about 100 bytes a token
+BATCH_CHARS = 1 << 20  # encoded at once
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,9 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -
             if held is None:
                 log(f"data: another process prepares {folder}; waiting for it")
                 held = lock(path)
-        except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        except OSError as error:
+            if is_full(error):
+                raise
             reason = f"cannot be written: {error.strerror}"
             raise ConfigError("data.cache_dir", str(folder.parent), reason) from None
         with os.fdopen(held):
@@ -256,17 +264,16 @@ def write_tokens(
     progress = Progress("data", corpus.data.max_tokens)
 
     for split in corpus.splits:
-        documents = corpus.documents(split)
-        while tokens[split] < limit and (batch := list(itertools.islice(documents, BATCH))):
-            texts = [text for _, text in batch]
+        for batch in _batches(corpus.documents(split), tokenizer):
+            texts = [text for _, text, *_ in batch]
             encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-            for (side, text), encoding in zip(batch, encodings, strict=True):
-                ids = [*encoding.ids, end_id]
+            for (side, text, is_first, is_last), encoding in zip(batch, encodings, strict=True):
+                ids = [*encoding.ids, end_id] if is_last else encoding.ids
                 kept = ids[: limit - tokens[side]]
                 if kept:
                     files[side].write(np.array(kept, dtype).tobytes())
-                    counts["documents"][side] += 1
-                    # Of a document that is cut, as many bytes as its share of tokens.
+                    counts["documents"][side] += is_first
+                    # Of a piece that is cut, as many bytes as its share of tokens.
                     counts["text_bytes"][side] += len(text.encode()) * len(kept) // len(ids)
                     tokens[side] += len(kept)
                 if tokens[split] == limit:
@@ -275,7 +282,28 @@ def write_tokens(
             num_documents = sum(counts["documents"].values())
             words = f"{num_documents:,} documents, {sum(tokens.values()):,} tokens"
             progress.show(tokens[TRAIN], words)
+            if tokens[split] == limit:
+                break
     return counts
+
+
+def _batches(
+    documents: Iterable[tuple[str, str]], tokenizer: Tokenizer
+) -> Iterator[list[tuple[str, str, bool, bool]]]:
+    """Group pieces of documents, each with its side, and whether it begins and ends a document."""
+    can_cut = cuts_at_spaces(tokenizer)
+    batch: list[tuple[str, str, bool, bool]] = []
+    num_chars = 0
+    for side, text in documents:
+        parts = list(pieces(text)) if can_cut else [text]
+        for number, part in enumerate(parts, 1):
+            batch.append((side, part, number == 1, number == len(parts)))
+            num_chars += len(part)
+            if num_chars >= BATCH_CHARS:
+                yield batch
+                batch, num_chars = [], 0
+    if batch:
+        yield batch
 
 
 def data_sha256(folder: Path, vocab_size: int) -> str:

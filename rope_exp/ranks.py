@@ -160,6 +160,13 @@ def check_ranks() -> None:
     if steps != "1":
         raise ConfigError(name, steps, "must be 1: train.micro_batch_size splits a batch")
 
+    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
+        if os.environ.get(name, "").lower() not in ("", "0", "no", "false"):
+            raise ConfigError(name, os.environ[name], "must be unset: every rank holds all weights")
+    local = os.environ.get("LOCAL_RANK", "0")
+    if not local.isdecimal():
+        raise ConfigError("LOCAL_RANK", local, "must be a number; without a launcher it is unset")
+
     world_size = os.environ.get("WORLD_SIZE", "1")
     if "RANK" not in os.environ and world_size == "1":
         # `accelerate launch` sets the address if asked for several processes. On a CPU, or without
@@ -172,7 +179,7 @@ def check_ranks() -> None:
 
     needed = ["RANK"] if world_size == "1" else ["RANK", "MASTER_ADDR", "MASTER_PORT"]
     for name in needed:
-        if name not in os.environ:
+        if not os.environ.get(name):
             raise ConfigError(name, ..., f"a launcher sets it beside WORLD_SIZE={world_size}")
     rank = os.environ["RANK"]
     if not (rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)):
@@ -191,6 +198,11 @@ def run_as_rank(config: RunConfig) -> int:
     if asked not in (1, "all", world_size):
         raise ConfigError("launch.num_processes", asked, f"but this launcher started {world_size}")
     config = resolved(config, world_size)
+    name = "ACCELERATE_MIXED_PRECISION"
+    precision = os.environ.get(name, "no").lower()
+    if precision not in ("no", config.train.precision):
+        reason = f"is not followed: train.precision={config.train.precision} decides"
+        raise ConfigError(name, precision, reason)
 
     # The other ranks need only the config; the first rank prepares the data.
     if os.environ.get("RANK", "0") == "0":

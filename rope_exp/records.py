@@ -101,7 +101,9 @@ def write_record(
     # A record that cannot be read back is not written; otherwise the cell would count as done.
     read_record(path, text.encode())
     make_folders(path.parent)
-    write_atomically(path, text)
+    # Another process may have written it meanwhile.
+    if not path.exists():
+        write_atomically(path, text)
 
 
 def stored_records(records: Path, campaign: str) -> dict[Path, bytes]:

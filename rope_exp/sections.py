@@ -198,7 +198,8 @@ class PeConfig:
 
     @property
     def learned(self) -> dict[str, str]:
-        """The rotating pairs of sites, if frequencies are learned, with their parameters' names."""
+        """The pairs of sites that learn frequencies, with their parameters' names."""
+        # The first pair has the first name, even if it is vo.
         pairs = [pair for pair in PAIRS if self.trainable and set(pair) & set(self.rotate)]
         return dict(zip(pairs, ("inv_freq", "inv_freq_vo"), strict=False))
 
@@ -405,7 +406,7 @@ class Kind:
         return self.kind + "".join(labelled(key, value) for key, value in departing.items())
 
     def small(self) -> Self:
-        """Return this kind for two query heads over one shared key/value head."""
+        """Return this kind with two query heads over one key/value head, which laws/ measure."""
         return self
 
     def sites(self) -> tuple[str, ...]:

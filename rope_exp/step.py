@@ -166,7 +166,9 @@ class Throughput:
             return {"tokens_per_s": None, "mfu": None}
         per_token, per_flop = map(statistics.median, zip(*timed, strict=True))
         peak = self.peak_flops_per_s
-        return {"tokens_per_s": 1 / per_token, "mfu": 1 / per_flop / peak if peak else None}
+        mfu = 1 / per_flop / peak if peak else None
+        # More than the peak is a wrong peak.
+        return {"tokens_per_s": 1 / per_token, "mfu": None if mfu is None or mfu > 1 else mfu}
 
 
 def peak_flops_per_s(device: torch.device, count: int, given_tflops: float | None) -> float | None:

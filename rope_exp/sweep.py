@@ -31,12 +31,14 @@ from rope_exp.errors import (
     keep_log,
     log,
 )
+from rope_exp.files import disk_full, free_bytes
 from rope_exp.folder import LOG, describe_done, newest_values, read_result
 from rope_exp.jobs import Job, lease_gpus
 from rope_exp.ranks import POLL_SECONDS, SignalRelay, is_rank, run_as_rank, run_here
 from rope_exp.signals import interrupt, on_signal
 
 REFRESH_SECONDS = 1.0
+LOG_BYTES = 1 << 16  # below this, a log may lack its last words
 LINE_SECONDS = 30.0  # between plain lines about all running jobs
 # Between two attempts to start waiting runs, whose GPU or folder another dispatcher may release.
 WAIT_SECONDS = 1.0
@@ -190,7 +192,11 @@ def bring_to_end(
                 ranks.poll(job)
                 if job.exit_code is not None:
                     try_again_at = 0.0
-                    if job.log and job.reason:
+                    if job.log and job.status == "failed" and not job.reason:
+                        # On a full disk, ranks cannot write their own reason to the log.
+                        if free_bytes(job.folder) < LOG_BYTES:
+                            job.reason = str(disk_full(job.folder, LOG_BYTES, "its log"))
+                    elif job.log and job.reason:
                         # The log may lie on a full disk.
                         with contextlib.suppress(OSError), job.log.open("a") as file:
                             file.write(f"error: {job.reason}\n")

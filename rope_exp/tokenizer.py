@@ -1,6 +1,7 @@
 """Tokenizers (bytes, BPE or pretrained) of plain text: no text of a document is a special token."""
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,11 @@ from rope_exp.files import check_regular
 from rope_exp.sections import TokenizerConfig
 
 END_OF_TEXT = "<|endoftext|>"
+# Longer texts are encoded in pieces, since encoding takes about 100 bytes of memory a token.
+PIECE_CHARS = 1 << 16
+# The byte-level pre-tokenizer always cuts here: in a token of its pattern (GPT-2's), a space or
+# newline follows only whitespace.
+CUT = re.compile(r"(?<=\S)(?=[ \n])")
 # The files of a tokenizer on the hub or in a folder.
 TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
 
@@ -29,7 +35,9 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     check_regular(Path(path))
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the library is no Exception
         raise DataError(f"{path} cannot be read as a tokenizer: {first_line(error)}") from None
     tokenizer.encode_special_tokens = True
     return tokenizer
@@ -54,8 +62,9 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     def limited() -> Iterator[str]:
         left = config.train_bytes or 0
         for text in texts:
-            yield text
-            left -= len(text.encode())
+            for piece in pieces(text):
+                yield piece
+                left -= len(piece.encode())
             if left <= 0:
                 return
 
@@ -72,6 +81,27 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         reason = f"the corpus yields only {reached} tokens; choose fewer, or tokenizer=bytes"
         raise ConfigError("tokenizer.vocab_size", size, reason)
     return tokenizer
+
+
+def pieces(text: str, limit: int = PIECE_CHARS) -> Iterator[str]:
+    """Cut a text after `limit` characters where the byte-level pre-tokenizer also cuts it."""
+    start = 0
+    while (cut := CUT.search(text, start + limit)) is not None:
+        yield text[start : cut.start()]
+        start = cut.start()
+    yield text[start:]
+
+
+def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
+    """Return whether this tokenizer cuts a text wherever `pieces` does."""
+    first = tokenizer.pre_tokenizer
+    return (
+        isinstance(first, pre_tokenizers.ByteLevel)
+        and first.use_regex
+        and not first.add_prefix_space
+        and tokenizer.normalizer is None
+        and all(token.special for token in tokenizer.get_added_tokens_decoder().values())
+    )
 
 
 def _byte_level(model: models.BPE) -> Tokenizer:
@@ -95,9 +125,13 @@ def _pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
         names = [f"*{suffix}" for suffix in TOKENIZER_SUFFIXES]
         with explaining("tokenizer.path", path, from_hub=True):
             folder = Path(snapshot_download(path, revision=config.revision, allow_patterns=names))
-    with explaining("tokenizer.path", path):
+    try:
         pretrained = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         tokenizer = Tokenizer.from_str(pretrained.backend_tokenizer.to_str())
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the library is no Exception
+        raise ConfigError("tokenizer.path", path, f"cannot be read: {first_line(error)}") from None
     if pretrained.eos_token_id is None:
         reason = "has no end-of-text token, which must end each document"
         raise ConfigError("tokenizer.path", path, reason)

@@ -165,6 +165,8 @@ def _begin(config: RunConfig, folder: Path) -> Any:
             resume="allow",
         )
 
+    # A login in this process has read the environment already: let wandb read it anew.
+    module.teardown()
     # A later start writes an offline run again, from the first row.
     resume = None if os.environ["WANDB_MODE"] == "offline" else "allow"
     run = module.init(config=_known(facts), resume=resume)

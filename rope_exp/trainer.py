@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypedDict
 
 from rope_exp import checkpoint
 from rope_exp.batches import chain_sha256
@@ -20,8 +21,9 @@ from rope_exp.decoder import Decoder, weights
 from rope_exp.errors import CheckpointError, Progress, log
 from rope_exp.evaluate import Finished, Inputs, held_out_loss, on_device
 from rope_exp.files import json_sha256, read_json, write_json
-from rope_exp.folder import PROBES, RESULT, MetricsWriter
+from rope_exp.folder import PROBES, RESULT, MetricsWriter, checked
 from rope_exp.generated import DataSet
+from rope_exp.identity import Natural, NonNegative, OrderSha256, Sha256
 from rope_exp.origin import begin, find_origin
 from rope_exp.parallel import Parallel
 from rope_exp.provenance import MARKED, machine_facts, spelled
@@ -200,7 +202,22 @@ def due_after(train: TrainConfig, step: int) -> set[str]:
         "end": train.num_steps,
         "stage": train.stage_at(step).last_step,
     }
+    # A step never exceeds the run's or its stage's last, so for these this is equality.
     return {action for action, period in periods.items() if step % period == 0}
+
+
+class State(TypedDict):
+    """The contents of a checkpoint's state.json."""
+
+    step: Natural
+    order_sha256: OrderSha256
+    elapsed_s: NonNegative
+    unrecorded: tuple[float, float] | None
+    config_sha256: Sha256
+    data_sha256: Sha256
+    init_sha256: Sha256
+    # Absent in checkpoints of older versions.
+    shared_init_sha256: NotRequired[Sha256]
 
 
 class Trainer:
@@ -264,7 +281,7 @@ class Trainer:
             return {"step": 0, "order_sha256": "", "elapsed_s": 0.0, "unrecorded": None}
 
         where = f"the checkpoint of step {saved.step} in {self.folder}"
-        state = saved.state
+        state = checked(f"{where}: state.json", saved.state, State)
         for key, value in self.identity.items():
             if state.get(key, value) != value:
                 raise CheckpointError(
@@ -274,6 +291,9 @@ class Trainer:
         optimizer = self.train_step.optimizer
         make_state(optimizer, self.decoder)
         moments = optimizer_tensors(optimizer, self.decoder)
+        shapes = {name: moment.shape for name, moment in moments.items()}
+        if shapes != {name: moment.shape for name, moment in saved.optimizer.items()}:
+            raise CheckpointError(f"{where} is of another optimizer")
         checkpoint.load_weights(where, self.decoder, saved.model)
         for name, moment in moments.items():
             moment.copy_(saved.optimizer[name])
@@ -361,7 +381,7 @@ class Trainer:
             self.step += 1
             unread.append(started)
             reads_late = self.reads_late and due_after(self.config.train, self.step) <= {"row"}
-            while len(unread) > reads_late:
+            while len(unread) > int(reads_late):
                 yield unread.pop(0)()
 
         yield from (read() for read in unread)

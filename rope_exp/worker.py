@@ -149,7 +149,7 @@ def _begin(trainer: Any, laws: Mapping[str, Any]) -> None:
 
 @functools.cache
 def certificate(model: ModelConfig, pe: PeConfig, attn: Kind, *, causal: bool) -> Mapping[str, Any]:
-    """Measure the laws of a variant, once for all seeds of a sweep; LawError if one is broken."""
+    """Measure the laws of a variant, once a process; LawError if one is broken."""
     laws: dict[str, Any] = {}
     for name in choices("laws"):
         laws |= chosen("laws", name, "laws").certificate(model, pe, attn, causal=causal)

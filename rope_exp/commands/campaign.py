@@ -66,6 +66,8 @@ def main(words: list[str]) -> int:
         print(submit_campaign(progress, asked.words, asked.config_dir, queue))
         return 0
 
+    if asked.hours is not None and not 0 < asked.hours < 1e6:
+        raise ConfigError("--hours", asked.hours, "must be above 0 and below 1,000,000")
     # Until the runs start, a signal unwinds the preparation of data.
     on_signal(interrupt)
     return run_campaign(progress, started + 3600 * (asked.hours or math.inf))

@@ -56,6 +56,8 @@ def generate(
     completion: list[int] = []
     while len(completion) < num_tokens:
         logits_1V = decoder(ids_1T, cache=cache)[:, -1].float().cpu()
+        # So that the likeliest stays finite at the lowest temperature.
+        logits_1V = (logits_1V - logits_1V.max()).double()
         for warper in warpers:
             logits_1V = warper(ids_1T, logits_1V)
         token = int(logits_1V.argmax())
@@ -84,6 +86,14 @@ def main(words: list[str]) -> int:
     parser.add_argument("--step", type=int, help="of the checkpoint; the newest otherwise")
     options = vars(parser.parse_args(words))
     folder, texts, step = map(options.pop, ("folder", "texts", "step"))
+    for flag, key, holds, allowed in (
+        ("--tokens", "num_tokens", options["num_tokens"] >= 1, "must be at least 1"),
+        ("--temperature", "temperature", options["temperature"] >= 0, "must be 0 or above"),
+        ("--top-p", "top_p", 0 < options["top_p"] <= 1, "must be above 0 and at most 1"),
+        ("--seed", "seed", 0 <= options["seed"] < 2**63, "must be from 0, and below 2^63"),
+    ):
+        if not holds:
+            raise ConfigError(flag, options[key], allowed)
 
     decoder, tokenizer = load_run(folder, step)
     end_id = end_of_text(folder, decoder)

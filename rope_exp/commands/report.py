@@ -24,6 +24,8 @@ def main(words: list[str]) -> int:
     parser.add_argument("--records", type=Path, default=DEFAULT_RECORDS, help="(%(default)s)")
     asked = parser.parse_args(words)
     out = asked.out or DEFAULT_OUTPUT.parent
+    if any(place.is_file() for place in (out, *out.parents)):
+        raise ConfigError("--out", str(out), "must be a folder, not a file or below one")
     if asked.campaign is not None:
         for flag in ("runs", "group", "reference", "factors"):
             if getattr(asked, flag) is not None:

@@ -149,7 +149,8 @@ class RopeExpAttention(LlamaAttention):
                 )
             attention_mask = added(terms, attention_mask, offset_TE, self.config.window, q_BHTK)
 
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(kernel, eager_attention_forward)
+        is_eager = kernel == "eager"
+        attend = eager_attention_forward if is_eager else ALL_ATTENTION_FUNCTIONS[kernel]
         # A user's class may make queries and keys wider.
         scaling = q_BHTK.shape[-1] ** -0.5
         o_BTHK, weights = attend(

@@ -59,8 +59,8 @@ def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = Non
         raise ConfigError("OUT", str(out), "holds something; name a new folder")
     if out.resolve().is_relative_to(run_dir.resolve()):
         raise ConfigError("OUT", str(out), "lies in the run's own folder, which is its record")
-    config = read_config(run_dir)
     decoder, tokenizer, step = load_checkpoint(run_dir, step)
+    config = read_config(run_dir)
     end_id = end_of_text(run_dir, decoder)
     model = exported(decoder, code, end_id, max_position_embeddings=config.train.longest)
     name = type(model).__name__

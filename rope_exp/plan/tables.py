@@ -42,13 +42,13 @@ def cost_lines(config: RunConfig) -> list[str]:
         for stage in train.staged
     )
     cache = ", both ways"
-    if config.causal:
+    if config.pe.code is not None:
+        cache = f"; what pe.code={config.pe.code} caches is not counted"
+    elif config.causal:
         a_token, at_all = kept(config.attn, config.model, config.pe)
         cache = (
             f"; a layer caches {a_token or 0:,} numbers a token, and {at_all:,} that do not grow"
         )
-    if config.pe.code is not None:
-        cache += f", beside what pe.code={config.pe.code} caches"
 
     return [
         f"run          {config.pe.label} {model.name} on {config.data.name}, group {config.group}",

@@ -28,7 +28,7 @@ from rope_exp.errors import (
 )
 from rope_exp.jobs import Job
 from rope_exp.machine import output_of
-from rope_exp.signals import interrupt, on_signal, starting_runs
+from rope_exp.signals import held_back, interrupt, on_signal, starting_runs
 from rope_exp.slurm.queue import Queue
 from rope_exp.sweep import dispatch
 
@@ -67,8 +67,11 @@ def run_on_node(
     if code == EXIT_STOPPED and job.cluster == "slurm":
         may_restart = int(os.environ.get("SLURM_RESTART_COUNT", "0")) < max_restarts
         # SLURM does not requeue a preempted job that ends itself.
-        shown = output_of("scontrol", "show", "job", job.job_id)
-        if (at_limit and may_restart) or re.search(r"PreemptTime=\d", shown):
+        is_requeued = at_limit and may_restart
+        if not is_requeued:
+            shown = output_of("scontrol", "show", "job", job.job_id)
+            is_requeued = re.search("PreemptTime=[0-9]", shown) is not None
+        if is_requeued:
             output_of("scontrol", "requeue", job.job_id)
     if code not in (EXIT_DONE, EXIT_DIVERGED):
         # SLURM then shows a failed job.
@@ -117,23 +120,25 @@ def submit(
     # The keys that submitit shares between clusters; others are SLURM's own.
     plugin = import_module("hydra_plugins.hydra_submitit_launcher.config")
     shared = [field.name for field in fields(plugin.BaseQueueConf)]
-    try:
-        executor = submitit.AutoExecutor(folder=queue.folder, cluster=cluster)
-        executor.update_parameters(
-            stderr_to_stdout=True,
-            **{key if key in shared else f"{cluster}_{key}": asked[key] for key in asked},
-        )
-        with executor.batch():
-            jobs = [
-                executor.submit(run_on_node, run, list(map(cells.get, part)), max_restarts, gpus)
-                for part in parts
-            ]
-    except (FailedJobError, OSError) as error:
-        raise ChildProcessError(f"launch={cluster}: {first_line(error)}") from None
-    except (NameError, TypeError, ValueError, RuntimeError, AssertionError) as error:
-        raise ConfigError("hydra.launcher", ..., first_line(error)) from None
-    ids = [job.job_id for job in jobs]
-    queue.add(cluster, parts, ids)
+    # A signal between submission and its record would lose the jobs.
+    with held_back():
+        try:
+            executor = submitit.AutoExecutor(folder=queue.folder, cluster=cluster)
+            executor.update_parameters(
+                stderr_to_stdout=True,
+                **{key if key in shared else f"{cluster}_{key}": asked[key] for key in asked},
+            )
+            with executor.batch():
+                jobs = [
+                    executor.submit(run_on_node, run, [*map(cells.get, part)], max_restarts, gpus)
+                    for part in parts
+                ]
+        except (FailedJobError, OSError) as error:
+            raise ChildProcessError(f"launch={cluster}: {first_line(error)}") from None
+        except (NameError, TypeError, ValueError, RuntimeError, AssertionError) as error:
+            raise ConfigError("hydra.launcher", ..., first_line(error)) from None
+        ids = [job.job_id for job in jobs]
+        queue.add(cluster, parts, ids)
     arrays = ", ".join(dict.fromkeys(job_id.partition("_")[0] for job_id in ids))
     return f"submitted {len(names)} runs, jobs {arrays}{waiting}; logs in {queue.folder}"
 

@@ -34,22 +34,28 @@ def test_a_run(journal: bool, whole: tuple[Path, list[str]], tmp_path: Path) -> 
     def is_at(moment: str, begun: int) -> bool:
         if moment == "beginning":
             return (run / "config.yaml").exists()
+        if moment == "end":
+            return False
         is_saving = any((run / "checkpoints").glob(".saving-*"))
         return num_rows(run) > begun and (moment == "row" or is_saving)
 
     try:
         for _ in range(CUTS // 2):
-            moment = rng.choice(("beginning", "row", "row", "save", "save"))
+            moment = rng.choice(("beginning", "row", "row", "save", "save", "end"))
             begun = num_rows(run)
             process = start(*words, cwd=tmp_path)
             deadline = time.monotonic() + 120
             while process.poll() is None and not is_at(moment, begun):
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
-            time.sleep({"beginning": 2.0, "row": 0.3, "save": 0.02}[moment] * rng.random())
+            longest = {"beginning": 2.0, "row": 0.3, "save": 0.02, "end": 0.0}[moment]
+            time.sleep(longest * rng.random())
             reported = max(num_rows(run) - 1, 0) // SAVE_EVERY * SAVE_EVERY
+            code = process.poll()
+            assert code in (None, 0)
             disk.cut(process)
 
+            assert code is None or (run / "result.json").exists()
             steps = list_steps(run / "checkpoints")
             newest = max(steps, default=0)
             print(f"{moment}: saved {reported}, found {steps}, {num_rows(run)} rows")

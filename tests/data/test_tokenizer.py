@@ -18,6 +18,7 @@ from rope_exp.tokenizer import (
     build_tokenizer,
     byte_tokenizer,
     load_tokenizer,
+    pieces,
     train_bpe,
     vocab_size,
 )
@@ -27,6 +28,7 @@ TEXTS = [
     Path(subprocess.__file__).read_text(),
     "naïve café, 日本語 and 😀\n" * 50,
 ]
+AWKWARD = st.text() | st.text(alphabet=" \n\t\r\x0b\x1c\x85\xa0\u3000a1'.s<|>é日", max_size=60)
 BPE = tokenizer_config("bpe", vocab_size=600, train_bytes=200_000)
 
 
@@ -39,7 +41,7 @@ def encode(tokenizer: Tokenizer, text: str) -> Any:
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
-@given(text=st.text() | st.text(alphabet=" \n\t\r\x0b\x1c\x85\xa0\u3000a1'.s<|>é日", max_size=60))
+@given(text=AWKWARD)
 def test_decoding_what_was_encoded_gives_any_text_back(bpe: Tokenizer, text: str) -> None:
     """The ids of the byte tokenizer are the bytes of UTF-8, and one more token ends a text."""
     assert bpe.decode(encode(bpe, text)) == text
@@ -47,6 +49,15 @@ def test_decoding_what_was_encoded_gives_any_text_back(bpe: Tokenizer, text: str
     assert encode(tokenizer, text) == list(text.encode())
     assert tokenizer.decode(list(text.encode())) == text
     assert (vocab_size(tokenizer), tokenizer.token_to_id(END_OF_TEXT)) == (257, 256)
+
+
+@given(text=AWKWARD, limit=st.integers(1, 20))
+def test_a_document_encodes_in_pieces_to_what_it_does_at_once(
+    bpe: Tokenizer, text: str, limit: int
+) -> None:
+    parts = list(pieces(text, limit))
+    assert "".join(parts) == text
+    assert [id_ for part in parts for id_ in encode(bpe, part)] == encode(bpe, text)
 
 
 def test_the_text_of_a_special_token_stays_text(bpe: Tokenizer, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import torch
 from support.models import opinionated
 from support.refused import refused
 
-from rope_exp.commands.generate import generate
+from rope_exp.commands.generate import generate, main
 from rope_exp.decoder import Decoder
 from rope_exp.tokenizer import byte_tokenizer
 
@@ -38,6 +38,17 @@ def test_a_seed_is_a_text(decoder: Decoder) -> None:
         for seed in (1, 1, 2)
     )
     assert one == same != other
+
+
+def test_the_lowest_temperature_takes_the_likeliest(decoder: Decoder) -> None:
+    texts = [generate(decoder, byte_tokenizer(), "x", END, temperature=t) for t in (0.0, 1e-40)]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("option", ["--tokens=0", "--temperature=-1", "--top-p=0", "--seed=-1"])
+def test_an_option_without_a_meaning_is_refused(option: str) -> None:
+    with refused(option.partition("=")[0]):
+        main(["no_folder", "text", option])
 
 
 def test_a_model_that_looks_both_ways_generates_nothing() -> None:

@@ -137,7 +137,7 @@ def test_a_step_that_reads_a_tensor_is_launched_by_kernels(
 def test_the_host_never_waits_in_a_step(build: Build) -> None:
     trainer = build("run", "pe=qkvo_rope")
     train(trainer, last=2)
-    assert num_graphs(trainer) == len(trainer.attention_backends()) == 1
+    assert num_graphs(trainer) == 1
     torch.cuda.set_sync_debug_mode("error")
     try:
         trainer.train_step(3)

@@ -95,6 +95,22 @@ def test_a_start_killed_as_it_wrote_its_config_blocks_none(on_cpu: OnCpu) -> Non
     assert sorted(path.name for path in config.folder.iterdir()) == [".lock", "config.yaml"]
 
 
+def test_a_fresh_run_does_not_move_its_own_origin(begun: Job, on_cpu: OnCpu) -> None:
+    config = on_cpu("run.fresh=true").replace("run", init_from=str(begun.folder))
+    with refused("run.fresh=true", f"would move aside run.init_from={begun.folder}"):
+        admit([config])
+    assert (begun.folder / "config.yaml").exists()
+
+
+def test_runs_of_two_configs_do_not_enter_one_group(on_cpu: OnCpu) -> None:
+    """Both were admitted before either began."""
+    words = (["pe=nope", "optim.lr=0.001"], ["pe=vo_rope", "optim.lr=0.003"])
+    jobs = [admit([on_cpu("run.group=g", *more).replace("run", dir=None)])[0] for more in words]
+    assert acquire(jobs[0])
+    with refused("run.group=g", "optim.lr: 0.001 -> 0.003"):
+        acquire(jobs[1])
+
+
 def test_a_fresh_run_moves_the_old_folder_aside(begun: Job, on_cpu: OnCpu) -> None:
     (begun.folder / "kept").touch()
     fresh = begin(on_cpu("run.fresh=true", "seed=4"))

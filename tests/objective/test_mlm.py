@@ -1,11 +1,14 @@
 """Tests of masked tokens: their places, the tokens read there, and their random stream."""
 
+import itertools
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rope_exp.batches import Batch, chain_sha256, next_tokens, training_ids
 from rope_exp.objective.mlm import hidden, num_predicted
+from rope_exp.sources import HELD_OUT
 
 VOCAB = 50
 MASK = VOCAB
@@ -99,3 +102,10 @@ def test_the_hash_of_the_order_covers_masks() -> None:
         part[2, 1] -= 1
     assert len(digests) == 6
     assert chain_sha256("", np.concatenate(parts, axis=1)) in digests
+
+
+def test_held_out_masks_are_of_no_step_of_training() -> None:
+    rows = plain_rows(6, 40)
+    first = hidden(rows, HELD_OUT, MASK)
+    for key in itertools.product((0, 1), range(1, 50)):
+        assert not np.array_equal(hidden(rows, key, MASK).place_BP, first.place_BP)

@@ -28,7 +28,7 @@ from rope_exp.files import write_json
 from rope_exp.folder import MetricsWriter, read_metrics
 from rope_exp.jobs import Job
 from rope_exp.settle import resolve
-from rope_exp.tracker import Tracker
+from rope_exp.tracker import Tracker, check_trackers
 
 wandb = pytest.importorskip("wandb")
 ENV = {"marks": [], "started": ["2026-01-01T00:00:00Z"], "params": 1234, "device": "a chip"}
@@ -156,6 +156,14 @@ def test_without_a_key_a_run_is_tracked_offline(
     admit([tiny("tracker=wandb")])
     assert "wandb: no API key; tracking offline" in capsys.readouterr().err
     assert os.environ["WANDB_MODE"] == "offline"
+
+
+def test_a_run_in_the_process_that_checks_is_tracked(write: Write) -> None:
+    """The check logs in, which reads the environment before the run sets it."""
+    config, folder = write("tracker=wandb")
+    check_trackers([config])
+    Tracker(config, folder)
+    assert sent(folder)[0].project == "rope_exp"
 
 
 def test_a_tracker_that_is_not_installed_is_refused(tiny: Callable[..., RunConfig]) -> None:

@@ -32,6 +32,31 @@ def untouched(folder: Path) -> Iterator[None]:
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.parametrize("key", ["order_sha256", "config_sha256", "elapsed_s", "unrecorded"])
+@pytest.mark.parametrize("value", [None, "zz"])
+def test_an_incomplete_or_edited_state_is_refused(
+    make: Make, finished: Trainer, key: str, value: str | None
+) -> None:
+    """The checkpoint verifies against its own manifest."""
+    folder = finished.folder / "checkpoints"
+    saved = checkpoint.load(folder, 6)
+    state = saved.state | {key: value}
+    if value is None:
+        del state[key]
+    checkpoint.save(folder, 6, saved.model, saved.optimizer, state)
+    with untouched(finished.folder), refused("state.json", key):
+        make("run").train()
+
+
+def test_moments_of_another_optimizer_are_refused(make: Make, finished: Trainer) -> None:
+    folder = finished.folder / "checkpoints"
+    saved = checkpoint.load(folder, 6)
+    saved.optimizer.popitem()
+    checkpoint.save(folder, 6, saved.model, saved.optimizer, saved.state)
+    with untouched(finished.folder), refused("is of another optimizer"):
+        make("run").train()
+
+
 @pytest.mark.parametrize(
     ("words", "change"),
     [

@@ -40,11 +40,9 @@ if TYPE_CHECKING:
 
 SITES = ("q", "k", "v", "o")
 EVERY = (1,)  # as a pattern of layers
-# q and k share frequencies; so do v and o.
-PAIRS = ("qk", "vo")
+PAIRS = ("qk", "vo")  # of sites that share frequencies
 MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
-# Period of the fastest pair if positions are times, as POYO's t_min.
-PERIOD_S = 1e-4
+PERIOD_S = 1e-4  # of the fastest pair if positions are times, as POYO's t_min
 INIT_STD = 0.02  # of weight matrices; times 1/sqrt(2 layers) for those onto the residual stream
 TEXT = ("stdlib", "files", "hub")
 DATASETS = ("files", "hub")

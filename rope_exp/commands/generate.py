@@ -9,7 +9,7 @@ from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
 from rope_exp.commands._parser import Parser
 from rope_exp.decoder import Decoder
-from rope_exp.errors import ConfigError, first_line
+from rope_exp.errors import ConfigError
 from rope_exp.load import end_of_text, load_run
 
 
@@ -42,13 +42,10 @@ def generate(
         known = "".join(sorted(tokenizer.get_vocab()))
         raise ConfigError("TEXT", ..., f"must be of the run's tokens alone: {known}") from error
 
-    try:
-        warpers: list[Any] = []
-        if temperature:
-            warpers = [TemperatureLogitsWarper(temperature), TopPLogitsWarper(top_p)]
-        stream = torch.Generator().manual_seed(seed)
-    except (ValueError, RuntimeError) as error:
-        raise ConfigError("usage", ..., first_line(error)) from None
+    warpers: list[Any] = []
+    if temperature:
+        warpers = [TemperatureLogitsWarper(temperature), TopPLogitsWarper(top_p)]
+    stream = torch.Generator().manual_seed(seed)
 
     device = decoder.lm_head.weight.device
     cache = decoder.new_cache()

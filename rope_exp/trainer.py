@@ -272,10 +272,7 @@ class Trainer:
             self.train_step.settle(self.step + 1)
 
     def load(self) -> dict[str, Any]:
-        """Load the newest checkpoint, and return its state, or that of a run's beginning.
-
-        If only the checkpoints know the initial weights, `identity` gets their hashes.
-        """
+        """Load the newest checkpoint or begin; return the state, and keep its initial hashes."""
         saved = checkpoint.load_newest(self.folder / "checkpoints")
         if saved is None:
             return {"step": 0, "order_sha256": "", "elapsed_s": 0.0, "unrecorded": None}

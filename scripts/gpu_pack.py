@@ -20,7 +20,7 @@ from rope_exp.errors import ConfigError, log
 from rope_exp.files import read_json, write_json
 from rope_exp.machine import output_of
 
-# What a run imports beyond the packages named above; the last three are for tests/gpu, and need
+# A run imports these beyond the packages named above; the last three are for tests/gpu, and need
 # pyarrow, pandas and fsspec, which are there, too.
 PACKAGES = (
     "pydantic", "pydantic-core", "typing-inspection", "annotated-types", "typing-extensions",

@@ -265,7 +265,7 @@ def anchors(page: Path) -> list[str]:
 
 
 # The most syntax nodes and lines of each part. Whoever makes one smaller lowers its numbers.
-SIZES = {"rope_exp": (121_248, 17_131), "scripts": (4_938, 710), "tests": (134_416, 17_525)}
+SIZES = {"rope_exp": (121_248, 17_128), "scripts": (4_938, 710), "tests": (134_416, 17_525)}
 
 
 @pytest.mark.parametrize("part", SIZES)

@@ -79,7 +79,7 @@ def patch(model: nn.Module, rotate: Iterable[str]) -> Callable[[], None]:
 def _measure(model: nn.Module, layers: Sequence[Any]) -> None:
     """Refuse a model in which our rotations of q and k, or of v and o, are not what they should be.
 
-    With its own tables on q and k, a layer must return its own output. Of single tokens, rotated
+    With its own tables on q and k, a layer must return its own output. On single tokens, rotated
     values that are rotated back are the values. A gate or a norm in between, or a layer that
     rotates nothing, shows in this. Layers are compared one by one, each on its own input: through
     a deep model, the rounding of bfloat16 grows beyond any useful tolerance.

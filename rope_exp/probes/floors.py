@@ -1,4 +1,4 @@
-"""How often eps replaces a denominator of attention, because the sum there is smaller."""
+"""The share of attention's denominators that eps replaces, because the sum is smaller."""
 
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -13,9 +13,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from rich import progress
-from rich.console import Console
-
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -213,36 +210,6 @@ def describe_row(row: Mapping[str, Any]) -> str:
     """Return the numbers of a row of metrics that are shown, each after a comma."""
     shown = [column for column in COLUMNS if isinstance(row.get(column), int | float)]
     return "".join(COLUMNS[column].format(row[column]) for column in shown)
-
-
-class Bars(progress.Progress):
-    """Progress bars with text, if standard error is a terminal; otherwise `disable` is true."""
-
-    def __init__(self) -> None:
-        console = Console(stderr=True)
-        super().__init__(
-            "{task.description}",
-            progress.BarColumn(),
-            "{task.fields[words]}",
-            console=console,
-            auto_refresh=False,
-            disable=not (sys.stderr.isatty() and console.is_interactive),
-        )
-        self.start()
-        # rich hides the cursor until the bars end, but a second signal exits before that.
-        if not self.disable:
-            console.show_cursor()
-
-    def draw(self) -> None:
-        """Draw the bars as they are now."""
-        with ignoring_output_errors():
-            self.refresh()
-
-    def close(self) -> None:
-        """Draw the bars for the last time."""
-        if not self.disable:
-            with ignoring_output_errors():
-                self.stop()
 
 
 class Progress:

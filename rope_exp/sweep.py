@@ -1,4 +1,4 @@
-"""The dispatcher: admit the runs of a command, bring them to their end, and show their progress."""
+"""The dispatcher: admit the runs of a command, and bring them to their end."""
 
 import contextlib
 import math
@@ -13,58 +13,19 @@ from rope_exp.errors import (
     EXIT_FAILED,
     EXIT_STOPPED,
     ConfigError,
-    Progress,
     RecordError,
-    describe_row,
     keep_log,
     log,
 )
 from rope_exp.files import disk_full, free_bytes
-from rope_exp.folder import LOG, describe_done, newest_values
+from rope_exp.folder import LOG, describe_done
+from rope_exp.identity import choices, chosen
 from rope_exp.jobs import Job, lease_gpus
 from rope_exp.ranks import POLL_SECONDS, SignalRelay
 
 LOG_BYTES = 1 << 16  # below this, a log may lack its last words
-LINE_SECONDS = 10.0  # between lines about all runs
 # Between two attempts to start waiting runs, whose GPU or folder another dispatcher may release.
 WAIT_SECONDS = 1.0
-
-
-class SweepView:
-    """Logs every change of a run's status, and a summary of the sweep now and then."""
-
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self._jobs = jobs
-        self._progress = Progress("sweep", sum(job.config.train.num_steps for job in jobs))
-        self._statuses = ["waiting"] * len(jobs)
-        self._line_at = 0.0
-
-    def show(self, *_: object) -> None:
-        """Log what has changed; read the runs' metrics only if a line is due."""
-        now = time.monotonic()
-        statuses = [job.status for job in self._jobs]
-        if statuses == self._statuses and now < self._line_at:
-            return
-        self._line_at = now + LINE_SECONDS
-
-        # The steps that are done or no longer due, and the runs that ended or are in progress.
-        done = 0
-        num_ended = 0
-        running = []
-        for job, status, before in zip(self._jobs, statuses, self._statuses, strict=True):
-            row = newest_values(job.folder)
-            step = row.get("step", 0)
-            # A stopped run has not ended: the same command resumes it.
-            has_ended = status in ("finished", "diverged", "failed")
-            num_ended += has_ended
-            done += job.config.train.num_steps if has_ended else step
-            if status == "running":
-                running.append(f"{job.name} at step {step}")
-            if status != before:
-                log(f"{job.name}: {status}{describe_row(row)}")
-        self._statuses = statuses
-        words = f"{num_ended} of {len(statuses)} runs ended; running: {', '.join(running)}"
-        self._progress.show(done, words)
 
 
 def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, list[Job]]:
@@ -111,7 +72,13 @@ def run_all(
     """Bring a sweep to its end and return its exit code; ranks write to a log in each folder."""
     for job in jobs:
         job.log = job.folder / LOG
-    bring_to_end(jobs, [on_end, SweepView(jobs).show], deadline)
+    with contextlib.ExitStack() as views:
+        on_poll = [on_end]
+        for name in choices("view"):
+            view = chosen("view", name, "view").View(jobs)
+            views.callback(view.close)
+            on_poll.append(view.show)
+        bring_to_end(jobs, on_poll, deadline)
 
     failed = [job for job in jobs if job.status in ("failed", "diverged")]
     for job in failed:

@@ -5,7 +5,7 @@ each with any of the functions that `Report.told`, `Report.files` and `Report.ch
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePosixPath
@@ -204,7 +204,7 @@ class Report:
         return pd.DataFrame(self.lines.values()).astype(dict.fromkeys(_COUNTS, "Int64"))
 
 
-def parts(part: str, *folders: str) -> dict[str, Callable[..., Any]]:
+def parts(part: str, *folders: str) -> dict[str, Any]:
     """Return a function of every file of these folders that has it, by its NAME and in its ORDER.
 
     The file's own name and 0 are the defaults.

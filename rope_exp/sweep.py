@@ -1,4 +1,4 @@
-"""The dispatcher: admit the runs of a command, bring them to their end, and show their progress."""
+"""The dispatcher: admit the runs of a command, and bring them to their end."""
 
 import atexit
 import contextlib
@@ -22,87 +22,22 @@ from rope_exp.errors import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_STOPPED,
-    Bars,
     ConfigError,
-    Estimate,
     RecordError,
-    describe_row,
     explained,
     keep_log,
     log,
 )
 from rope_exp.files import disk_full, free_bytes
-from rope_exp.folder import LOG, describe_done, newest_values, read_result
+from rope_exp.folder import LOG, describe_done, read_result
+from rope_exp.identity import choices, chosen
 from rope_exp.jobs import Job, lease_gpus
 from rope_exp.ranks import POLL_SECONDS, SignalRelay, is_rank, run_as_rank, run_here
 from rope_exp.signals import interrupt, on_signal
 
-REFRESH_SECONDS = 1.0
 LOG_BYTES = 1 << 16  # below this, a log may lack its last words
-LINE_SECONDS = 30.0  # between plain lines about all running jobs
 # Between two attempts to start waiting runs, whose GPU or folder another dispatcher may release.
 WAIT_SECONDS = 1.0
-
-# A stopped run has not ended: the same command resumes it.
-ENDED = ("finished", "diverged", "failed")
-
-
-class SweepView(Bars):
-    """Displays runs, read from their metrics: bars on a terminal, plain lines otherwise."""
-
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        super().__init__()
-        self._jobs = jobs
-        self._num_steps = sum(job.config.train.num_steps for job in jobs)
-        self._estimate: Estimate | None = None
-        self._line_at = time.monotonic() + LINE_SECONDS
-        self._show_at = 0.0
-        # First, so that a terminal too short for all bars shows it.
-        self._sweep = self.add_task("sweep", total=self._num_steps, words="")
-        for job in jobs:
-            steps = job.config.train.num_steps
-            self.add_task(job.name, total=steps, words="", status="waiting", row={})
-        self.show()
-
-    def close(self) -> None:
-        """Show the last state of the runs."""
-        self._show_at = 0.0
-        self.show()
-        super().close()
-
-    def show(self, *_: object) -> None:
-        """Show the current state of the runs, at most once a second."""
-        now = time.monotonic()
-        if now < self._show_at:
-            return
-        self._show_at = now + REFRESH_SECONDS
-
-        # The steps that are done or no longer due, and the runs in progress.
-        done = 0
-        running = []
-        for bar, job in zip(self.tasks[1:], self._jobs, strict=True):
-            status = job.status
-            row = bar.fields["row"] | newest_values(job.folder)
-            step = row.get("step", 0)
-            done += job.config.train.num_steps if status in ENDED else step
-            words = status + describe_row(row)
-            if status == "running":
-                running.append(f"{job.name} at step {step}")
-                words += ", compiling" * (job.config.train.compile and not row)
-            if self.disable and status != bar.fields["status"]:
-                log(f"{job.name}: {words}")
-            self.update(bar.id, completed=step, words=words, status=status, row=row)
-
-        if self._estimate is None:
-            self._estimate = Estimate(now, done)
-        left = self._estimate.left(now, done, self._num_steps)
-        num_ended = sum(job.status in ENDED for job in self._jobs)
-        words = f"{num_ended} of {len(self._jobs)} runs ended, {left}"
-        self.update(self._sweep, completed=done, words=words)
-        self.draw()
-        if self.disable and now >= self._line_at:
-            self._line_at = now + LINE_SECONDS
-            log(f"running: {', '.join(running)}; {words}")
 
 
 def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, list[Job]]:
@@ -149,8 +84,13 @@ def run_all(
     """Bring a sweep to its end and return its exit code; ranks write to a log in each folder."""
     for job in jobs:
         job.log = job.folder / LOG
-    with contextlib.closing(SweepView(jobs)) as view:
-        bring_to_end(jobs, [on_end, view.show], deadline)
+    with contextlib.ExitStack() as views:
+        on_poll = [on_end]
+        for name in choices("view"):
+            view = chosen("view", name, "view").View(jobs)
+            views.callback(view.close)
+            on_poll.append(view.show)
+        bring_to_end(jobs, on_poll, deadline)
 
     failed = [job for job in jobs if job.status in ("failed", "diverged")]
     for job in failed:

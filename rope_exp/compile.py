@@ -8,8 +8,8 @@ import pandas as pd
 
 from rope_exp.errors import RecordError
 from rope_exp.files import write_atomically
+from rope_exp.folder import ReportError, Run, find_groups, read_runs
 from rope_exp.report import Report, build, pairs_csv, parts, table_csv, table_md, table_tex
-from rope_exp.runs import ReportError, Run, find_groups, read_runs
 
 
 def write(

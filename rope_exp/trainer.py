@@ -23,9 +23,9 @@ from rope_exp.files import json_sha256, read_json, write_json
 from rope_exp.folder import PROBES, RESULT, MetricsWriter, checked
 from rope_exp.generated import DataSet
 from rope_exp.identity import Natural, NonNegative, OrderSha256, Sha256, chosen
+from rope_exp.machine import MARKED, machine_facts, spelled
 from rope_exp.origin import begin, find_origin
 from rope_exp.parallel import Parallel
-from rope_exp.provenance import MARKED, machine_facts, spelled
 from rope_exp.signals import StopSignal
 from rope_exp.sources import held_out_rows, training_batch
 from rope_exp.step import (

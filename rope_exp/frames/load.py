@@ -9,10 +9,9 @@ import pandas as pd
 
 from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.costs import kept
-from rope_exp.folder import Result
+from rope_exp.folder import ReportError, Result, Run, is_run, read_run
 from rope_exp.records import PACKED, read_records
 from rope_exp.report import parts
-from rope_exp.runs import ReportError, Run, is_run, read_run
 
 # Columns from config.yaml; other keys that differ are added.
 _OF_CONFIG = [

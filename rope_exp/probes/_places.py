@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from rope_exp.comparable import Row
-from rope_exp.runs import Run
+from rope_exp.folder import Run
 
 
 class Places(dict[str, tuple[str, str]]):

@@ -10,12 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rope_exp.attention import Attention
+from rope_exp.attention import Attention, wide
 from rope_exp.batches import Ints, validation_ids
 from rope_exp.corpora import VALIDATION
 from rope_exp.decoder import Decoder, at_places, chunks
 from rope_exp.evaluate import Finished, Inputs
-from rope_exp.kernels import wide
 from rope_exp.sources import read
 
 LONGEST = 8  # longest windows, in training lengths

@@ -11,10 +11,10 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 
+from rope_exp.attention import wide
 from rope_exp.batches import NO_TARGET
 from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, rounded
-from rope_exp.kernels import wide
 from rope_exp.report import ROOM, Report, is_always_paired
 from rope_exp.rows import TRAIN
 from rope_exp.stats import Pair, judge, noise_of, outcome

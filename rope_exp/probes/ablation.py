@@ -4,9 +4,8 @@ from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
-from rope_exp.evaluate import Finished, rounded
 from rope_exp.probes._places import Places
-from rope_exp.probes._windows import attentions, loss
+from rope_exp.probes._windows import Finished, attentions, loss, rounded
 
 ORDER = 3
 PLACES = Places(ablation=("without", "loss"))

@@ -3,9 +3,8 @@
 from typing import Any
 from unittest.mock import patch
 
-from rope_exp.evaluate import Finished, rounded
 from rope_exp.probes._places import Places
-from rope_exp.probes._windows import loss
+from rope_exp.probes._windows import Finished, loss, rounded
 
 ORDER = 2
 PLACES = Places(shift=("start", "loss"))

@@ -89,9 +89,6 @@ class StopSignal:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self.requested:
             self.request()
-        elif not self._received:
-            # The program itself had asked (--hours): the first signal repeats nothing.
-            self._requested_at = time.monotonic()
         elif time.monotonic() - self._requested_at >= REPEAT_SECONDS and (
             number in self._received or not self.by_kind
         ):

@@ -126,7 +126,7 @@ class TrainConfig:
     deterministic: bool | Literal["auto"] = "auto"
     # Probes of the finished model (probes/), written to probes.json.
     probes: tuple[str, ...] = setting(())
-    # Dense bf16 peak of a GPU missing from costs.py; 0: record no MFU.
+    # Dense bf16 peak of a GPU missing from peaks.yaml; 0: record no MFU.
     peak_tflops: NonNegative | None = setting(None)
 
     def __post_init__(self) -> None:

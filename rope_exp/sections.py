@@ -426,22 +426,6 @@ class Kind:
         """Return the count of numbers in the states of all query heads, as in training."""
         return 0
 
-    def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
-        """Return the operations of one training token in a layer's attention, weights apart.
-
-        A score and a weighted sum take 2 operations a feature and key, as does adding to and
-        reading a number of a state; the backward pass takes twice as many.
-        """
-        if not self.keeps_keys:
-            return 12 * self.head_states(model)
-        pairs = seq_len * seq_len
-        if causal:
-            layers = range(model.num_hidden_layers)
-            windows = [min(model.window_of(layer) or seq_len, seq_len) for layer in layers]
-            # The mean over layers.
-            pairs = sum(n * (n + 1) // 2 + (seq_len - n) * n for n in windows) // len(windows)
-        return 6 * model.num_attention_heads * sum(self.widths(model)) * pairs // seq_len
-
     def rules(self, model: ModelConfig) -> Iterator[Rule]:
         """Yield what this kind alone refuses, as `config.rules` does."""
         yield from ()

@@ -19,9 +19,13 @@ PAYS_TO_COMPILE = 5e12
 def operations(config: RunConfig) -> int:
     """Return the FLOP of the whole run; a pretrained tokenizer counts as the smallest."""
     # Imported late: torch takes a second to import, which a mistake need not wait for.
-    from rope_exp.costs import run_flops
+    from rope_exp.costs import flops_per_token
 
-    return run_flops(config, config.known_vocab_size or MIN_VOCAB_SIZE)
+    vocab_size = config.known_vocab_size or MIN_VOCAB_SIZE
+    return sum(
+        stage.num_tokens * flops_per_token(config, vocab_size, stage.seq_len)
+        for stage in config.train.staged
+    )
 
 
 def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:

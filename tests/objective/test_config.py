@@ -7,8 +7,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig, TrainConfig
-from rope_exp.costs import checkpoint_bytes, flops_per_token, num_parameters
+from rope_exp.costs import flops_per_token, num_parameters
 from rope_exp.decoder import Decoder
+from rope_exp.plan.tables import checkpoint_bytes
 from rope_exp.settle import resolve
 
 MLM = "train.objective=mlm"

@@ -62,6 +62,7 @@ ClassOfFile = Annotated[str, Field(pattern=rf"^{_IDENTIFIER}\.{_IDENTIFIER}$")]
 VocabSize = Annotated[int, Field(ge=MIN_VOCAB_SIZE, le=2**24)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
+
 SUBSETS = [subset for size in range(5) for subset in itertools.combinations(SITES, size)]
 _INPUTS = {"none": "", "sinusoidal": "Sinusoidal", "learned": "Learned"}
 _BIASES = {"none": "", "alibi": "ALiBi", "t5": "T5"}
@@ -271,7 +272,7 @@ class DataConfig:
     # stdlib, files, hub, or a file of tasks/.
     kind: str = numeric("stdlib", of_tokens=True)
     # files: a file or folder; hub: owner/name.
-    path: PathText | None = None
+    path: PathText | None = numeric(None, kinds=DATASETS)
     # The config of the dataset's card; for hub, and for files with such a card.
     subset: str | None = numeric(None, kinds=DATASETS, of_tokens=True)
     # hub: the commit or branch; null: the default branch. Its commit is recorded.
@@ -377,6 +378,49 @@ class ScheduleConfig:
     warmup_fraction: Share = 0.05
     # Last rate, as a share of optim.lr.
     final_fraction: Share = 0.1
+
+
+@section
+class TrackerConfig:
+    """The tracker of curves; where a key has its default, WANDB_MODE and the like apply."""
+
+    name: Literal["none", "wandb", "trackio"] = "none"
+    mode: Literal["online", "offline"] = "online"
+    project: Name = "rope_exp"
+
+
+@section
+class LaunchConfig:
+    """Placement of runs on the machine."""
+
+    name: Name = "local"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    # Processes of one run; all: one per GPU.
+    num_processes: Count | Literal["all"] = 1
+    # Threads of each process; auto: its share of the cores.
+    num_threads: Count | Literal["auto"] = "auto"
+    # Concurrent runs; auto: as many as the GPUs allow, one on a CPU.
+    max_parallel: Count | Literal["auto"] = "auto"
+    # Run in the current process, for a debugger.
+    inline: bool = False
+    # Runs that share a GPU.
+    runs_per_gpu: Count = 1
+    # Runs of one job, for `rope-exp campaign` and `rope-exp sweep` on a cluster.
+    cells_per_job: Count = 1
+
+
+@section
+class PlaceConfig:
+    """The run's folder, its group, and the run from which it starts."""
+
+    # null: results/runs/<group>/<pe>/seed<k>.
+    dir: PathText | None = None
+    # null: a name derived from everything but pe and seed.
+    group: Name | None = None
+    # Move an old folder aside instead of resuming in it.
+    fresh: bool = False
+    # Folder of a finished run that provides the initial weights; init_weights is their hash.
+    init_from: PathText | None = None
 
 
 @section

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.refused import refused
 
-from rope_exp.compose import run_config
+from rope_exp.compose import operations, resolve, run_config
 from rope_exp.config import RunConfig, TrainConfig
 from rope_exp.costs import flops_per_token
-from rope_exp.settle import operations, resolve
 
 # 6,144 tokens a step.
 SIZES = {"global_batch_size": 12, "seq_len": 512}

@@ -9,11 +9,10 @@ import pytest
 from support.gpus import show_gpus
 
 from rope_exp import ranks, sweep
-from rope_exp.compose import run_config
+from rope_exp.compose import resolve, run_config
 from rope_exp.config import RunConfig
 from rope_exp.jobs import Job, Leases, lease_gpus, release
 from rope_exp.ranks import SignalRelay
-from rope_exp.settle import resolve
 
 
 @pytest.fixture(autouse=True)

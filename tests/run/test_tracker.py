@@ -23,11 +23,11 @@ from support.wandb import as_sent, history, recorded
 
 from rope_exp import ranks
 from rope_exp.admit import admit
+from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
 from rope_exp.files import write_json
 from rope_exp.folder import MetricsWriter, read_metrics
 from rope_exp.jobs import Job
-from rope_exp.settle import resolve
 from rope_exp.tracker import Tracker, check_trackers
 
 wandb = pytest.importorskip("wandb")

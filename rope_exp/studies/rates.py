@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from rope_exp import comparable
-from rope_exp.comparable import OF_ROW, ORDER, OWN_RATE, ROW, SEEDS, label_of, spelled, telling
+from rope_exp.comparable import OF_ROW, OWN_RATE, ROW, SEEDS, label_of, spelled, telling
 from rope_exp.config import differing_keys
 from rope_exp.errors import log
 from rope_exp.report import Report, build, paragraphs
@@ -73,7 +73,7 @@ def find_sweeps(runs: Sequence[Run], others: Iterable[Run]) -> list[list[Run]]:
     """
     # Runs of one seed that read different tokens form no block.
     factors = {factor for run in runs for factor in run.factors}
-    if ORDER in factors or OWN_RATE not in factors:
+    if comparable.ORDER in factors or OWN_RATE not in factors:
         return []
     sweeps: list[list[Run]] = []
     but = (OWN_RATE, "seed", *(OF_ROW if telling(runs) == [ROW] else ("pe",)))

@@ -25,9 +25,9 @@ from rope_exp.compose import (
 )
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, show
+from rope_exp.folder import Test
 from rope_exp.identity import Natural, Rule, convert, refuse
 from rope_exp.records import cell_name
-from rope_exp.runs import Test
 from rope_exp.sections import is_commit
 
 # Values that a campaign must not leave: the machine's choice could change a number, or a cell's

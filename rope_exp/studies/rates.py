@@ -16,8 +16,8 @@ from rope_exp import comparable
 from rope_exp.comparable import OF_ROW, OWN_RATE, ROW, SEEDS, label_of, spelled, telling
 from rope_exp.config import differing_keys
 from rope_exp.errors import log
+from rope_exp.folder import ReportError, Run
 from rope_exp.report import Report, build, paragraphs
-from rope_exp.runs import ReportError, Run
 from rope_exp.stats import adjusted_means
 from rope_exp.table import markdown_table, number, span
 

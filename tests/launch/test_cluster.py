@@ -14,9 +14,8 @@ from rope_exp import prepare as prepare_module
 from rope_exp.admit import admit
 from rope_exp.commands.campaign import main as campaign
 from rope_exp.commands.sweep import main as sweep
-from rope_exp.compose import run_config
+from rope_exp.compose import resolve, run_config
 from rope_exp.folder import read_result, write_config
-from rope_exp.settle import resolve
 from rope_exp.slurm.queue import Queue
 
 

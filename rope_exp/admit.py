@@ -20,9 +20,8 @@ from rope_exp.folder import (
     read_result,
     write_config,
 )
-from rope_exp.generated import open_data
 from rope_exp.jobs import Job
-from rope_exp.prepare import pin
+from rope_exp.prepare import open_data, pin
 from rope_exp.ranks import POLL_SECONDS
 from rope_exp.settle import resolve
 from rope_exp.tracker import check_trackers

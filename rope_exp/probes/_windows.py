@@ -11,12 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rope_exp.attention import Attention
-from rope_exp.batches import Ints, validation_ids
-from rope_exp.corpora import VALIDATION
+from rope_exp.batches import Ints, read, validation_ids
 from rope_exp.decoder import Decoder, at_places, chunks
 from rope_exp.evaluate import Finished, Inputs
 from rope_exp.kernels import wide
-from rope_exp.sources import read
+from rope_exp.prepare import VALIDATION
 
 LONGEST = 8  # longest windows, in training lengths
 # Probes other than windows and positions read 1/SHARE of the windows.

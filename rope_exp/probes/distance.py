@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from rope_exp.attention import Attention, Positions, turned
+from rope_exp.batches import read
 from rope_exp.config import RunConfig
 from rope_exp.evaluate import Finished, significant
 from rope_exp.kernels import wide
 from rope_exp.probes._windows import attentions, bin_edges, share, windows
 from rope_exp.rope import rotate
-from rope_exp.sources import read
 
 ORDER = 6
 PLACES = {"distance": ("m", "attention"), "uniform": ("m", "uniform")}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rope_exp.rows import END, PAD, Draws, Example, pack, stack
+from rope_exp.tasks._rows import END, PAD, Draws, Example, pack, stack
 
 LONGEST = 12
 

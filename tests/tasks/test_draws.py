@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from support.corpora import philox
 
-from rope_exp.rows import Draws
+from rope_exp.tasks._rows import Draws
 
 WORD = 2**64
 words = st.integers(0, WORD - 1)

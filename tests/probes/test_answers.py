@@ -5,12 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.probes import Finished
 
 from rope_exp.batches import held_out_rows
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
-from rope_exp.evaluate import Finished, held_out_loss, on_device
+from rope_exp.evaluate import held_out_loss, on_device
 from rope_exp.prepare import open_data
 
 CPU = torch.device("cpu")

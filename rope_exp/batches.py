@@ -141,11 +141,8 @@ def epoch_order(seed: int, epoch: int, count: int) -> Ints:
 
 
 def num_windows(tokens: Tokens, seq_len: int) -> int:
-    """Return N, the number of whole windows of T + 1 tokens at stride T; at least one."""
-    count = (len(tokens) - 1) // seq_len
-    if count < 1:
-        raise ValueError(f"{len(tokens)} tokens hold no window of {seq_len + 1}")
-    return count
+    """Return N, the number of whole windows of T + 1 tokens at stride T."""
+    return (len(tokens) - 1) // seq_len
 
 
 def validation_ids(tokens: Tokens, num_sequences: int, seq_len: int) -> Ints:

@@ -71,14 +71,6 @@ def test_validation_windows_are_spread_and_disjoint(num_sequences: int, seq_len:
     assert gaps.max() - gaps.min() <= 1
 
 
-@pytest.mark.parametrize("seq_len", [1009, 5000])
-def test_a_stream_without_a_whole_window_is_refused(seq_len: int) -> None:
-    with pytest.raises(ValueError, match=f"1009 tokens hold no window of {seq_len + 1}"):
-        training_ids(TOKENS, 0, [0], seq_len)
-    with pytest.raises(ValueError, match="1009"):
-        validation_ids(TOKENS, 1, seq_len)
-
-
 def test_the_hash_of_the_order_needs_the_last_digest_only() -> None:
     batches = [training_ids(TOKENS, 1, range(4 * step, 4 * step + 4), 16) for step in range(3)]
     digest = ""

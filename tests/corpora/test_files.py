@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,11 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.configs import left_in
 from support.corpora import (
     BYTES,
     PLAIN_TEXTS,
     TEXTS,
-    all_documents,
-    corpus_of,
     data_config,
     documents_of,
     write_parquet,

@@ -61,6 +61,7 @@ ClassOfFile = Annotated[str, Field(pattern=rf"^{_IDENTIFIER}\.{_IDENTIFIER}$")]
 VocabSize = Annotated[int, Field(ge=MIN_VOCAB_SIZE, le=2**24)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
+
 SUBSETS = [subset for size in range(5) for subset in itertools.combinations(SITES, size)]
 _INPUTS = {"none": "", "sinusoidal": "Sinusoidal", "learned": "Learned"}
 _BIASES = {"none": "", "alibi": "ALiBi", "t5": "T5"}
@@ -270,7 +271,7 @@ class DataConfig:
     # stdlib, files, hub, or a file of tasks/.
     kind: str = numeric("stdlib", of_tokens=True)
     # files: a file or folder; hub: owner/name.
-    path: PathText | None = None
+    path: PathText | None = numeric(None, kinds=DATASETS)
     # The config of the dataset's card; for hub, and for files with such a card.
     subset: str | None = numeric(None, kinds=DATASETS, of_tokens=True)
     # hub: the commit or branch; null: the default branch. Its commit is recorded.
@@ -379,6 +380,50 @@ class ScheduleConfig:
 
 
 @section
+class TrackerConfig:
+    """The tracker of curves; where a key has its default, WANDB_MODE and the like apply."""
+
+    # none, or a file of trackers/.
+    name: Name = "none"
+    mode: Literal["online", "offline"] = "online"
+    project: Name = "rope_exp"
+
+
+@section
+class LaunchConfig:
+    """Placement of runs on the machine."""
+
+    name: Name = "local"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    # Processes of one run; all: one per GPU.
+    num_processes: Count | Literal["all"] = 1
+    # Threads of each process; auto: its share of the cores.
+    num_threads: Count | Literal["auto"] = "auto"
+    # Concurrent runs; auto: as many as the GPUs allow, one on a CPU.
+    max_parallel: Count | Literal["auto"] = "auto"
+    # Run in the current process, for a debugger.
+    inline: bool = False
+    # Runs that share a GPU.
+    runs_per_gpu: Count = 1
+    # Runs of one job, for `rope-exp campaign` and `rope-exp sweep` on a cluster.
+    cells_per_job: Count = 1
+
+
+@section
+class PlaceConfig:
+    """The run's folder, its group, and the run from which it starts."""
+
+    # null: results/runs/<group>/<pe>/seed<k>.
+    dir: PathText | None = None
+    # null: a name derived from everything but pe and seed.
+    group: Name | None = None
+    # Move an old folder aside instead of resuming in it.
+    fresh: bool = False
+    # Folder of a finished run that provides the initial weights; init_weights is their hash.
+    init_from: PathText | None = None
+
+
+@section
 class Kind:
     """Base class of attention kinds: dataclasses of config keys, starting with the kind's name."""
 
@@ -424,22 +469,6 @@ class Kind:
     def head_states(self, model: ModelConfig) -> int:
         """Return the count of numbers in the states of all query heads, as in training."""
         return 0
-
-    def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
-        """Return the operations of one training token in a layer's attention, weights apart.
-
-        A score and a weighted sum take 2 operations a feature and key, as does adding to and
-        reading a number of a state; the backward pass takes twice as many.
-        """
-        if not self.keeps_keys:
-            return 12 * self.head_states(model)
-        pairs = seq_len * seq_len
-        if causal:
-            layers = range(model.num_hidden_layers)
-            windows = [min(model.window_of(layer) or seq_len, seq_len) for layer in layers]
-            # The mean over layers.
-            pairs = sum(n * (n + 1) // 2 + (seq_len - n) * n for n in windows) // len(windows)
-        return 6 * model.num_attention_heads * sum(self.widths(model)) * pairs // seq_len
 
     def rules(self, model: ModelConfig) -> Iterator[Rule]:
         """Yield what this kind alone refuses, as `config.rules` does."""

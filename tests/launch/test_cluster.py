@@ -13,9 +13,8 @@ from support.slurm import until
 from rope_exp.admit import admit
 from rope_exp.commands.campaign import main as campaign
 from rope_exp.commands.sweep import main as sweep
-from rope_exp.compose import run_config
+from rope_exp.compose import resolve, run_config
 from rope_exp.folder import read_result, write_config
-from rope_exp.settle import resolve
 from rope_exp.slurm.queue import Queue
 
 

@@ -17,7 +17,7 @@ from rope_exp.figures.forest import figure as forest
 from rope_exp.figures.grid import figure as grid
 from rope_exp.figures.probes import figure as probes
 from rope_exp.figures.probes import points as probed
-from rope_exp.figures.style import svg_of
+from rope_exp.figures.style import drawn
 from rope_exp.report import Report, build
 
 
@@ -136,9 +136,9 @@ def test_attention_by_distance_is_a_mean_over_layers() -> None:
 @pytest.mark.parametrize("campaign", ["english", "distance"])
 def test_files_fit_a_page_and_hold_each_id_once(campaign: str) -> None:
     for draw in (forest, grid, curves, probes, distance):
-        if (chart := draw(report_on(campaign))) is None:
+        if (file := drawn(draw, report_on(campaign))) is None:
             continue
-        svg = ElementTree.fromstring(svg_of(chart.to_dict()))
+        svg = ElementTree.fromstring(file)
         assert float(svg.attrib["width"]) <= WIDEST
         defined = [each.attrib["id"] for each in svg.iter() if "id" in each.attrib]
         named = {text for each in svg.iter() for text in each.attrib.values() if "url(#" in text}

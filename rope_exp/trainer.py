@@ -3,8 +3,8 @@
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired
@@ -19,22 +19,21 @@ from rope_exp.config import RunConfig, TrainConfig, differing_keys
 from rope_exp.costs import flops_per_token
 from rope_exp.decoder import Decoder, weights
 from rope_exp.errors import CheckpointError, Progress, log
-from rope_exp.evaluate import Finished, Inputs, held_out_loss, on_device
+from rope_exp.evaluate import Inputs, held_out_loss, on_device
 from rope_exp.files import json_sha256, read_json, write_json
 from rope_exp.folder import PROBES, RESULT, MetricsWriter, checked
 from rope_exp.generated import DataSet
-from rope_exp.identity import Natural, NonNegative, OrderSha256, Sha256
+from rope_exp.identity import Natural, NonNegative, OrderSha256, Sha256, chosen
 from rope_exp.origin import begin, find_origin
 from rope_exp.parallel import Parallel
 from rope_exp.provenance import MARKED, machine_facts, spelled
-from rope_exp.signals import StopSignal
+from rope_exp.signals import Stopped, StopSignal
 from rope_exp.sources import held_out_rows, training_batch
 from rope_exp.step import (
     CaptureError,
     StepGraphs,
     Throughput,
     build_optimizer,
-    crossings,
     learning_rate,
     make_state,
     optimizer_tensors,
@@ -309,11 +308,8 @@ class Trainer:
             probes = self.config.train.probes if status == "finished" else ()
             answers: dict[str, Any] | None = {}
             if probes and record is not None:
-                counts = crossings(self.train_step.optimizer, self.decoder)
-                asked = (self.decoder, self.config, self.data, self.rows_at_once)
-                finished = Finished(*asked, lambda: self.stop.requested, counts)
                 with self.parallel.autocast():
-                    answers = finished.ask(probes)
+                    answers = self.ask(probes)
                 if answers is not None:
                     write_json(self.folder / PROBES, answers)
             # The other ranks wait here until rank 0 has its answers or was asked to stop.
@@ -382,6 +378,13 @@ class Trainer:
                 yield unread.pop(0)()
 
         yield from (read() for read in unread)
+
+    @torch.no_grad()
+    def ask(self, probes: Sequence[str]) -> dict[str, Any] | None:
+        """Return each probe's answer, as plain values, by its name; None if asked to stop."""
+        with torch.compiler.set_stance("force_eager"), suppress(Stopped):
+            return {name: chosen("probes", name, "train.probes").ask(self) for name in probes}
+        return None
 
     def should_stop(self) -> bool:
         """Return whether any rank was asked to stop, on every rank."""

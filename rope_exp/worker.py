@@ -118,6 +118,11 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     return EXIT_CODES[status]
 
 
+def run_here(config: RunConfig) -> int:
+    """Train one run in this process, and return its exit code."""
+    return end_process(explained(lambda: run(config, config.folder, StopSignal()), prints=False))
+
+
 def _begin(trainer: Any, laws: Mapping[str, Any]) -> None:
     """Write env.json and tokenizer.json of a run that begins or resumes, and say so."""
     from rope_exp.trainer import environment

@@ -125,11 +125,12 @@ def check_regular(path: Path) -> None:
 @contextmanager
 def readable(what: object, *errors: type[Exception]) -> Iterator[None]:
     """Refuse `what` by name if the block raises a system or value error, or one of `errors`."""
+    refused: tuple[type[Exception], ...] = (OSError, ValueError, RecursionError, *errors)
     if isinstance(what, Path):
         check_regular(what)
     try:
         yield
-    except (OSError, ValueError, RecursionError, *errors) as error:
+    except refused as error:
         raise RecordError(f"{what} cannot be read: {first_line(error)}") from error
 
 

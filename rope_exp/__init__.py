@@ -8,10 +8,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rope_exp.frames import load_metrics as load_metrics
-    from rope_exp.frames import load_probes as load_probes
-    from rope_exp.frames import load_runs as load_runs
-    from rope_exp.frames import load_table as load_table
     from rope_exp.load import load_run as load_run
 
 __version__ = "0.2.0"
@@ -19,7 +15,7 @@ __version__ = "0.2.0"
 # The module of each name. They are imported lazily: `--help` and completion need no torch.
 _MODULES = {
     "load_run": "load",
-    **dict.fromkeys(("load_metrics", "load_probes", "load_runs", "load_table"), "frames"),
+    **dict.fromkeys(("load_metrics", "load_probes", "load_runs", "load_table"), "frames.load"),
     "patch": "export.patch",
     **dict.fromkeys(("Position", "Sizes"), "position._encoding"),
 }

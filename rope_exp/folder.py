@@ -276,8 +276,7 @@ def newest_values(folder: Path) -> dict[str, Any]:
     """Return the newest value of each column in the last rows; {} if no row can be read."""
     values: dict[str, Any] = {}
     path = folder / METRICS
-    with suppress(OSError, RecordError):
-        check_regular(path)
+    with suppress(RecordError), readable(path):
         content = b"\n" + path.read_bytes()
         # The first line may lack its beginning, and the last its end.
         for line in content[-NEWEST_BYTES:].split(b"\n")[1:-1]:

@@ -15,7 +15,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from rope_exp.admit import check_folder, check_together, pinned_config
 from rope_exp.compose import Jobs, titles
 from rope_exp.config import RunConfig
 from rope_exp.errors import (
@@ -30,7 +29,7 @@ from rope_exp.machine import output_of
 from rope_exp.ranks import Job
 from rope_exp.signals import held_back, interrupt, on_signal, starting_runs
 from rope_exp.slurm.queue import Queue
-from rope_exp.sweep import dispatch
+from rope_exp.sweep import check_folder, check_together, dispatch, pinned_config
 
 FOLDER = Path("results/slurm")
 SWEEPS = FOLDER / "sweeps"

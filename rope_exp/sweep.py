@@ -134,12 +134,8 @@ def check_together(jobs: Sequence[Job]) -> None:
         folders.add(job.folder.absolute())
 
 
-def check_folder(job: Job, *, settled: bool = True) -> None:
-    """Refuse a folder of another config; set the job's exit code if the run is done.
-
-    Args:
-        settled: false leaves out `auto` keys, which another machine will resolve.
-    """
+def check_folder(job: Job) -> None:
+    """Refuse a folder of another config; set the job's exit code if the run is done."""
     folder = job.folder
     if not folder.exists():
         return
@@ -154,11 +150,11 @@ def check_folder(job: Job, *, settled: bool = True) -> None:
         return
 
     before = read_config(folder)
-    differing = differing_keys(before.numeric, job.config.numeric)
-    if not settled:
-        differing = [change for change in differing if not change.endswith("-> auto")]
-    if differing:
-        reason = f"belongs to another config ({'; '.join(differing)}); choose another run.dir or "
+    changes = differing_keys(before.numeric, job.config.numeric)
+    # A node of a cluster resolves `auto` keys later.
+    changes = [change for change in changes if not change.endswith("-> auto")]
+    if changes:
+        reason = f"belongs to another config ({'; '.join(changes)}); choose another run.dir or "
         raise _folder_error(job, f"{reason}run.group, or move it aside with run.fresh=true")
 
     result = read_result(folder)

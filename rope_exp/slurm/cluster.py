@@ -175,7 +175,7 @@ def _runs(jobs: Jobs) -> dict[str, Job]:
     runs = list(map(Job, configs, titles(jobs.overrides, configs)))
     check_together(runs)
     for run in runs:
-        check_folder(run, settled=False)
+        check_folder(run)
     return {f"{run.folder} {run.config.config_sha256[:12]}": run for run in runs}
 
 

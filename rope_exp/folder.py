@@ -22,7 +22,6 @@ from typing_extensions import TypedDict
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, RecordError
 from rope_exp.files import (
-    check_regular,
     explaining_full_disk,
     json_sha256,
     parse_json,
@@ -155,7 +154,6 @@ def write_config(folder: Path, config: RunConfig) -> None:
 def read_config(folder: Path) -> RunConfig:
     """Read config.yaml; keys that are newer than the file get their defaults."""
     path = folder / CONFIG
-    check_regular(path)
     with readable(path, yaml.YAMLError):
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
 
@@ -254,7 +252,6 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     A last line without a newline is ignored: its process is still writing it, or died doing so.
     """
     path = folder / METRICS
-    check_regular(path)
     with readable(path):
         # A run that starts over removes the old file, perhaps just now.
         try:

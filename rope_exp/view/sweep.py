@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress
 
 from rope_exp.errors import RecordError, describe_row, ignoring_output_errors, log, time_left
-from rope_exp.files import check_regular, parse_json
+from rope_exp.files import parse_json, readable
 from rope_exp.folder import METRICS, MetricsRow, checked
 from rope_exp.ranks import Job
 
@@ -101,8 +101,7 @@ def newest_values(folder: Path) -> dict[str, Any]:
     """Return the newest value of each column in the last rows; {} if no row can be read."""
     values: dict[str, Any] = {}
     path = folder / METRICS
-    with suppress(OSError, RecordError):
-        check_regular(path)
+    with suppress(RecordError), readable(path):
         content = b"\n" + path.read_bytes()
         # The first line may lack its beginning, and the last its end.
         for line in content[-NEWEST_BYTES:].split(b"\n")[1:-1]:

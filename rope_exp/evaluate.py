@@ -1,9 +1,9 @@
 """A model's loss on a batch, by micro-batches on the device, and its answers to probes."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -117,9 +117,7 @@ class _Stopped(Exception):  # noqa: N818
 class Finished:
     """A finished model, which the files of probes/ question.
 
-    Attributes:
-        rows_at_once: the rows of the training length in a micro-batch.
-        crossings: how often each learned frequency has crossed 0 in training, by pair of sites.
+    `rows_at_once` is of the training length, in a micro-batch.
     """
 
     decoder: Decoder
@@ -127,7 +125,6 @@ class Finished:
     data: Any
     rows_at_once: int
     should_stop: Callable[[], bool] = lambda: False
-    crossings: Mapping[str, Tensor] = field(default_factory=dict)
 
     def ask(self, probes: Sequence[str]) -> dict[str, Any] | None:
         """Return each probe's answer, as plain values, by its name; None if asked to stop."""

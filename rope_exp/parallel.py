@@ -1,8 +1,4 @@
-"""The ranks of one run: the only module that uses accelerate and torch.distributed.
-
-Launchers have started fewer processes or chosen another strategy than requested, so the world is
-compared with the run's config before training.
-"""
+"""The ranks of one run, by accelerate and torch.distributed."""
 
 import gc
 import os
@@ -54,21 +50,20 @@ class Heartbeat:
 class Parallel:
     """This process among the ranks of its run; rank 0 (`is_main`) writes the run's record.
 
-    Raises:
-        ConfigError: the launcher or the machine provides another world than requested by
-            launch.device, train.precision ("bf16" or "fp32") and launch.num_processes.
+    Launchers have started fewer processes or chosen another strategy than requested, so a world
+    other than that of launch.device, train.precision and launch.num_processes is a ConfigError.
     """
 
     def __init__(self, device: str, precision: str, num_processes: int | str) -> None:
-        self._accelerator = Accelerator(
+        self.accelerator = Accelerator(
             cpu=device == "cpu",
             mixed_precision="bf16" if precision == "bf16" else "no",
             kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
         )
-        self.rank: int = self._accelerator.process_index
-        self.world_size: int = self._accelerator.num_processes
+        self.rank: int = self.accelerator.process_index
+        self.world_size: int = self.accelerator.num_processes
         self.is_main = self.rank == 0
-        self.device: torch.device = self._accelerator.device
+        self.device: torch.device = self.accelerator.device
         self._check(device, precision, num_processes)
 
         # Always on the host: a question to the other ranks must not wait for the device.
@@ -76,24 +71,33 @@ class Parallel:
             self._hosts = distributed.new_group(backend="gloo")
             self._heartbeat = Heartbeat()
 
-    def prepare(self, model: nn.Module) -> nn.Module:
-        """Move `model` to the device; return it wrapped for precision and averaged gradients."""
-        prepared: nn.Module = self._accelerator.prepare_model(model)
-        return prepared
+    def _check(self, device: str, precision: str, num_processes: int | str) -> None:
+        if self.world_size != num_processes:
+            reason = f"but this launcher started {self.world_size}"
+            raise ConfigError("launch.num_processes", num_processes, reason)
+        if self.device.type != device:
+            reason = f"torch finds no such device here, and gives {self.device}"
+            raise ConfigError("launch.device", device, reason)
+        # Emulated bf16 is slower than fp32.
+        if precision == "bf16" and device == "cuda" and not torch.cuda.is_bf16_supported(False):
+            raise ConfigError("train.precision", precision, "this GPU has no bf16; use fp32")
+        backend = self.accelerator.state.dynamo_plugin.backend.name
+        if backend != "NO":
+            reason = "must be unset: use train.compile"
+            raise ConfigError("ACCELERATE_DYNAMO_BACKEND", backend, reason)
+        strategy = self.accelerator.distributed_type.name
+        plain = "MULTI_GPU" if device == "cuda" else "MULTI_CPU"
+        # torchrun may also start one process.
+        if strategy != plain and (strategy, self.world_size) != ("NO", 1):
+            raise ConfigError("accelerate's distributed_type", strategy, f"must be {plain}")
 
     def accumulate(self, model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
         """Average gradients over the ranks in the `last` backward pass only."""
-        return nullcontext() if last else self._accelerator.no_sync(model)
-
-    def autocast(self) -> AbstractContextManager[None]:
-        """Compute in the run's precision."""
-        return self._accelerator.autocast()
+        return nullcontext() if last else self.accelerator.no_sync(model)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of `tensor` over all ranks, on every rank."""
-        if self.world_size == 1:
-            return tensor
-        return self._accelerator.reduce(tensor, reduction="sum")
+        return self.accelerator.reduce(tensor, reduction="sum")
 
     def any(self, flag: bool) -> bool:
         """Return whether `flag` is true on any rank; all ranks must call it at the same places."""
@@ -107,10 +111,6 @@ class Parallel:
         """Return the `value` of every rank, by rank."""
         return gather_object([value])
 
-    def wait(self) -> None:
-        """Wait for every rank."""
-        self._accelerator.wait_for_everyone()
-
     def end(self) -> None:
         """Leave the process group; nothing may still hold a prepared model."""
         if self.world_size > 1:
@@ -119,41 +119,7 @@ class Parallel:
             return
         # Free the wrapped model first: a process group that is freed last can wait for its own
         # thread forever.
-        self._accelerator.free_memory()
+        self.accelerator.free_memory()
         gc.unfreeze()
         gc.collect()
-        self._accelerator.end_training()
-
-    def facts(self) -> dict[str, Any]:
-        """Return accelerate's resolved settings, for env.json."""
-        return {
-            "distributed_type": self._accelerator.distributed_type.name,
-            "mixed_precision": self._accelerator.mixed_precision,
-            "device": str(self.device),
-            "num_processes": self.world_size,
-        }
-
-    def _check(self, device: str, precision: str, num_processes: int | str) -> None:
-        started = f"but this launcher started {self.world_size}"
-        found = f"torch finds no such device here, and gives {self.device}"
-        backend = self._accelerator.state.dynamo_plugin.backend.name
-        strategy = self._accelerator.distributed_type.name
-        plain = "MULTI_GPU" if device == "cuda" else "MULTI_CPU"
-        # torchrun may also start one process.
-        is_plain = strategy == plain or (strategy == "NO" and self.world_size == 1)
-        # Emulated bf16 is slower than fp32.
-        can = precision == "fp32" or device == "cpu" or torch.cuda.is_bf16_supported(False)
-        for holds, key, value, reason in [
-            (self.world_size == num_processes, "launch.num_processes", num_processes, started),
-            (self.device.type == device, "launch.device", device, found),
-            (
-                backend == "NO",
-                "ACCELERATE_DYNAMO_BACKEND",
-                backend,
-                "must be unset: use train.compile",
-            ),
-            (is_plain, "accelerate's distributed_type", strategy, f"must be {plain}"),
-            (can, "train.precision", precision, "this GPU has no bf16; use fp32"),
-        ]:
-            if not holds:
-                raise ConfigError(key, value, reason)
+        self.accelerator.end_training()

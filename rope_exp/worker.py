@@ -9,6 +9,7 @@ import functools
 import gc
 import os
 import sys
+import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,7 @@ from rope_exp.files import read_json, write_atomically, write_json
 from rope_exp.folder import ENV, LOG, RESULT, describe, read_config, read_env
 from rope_exp.identity import choices, chosen
 from rope_exp.machine import DISPATCHER_ID
+from rope_exp.provenance import MARKED, machine_facts, spelled
 from rope_exp.sections import Kind, ModelConfig, PeConfig
 from rope_exp.signals import StopSignal, end_with_parent
 
@@ -53,8 +55,6 @@ def main() -> int:
         code = explained(lambda: run(read_config(folder), folder, stop), prints=False)
     except Exception:
         keep(traceback.format_exc())
-        if _world_size() == 1:
-            raise
         traceback.print_exc()
         code = EXIT_FAILED
     return end_process(code)
@@ -102,7 +102,7 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     parallel = Parallel(launch.device, config.train.precision, launch.num_processes)
     trainer = Trainer(config, folder, data, parallel, stop)
     if parallel.is_main:
-        _begin(trainer, laws)
+        record_start(trainer, laws)
 
     gc.collect()
     gc.freeze()
@@ -119,25 +119,52 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     return EXIT_CODES[status]
 
 
-def _begin(trainer: Any, laws: Mapping[str, Any]) -> None:
-    """Write env.json and tokenizer.json of a run that begins or resumes, and say so."""
-    from rope_exp.trainer import environment
+def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
+    """Write env.json and tokenizer.json of a run that begins or resumes, and log both.
 
+    Changes since the run's previous start are in `marks` and `earlier_git`.
+    """
     config = trainer.config
-    folder = trainer.folder
     train = config.train
     data = trainer.data
-    old = read_env(folder)
-    facts = {"params": trainer.num_parameters, "certificate": laws, "corpus": data.corpus}
-    env = environment(config, trainer.parallel, old, **facts)
-    write_json(folder / ENV, env)
-    write_atomically(folder / "tokenizer.json", data.tokenizer_json)
+    parallel = trainer.parallel
+    accelerator = parallel.accelerator
+    old = read_env(trainer.folder)
+    here = {"world_size": parallel.world_size, **machine_facts(parallel.device.type)}
+    marks = [
+        f"went on with {key} {spelled(here[key])} after {spelled(old[key])}"
+        for key in MARKED
+        if key in old and old[key] != here[key]
+    ]
+    other_git = [old["git"]] if old.get("git", here["git"]) != here["git"] else []
+    env = {
+        **here,
+        "marks": [*old.get("marks", []), *marks],
+        "earlier_git": [*old.get("earlier_git", []), *other_git],
+        "started": [*old.get("started", []), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())],
+        "deterministic": train.deterministic,
+        "accelerate": {
+            "distributed_type": accelerator.distributed_type.name,
+            "mixed_precision": accelerator.mixed_precision,
+            "device": str(parallel.device),
+            "num_processes": parallel.world_size,
+        },
+        "params": trainer.num_parameters,
+        "certificate": laws,
+        "corpus": data.corpus,
+    }
+    if config.init_weights is not None:
+        origin = chosen("init_from", "origin", "run.init_from")
+        env["init_from"] = old.get("init_from") or origin.facts(config)
+    write_json(trainer.folder / ENV, env)
+    write_atomically(trainer.folder / "tokenizer.json", data.tokenizer_json)
 
     lines = [
         f"{config.pe.label} {config.model.name}, {trainer.num_parameters:,} parameters, on "
-        f"{config.data.name}, {train.num_steps:,} steps, on {config.launch.device}, in {folder}",
+        f"{config.data.name}, {train.num_steps:,} steps, on {config.launch.device}, in "
+        f"{trainer.folder}",
         f"{train.precision}, {'compiling' if train.compile else 'not compiled'}",
-        *env["marks"][len(old.get("marks", ())) :],
+        *marks,
     ]
     if data.num_train_tokens is not None:
         lines.append(f"{train.num_tokens / data.num_train_tokens:.3g} epochs")

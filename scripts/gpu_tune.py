@@ -33,7 +33,7 @@ from rope_exp.parallel import Parallel
 from rope_exp.plan.tables import vocabulary
 from rope_exp.provenance import machine_facts
 from rope_exp.settle import resolve
-from rope_exp.trainer import TrainingStep
+from rope_exp.step import TrainingStep
 
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 # Rows of a step; with a preset's own batch, one step would take seconds.

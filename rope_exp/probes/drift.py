@@ -30,7 +30,7 @@ def ask(model: Finished) -> dict[str, Any]:
     |ln(theta/theta0)| over these; and the `crossings` of 0, if counted.
     """
     pe = model.decoder.architecture.pe
-    rotary = model.decoder.model.rotary_emb
+    rotary: Any = model.decoder.model.rotary_emb
     sites = {}
     for pair in pe.learned:
         theta0_F = rotary.get_buffer(f"theta0_{pair}").double().cpu()
@@ -46,8 +46,8 @@ def ask(model: Finished) -> dict[str, Any]:
             "theta": [significant(theta_F) for theta_F in theta_NF],
             "median": rounded(torch.quantile(moved_NF, 0.5)[None])[0],
         }
-        if pair in model.crossings:
-            answer["crossings"] = int(model.crossings[pair].sum())
+        if pair in rotary.crossings:
+            answer["crossings"] = int(rotary.crossings[pair].sum())
         sites[pair] = answer
     return {"sites": sites}
 

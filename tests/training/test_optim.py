@@ -1,4 +1,4 @@
-"""Tests of weight decay, AdamW's arithmetic, the optimizer's named state, and crossings of 0."""
+"""Tests of weight decay, and of AdamW's arithmetic."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from rope_exp.compose import run_config
 from rope_exp.decoder import Decoder
 from rope_exp.optim.muon import Config as MuonConfig
 from rope_exp.sections import OptimConfig
-from rope_exp.step import build_optimizer, crossings, optimizer_tensors
+from rope_exp.step import build_optimizer
 
 OPTIM = OptimConfig(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 
@@ -54,36 +54,3 @@ def test_a_step_is_adamw_as_published() -> None:
     update(model, optimizer, lambda p: gradient if p is weight else torch.zeros_like(p))
     step = 1e-3 * gradient.double() / (gradient.double().abs() + 1e-8)
     assert torch.allclose(weight.double(), before * (1 - 1e-3 * 0.1) - step, rtol=0, atol=1e-7)
-
-
-@pytest.mark.parametrize("optim", [OptimConfig(lr=0.3), MuonConfig(lr=0.3)], ids=["adamw", "muon"])
-def test_crossings_are_counted_one_by_one(optim: Any) -> None:
-    """The reference compares signs before and after each update, some of which are skipped.
-
-    At this learning rate, most frequencies cross 0.
-    """
-    model = small_model("pe=qkvo_rope", "pe.trainable_scope=head")
-    optimizer: Any = build_optimizer(model, optim)
-    rotary = model.model.rotary_emb
-    generator = torch.Generator().manual_seed(0)
-
-    learned = {pair: rotary.get_parameter(name) for pair, name in rotary.learned.items()}
-    counted = {pair: torch.zeros(theta.shape, dtype=torch.int64) for pair, theta in learned.items()}
-    for step in range(12):
-        were_below = {pair: theta < 0 for pair, theta in learned.items()}
-        optimizer.found_inf = torch.tensor(float(step % 5 == 4))
-        update(model, optimizer, lambda p: torch.randn(p.shape, generator=generator))
-        for pair, theta in learned.items():
-            counted[pair] += were_below[pair] != (theta < 0)
-    torch.testing.assert_close(crossings(optimizer, model), counted)
-    assert min(int(count.sum()) for count in counted.values()) > 20
-
-
-def test_what_cannot_cross_is_not_counted() -> None:
-    """With `log`, the parameter is 0 at theta's initial value, so its sign means nothing."""
-    for word in ("pe.trainable=log", "pe.trainable=false"):
-        model = small_model(word)
-        optimizer = build_optimizer(model, OPTIM)
-        update(model, optimizer, torch.ones_like)
-        assert crossings(optimizer, model) == {}
-        assert not any(name.endswith("crossings") for name in optimizer_tensors(optimizer, model))

@@ -3,10 +3,18 @@
 import pytest
 import torch
 
-from rope_exp.step import UNTIMED_STEPS, Throughput, peak_flops_per_s
+from rope_exp.compose import run_config
+from rope_exp.step import UNTIMED_STEPS, Throughput
 
-# FLOPs per token, by sequence length.
-FLOPS = {8: 10, 32: 40}
+CPU = torch.device("cpu")
+
+
+def made(peak: float | None) -> Throughput:
+    """Return a Throughput by FLOPs per token of two sequence lengths."""
+    steps = Throughput(run_config([]), 256, CPU)
+    steps.flops_per_token = {8: 10, 32: 40}
+    steps.peak_flops_per_s = peak
+    return steps
 
 
 @pytest.fixture
@@ -26,7 +34,7 @@ def take(
 
 
 def test_a_rate_is_the_median_over_steps_after_warmup(clock: list[float]) -> None:
-    steps = Throughput(FLOPS, None)
+    steps = made(None)
     assert steps.speed() == {"tokens_per_s": None, "mfu": None}
     take(steps, clock, [60.0] + [9.0] * UNTIMED_STEPS + [2.0, 2.0, 50.0, 2.0, 4.0])
     assert steps.speed()["tokens_per_s"] == pytest.approx(50.0)
@@ -39,7 +47,7 @@ def test_a_rate_is_the_median_over_steps_after_warmup(clock: list[float]) -> Non
 
 def test_steps_of_several_lengths_count_by_their_own_tokens(clock: list[float]) -> None:
     """Medians are over all six steps, in seconds per token and in seconds per FLOP."""
-    steps = Throughput(FLOPS, 2000.0)
+    steps = made(2000.0)
     take(steps, clock, [0.0, 2.0, 2.0, 2.0])
     take(steps, clock, [3.0, 3.0, 3.0], tokens=60, length=32)
     assert steps.speed(6) == {
@@ -52,16 +60,17 @@ def test_steps_of_several_lengths_count_by_their_own_tokens(clock: list[float]) 
 @pytest.mark.parametrize(
     ("name", "given", "expected"),
     [
-        ("NVIDIA H200", None, 989e12),
-        ("NVIDIA H200", 100.0, 100e12),
-        ("NVIDIA Nobody", None, None),
-        ("NVIDIA Nobody", 100.0, 100e12),
-        ("NVIDIA H200", 0.0, None),
+        ("NVIDIA H200", "null", 8 * 989e12),
+        ("NVIDIA H200", "100.0", 8 * 100e12),
+        ("NVIDIA Nobody", "null", None),
+        ("NVIDIA Nobody", "100.0", 8 * 100e12),
+        ("NVIDIA H200", "0.0", None),
     ],
 )
 def test_an_unlisted_card_trains_without_mfu_unless_told(
-    monkeypatch: pytest.MonkeyPatch, name: str, given: float | None, expected: float | None
+    monkeypatch: pytest.MonkeyPatch, name: str, given: str, expected: float | None
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    assert peak_flops_per_s(torch.device("cuda"), 8, given) == (expected and 8 * expected)
-    assert peak_flops_per_s(torch.device("cpu"), 1, given) is None
+    config = run_config(["launch.num_processes=8", f"train.peak_tflops={given}"])
+    assert Throughput(config, 256, torch.device("cuda")).peak_flops_per_s == expected
+    assert Throughput(config, 256, CPU).peak_flops_per_s is None

@@ -10,7 +10,8 @@ import pytest
 import torch
 from support.trainers import Make, Uncaptured, same, state, uncaptured
 
-from rope_exp.step import CaptureError, learning_rate, optimizer_tensors
+from rope_exp.graphs.cuda import CaptureError
+from rope_exp.step import learning_rate, optimizer_tensors
 from rope_exp.trainer import Trainer
 
 RUNS: list[tuple[str, ...]] = [

@@ -1,10 +1,7 @@
 """The ranks of one run, by accelerate and torch.distributed."""
 
 import gc
-import os
-import threading
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -12,39 +9,8 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.utils import gather_object
 from torch import Tensor, distributed, nn
 
-from rope_exp.errors import EXIT_FAILED, ConfigError, first_line, log
-
-BEAT_SECONDS = 2.0
-PATIENCE = timedelta(minutes=2)
-
-
-class Heartbeat:
-    """Ends this process if another rank has died, is frozen, or cannot be reached.
-
-    A training collective cannot bound that time: a rank may evaluate, save or compile alone for
-    long. So a thread of each rank meets the others every BEAT_SECONDS, and waits for PATIENCE.
-    """
-
-    def __init__(self) -> None:
-        self._group = distributed.new_group(backend="gloo", timeout=PATIENCE)
-        self._leaving = threading.Event()
-        self._thread = threading.Thread(target=self._beat, daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        """Wait until every rank has called this."""
-        self._leaving.set()
-        self._thread.join()
-
-    def _beat(self) -> None:
-        all_leave = torch.tensor(0.0)
-        try:
-            while not all_leave:
-                all_leave = torch.tensor(float(self._leaving.wait(BEAT_SECONDS)))
-                distributed.all_reduce(all_leave, op=distributed.ReduceOp.MIN, group=self._group)
-        except RuntimeError as error:
-            log(f"error: another process of this run is gone or silent ({first_line(error)})")
-            os._exit(EXIT_FAILED)
+from rope_exp.errors import ConfigError
+from rope_exp.identity import choices, chosen
 
 
 class Parallel:
@@ -66,10 +32,12 @@ class Parallel:
         self.device: torch.device = self.accelerator.device
         self._check(device, precision, num_processes)
 
-        # Always on the host: a question to the other ranks must not wait for the device.
+        self._heartbeats = []
         if self.world_size > 1:
+            # On the host: a question to the other ranks must not wait for the device.
             self._hosts = distributed.new_group(backend="gloo")
-            self._heartbeat = Heartbeat()
+            for name in choices("heartbeat"):
+                self._heartbeats.append(chosen("heartbeat", name, "heartbeat").Heartbeat())
 
     def _check(self, device: str, precision: str, num_processes: int | str) -> None:
         if self.world_size != num_processes:
@@ -113,8 +81,8 @@ class Parallel:
 
     def end(self) -> None:
         """Leave the process group; nothing may still hold a prepared model."""
-        if self.world_size > 1:
-            self._heartbeat.end()
+        for heartbeat in self._heartbeats:
+            heartbeat.end()
         if not distributed.is_initialized():
             return
         # Free the wrapped model first: a process group that is freed last can wait for its own

@@ -36,13 +36,6 @@ from rope_exp.provenance import MARKED, machine_facts, spelled
 from rope_exp.sections import Kind, ModelConfig, PeConfig
 from rope_exp.signals import StopSignal, end_with_parent
 
-# torch's own limit on the compilations of one function, past which it runs eagerly.
-GRAPHS_OF_A_LENGTH = 8
-
-# Constants of glibc's malloc.h.
-M_TRIM_THRESHOLD = -1
-M_MMAP_THRESHOLD = -3
-
 
 def main() -> int:
     """Train the run in the folder named on the command line; return the exit code."""
@@ -159,18 +152,14 @@ def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
     write_json(trainer.folder / ENV, env)
     write_atomically(trainer.folder / "tokenizer.json", data.tokenizer_json)
 
-    lines = [
-        f"{config.pe.label} {config.model.name}, {trainer.num_parameters:,} parameters, on "
-        f"{config.data.name}, {train.num_steps:,} steps, on {config.launch.device}, in "
-        f"{trainer.folder}",
-        f"{train.precision}, {'compiling' if train.compile else 'not compiled'}",
-        *marks,
-    ]
-    if data.num_train_tokens is not None:
-        lines.append(f"{train.num_tokens / data.num_train_tokens:.3g} epochs")
-    if trainer.step:
-        lines.append(f"resumes from step {trainer.step}")
-    for line in lines:
+    compiling = "compiling" if train.compile else "not compiled"
+    log(
+        f"{config.name}: {config.pe.label} {config.model.name}, {trainer.num_parameters:,} "
+        f"parameters, on {config.data.name}, {train.num_steps:,} steps, on {config.launch.device}, "
+        f"{train.precision}, {compiling}, in {trainer.folder}"
+    )
+    resumed = [f"resumes from step {trainer.step}"] * bool(trainer.step)
+    for line in [*marks, *resumed]:
         log(f"{config.name}: {line}")
 
 
@@ -187,8 +176,8 @@ def set_up_process(config: RunConfig) -> None:
     """Set determinism, compilation and memory options for the whole process."""
     import torch
 
-    # Each sequence length has its own graphs.
-    torch._dynamo.config.recompile_limit = GRAPHS_OF_A_LENGTH * len(config.train.staged)
+    # torch compiles a function at most 8 times; here, for each sequence length.
+    torch._dynamo.config.recompile_limit = 8 * len(config.train.staged)
     # One compiled block serves every layer; DDP's splitting of graphs by bucket would undo that.
     torch._dynamo.config.optimize_ddp = False
 
@@ -205,11 +194,11 @@ def set_up_process(config: RunConfig) -> None:
     # zeroes each page again at its next use: a sixth of a step (docs/decisions.md).
     library = ctypes.CDLL(None)
     if config.launch.device == "cpu" and hasattr(library, "mallopt"):
+        mmap_threshold, trim_threshold = -3, -1  # of malloc.h
         # Versions before 2.35 accept no threshold above 32 MiB. Setting the trim threshold alone
         # would fix this one at 128 KiB.
-        is_raised = any(library.mallopt(M_MMAP_THRESHOLD, most) for most in (2**31 - 1, 2**25))
-        if is_raised:
-            library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        if any(library.mallopt(mmap_threshold, most) for most in (2**31 - 1, 2**25)):
+            library.mallopt(trim_threshold, 2**31 - 1)
 
 
 def _world_size() -> int:

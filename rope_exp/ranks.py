@@ -10,14 +10,11 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 
-from rope_exp.config import RunConfig
 from rope_exp.errors import (
     EXIT_CODES,
     EXIT_FAILED,
     EXIT_STOPPED,
     EXIT_USAGE,
-    ConfigError,
-    explained,
 )
 from rope_exp.jobs import Job
 from rope_exp.machine import DISPATCHER_ID, child_environment, num_cores
@@ -142,84 +139,3 @@ class SignalRelay(StopSignal, AbstractContextManager["SignalRelay"]):
         """Kill every rank: inside a long operation it does not notice a second signal."""
         for job in self._jobs:
             kill(job)
-
-
-# -- this process as a rank ------------------------------------------------------------------------
-
-
-def is_rank() -> bool:
-    """Return whether a launcher started this process, such as torchrun or `accelerate launch`."""
-    return "RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
-
-
-def check_ranks() -> None:
-    """Refuse invalid variables of a rank, missing ranks, and settings of accelerate."""
-    # Accelerate would divide losses by it.
-    name = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
-    steps = os.environ.get(name, "1")
-    if steps != "1":
-        raise ConfigError(name, steps, "must be 1: train.micro_batch_size splits a batch")
-
-    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
-        if os.environ.get(name, "").lower() not in ("", "0", "no", "false"):
-            raise ConfigError(name, os.environ[name], "must be unset: every rank holds all weights")
-    local = os.environ.get("LOCAL_RANK", "0")
-    if not local.isdecimal():
-        raise ConfigError("LOCAL_RANK", local, "must be a number; without a launcher it is unset")
-
-    world_size = os.environ.get("WORLD_SIZE", "1")
-    if "RANK" not in os.environ and world_size == "1":
-        # `accelerate launch` sets the address if asked for several processes. On a CPU, or without
-        # --multi_gpu, it starts only one.
-        if is_rank() and "MASTER_ADDR" in os.environ:
-            reason = "asked for several processes, and one was started; use --multi_gpu on GPUs, "
-            reason += "or launch.num_processes=N without a launcher"
-            raise ConfigError("accelerate launch --num_processes", ..., reason)
-        return
-
-    needed = ["RANK"] if world_size == "1" else ["RANK", "MASTER_ADDR", "MASTER_PORT"]
-    for name in needed:
-        if not os.environ.get(name):
-            raise ConfigError(name, ..., f"a launcher sets it beside WORLD_SIZE={world_size}")
-    rank = os.environ["RANK"]
-    if not (rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)):
-        raise ConfigError("RANK", rank, f"must be a number below WORLD_SIZE={world_size}")
-
-
-def run_as_rank(config: RunConfig) -> int:
-    """Train one run in this process, which is a rank, and return the exit code."""
-    # Imported late: these are slow to import, and every command calls `is_rank`.
-    from rope_exp.admit import acquire_or_refuse, admit, resolved
-    from rope_exp.folder import describe_done, read_result
-
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    asked = config.launch.num_processes
-    # 1 is the default, and `all` leaves the number to the launcher.
-    if asked not in (1, "all", world_size):
-        raise ConfigError("launch.num_processes", asked, f"but this launcher started {world_size}")
-    config = resolved(config, world_size)
-    name = "ACCELERATE_MIXED_PRECISION"
-    precision = os.environ.get(name, "no").lower()
-    if precision not in ("no", config.train.precision):
-        reason = f"is not followed: train.precision={config.train.precision} decides"
-        raise ConfigError(name, precision, reason)
-
-    # The other ranks need only the config; the first rank prepares the data.
-    if os.environ.get("RANK", "0") == "0":
-        [job] = admit([config])
-        if job.exit_code is None:
-            acquire_or_refuse(job)
-        if job.exit_code is not None:
-            print(describe_done(job.folder))
-
-    result = None if config.run.fresh else read_result(config.folder)
-    return run_here(config) if result is None else EXIT_CODES[result["status"]]
-
-
-def run_here(config: RunConfig) -> int:
-    """Train one run in this process, and return its exit code."""
-    from rope_exp import worker
-
-    return worker.end_process(
-        explained(lambda: worker.run(config, config.folder, StopSignal()), prints=False)
-    )

@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,7 @@ from rope_exp.errors import (
     EXIT_STOPPED,
     EXIT_USAGE,
     explained,
-    explained_by,
     ignoring_output_errors,
-    keep,
     keep_log,
     log,
 )
@@ -47,8 +46,7 @@ def main() -> int:
     try:
         code = explained(lambda: run(read_config(folder), folder, stop), prints=False)
     except Exception:
-        keep(traceback.format_exc())
-        traceback.print_exc()
+        log(traceback.format_exc().rstrip())
         code = EXIT_FAILED
     return end_process(code)
 
@@ -99,7 +97,10 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
 
     gc.collect()
     gc.freeze()
-    with explained_by(config.pe.code, every=False):
+    own_errors: AbstractContextManager[None] = nullcontext()
+    if code := config.pe.code:
+        own_errors = chosen("position", "own", "pe.code").explaining(code, every=False)
+    with own_errors:
         status = trainer.train()
 
     del trainer
@@ -110,6 +111,11 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
             end = f"{describe(read_json(folder / RESULT))}, in {folder}"
         log(f"{config.name}: {end}")
     return EXIT_CODES[status]
+
+
+def run_here(config: RunConfig) -> int:
+    """Train one run in this process, and return its exit code."""
+    return end_process(explained(lambda: run(config, config.folder, StopSignal()), prints=False))
 
 
 def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:

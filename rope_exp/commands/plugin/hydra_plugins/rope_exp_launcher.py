@@ -27,7 +27,7 @@ class RopeExpLauncher(Launcher):
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
         """Run the jobs, and return the `val/loss` of each."""
-        from rope_exp.sweep import launch
+        from rope_exp.commands.train import launch
 
         trees = []
         for number, words in enumerate(job_overrides, initial_job_idx):

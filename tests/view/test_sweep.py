@@ -7,9 +7,9 @@ from contextlib import closing
 
 import pytest
 
-from rope_exp import sweep
 from rope_exp.config import RunConfig
 from rope_exp.jobs import Job
+from rope_exp.view import sweep
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_log_gets_every_change_and_a_summary(
         jobs.append(job)
     jobs[0].exit_code = 0
 
-    with closing(sweep.SweepView(jobs)) as view:
+    with closing(sweep.View(jobs)) as view:
         done, summary = capsys.readouterr().err.splitlines()
         assert done == "vo_rope-s0: finished, loss 3.5000, val 3.2500"
         assert "1 of 2 runs ended, no estimate yet" in summary

@@ -25,7 +25,6 @@ from rope_exp.files import (
     explaining_full_disk,
     make_folders,
     parse_json,
-    readable,
     sync_folder,
     write_json,
 )
@@ -128,10 +127,7 @@ def _drop(path: Path) -> None:
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
-    """Load the newest checkpoint that verifies; broken ones are skipped with a warning.
-
-    None if there is no checkpoint at all; a CheckpointError if there are some and none verifies.
-    """
+    """Load the newest checkpoint that verifies; None if there is none at all."""
     broken = []
     for step in reversed(list_steps(folder)):
         try:
@@ -176,14 +172,15 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _load_tensors(path: Path) -> dict[str, Tensor]:
-    with readable(path, SafetensorError, KeyError):
-        try:
-            return load_file(path)
-        except RuntimeError as error:
-            # safetensors raises it for lack of memory, and for a file that has disappeared.
-            if path.exists():
-                raise
-            raise CheckpointError(f"{path} is gone") from error
+    try:
+        return load_file(path)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
+    except RuntimeError as error:
+        # safetensors raises it for lack of memory, and for a file that has disappeared.
+        if path.exists():
+            raise
+        raise CheckpointError(f"{path} is gone") from error
 
 
 def load_weights(what: str, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

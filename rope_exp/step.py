@@ -1,25 +1,29 @@
-"""A training step: its learning rate, optimizer, update and speed."""
+"""A training step on the ranks of a run: its learning rate, optimizer, update and speed."""
 
+import gc
 import math
 import os
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import gather_object
+from torch import Tensor, distributed, nn
 from torch.optim import AdamW, Optimizer
 
 from rope_exp import costs
 from rope_exp.batches import chain_sha256
 from rope_exp.config import RunConfig
 from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder
+from rope_exp.errors import ConfigError
 from rope_exp.evaluate import Inputs, on_device
 from rope_exp.generated import DataSet
 from rope_exp.identity import choices, chosen
-from rope_exp.parallel import Parallel
 from rope_exp.sections import OptimConfig
 from rope_exp.sources import training_batch
 
@@ -95,6 +99,86 @@ def make_state(optimizer: Any, model: nn.Module) -> None:
     optimizer.found_inf = None
 
 
+class Parallel:
+    """This process among the ranks of its run; rank 0 (`is_main`) writes the run's record.
+
+    Launchers have started fewer processes or chosen another strategy than requested, so a world
+    other than that of launch.device, train.precision and launch.num_processes is a ConfigError.
+    """
+
+    def __init__(self, device: str, precision: str, num_processes: int | str) -> None:
+        self.accelerator = Accelerator(
+            cpu=device == "cpu",
+            mixed_precision="bf16" if precision == "bf16" else "no",
+            kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+        )
+        self.rank: int = self.accelerator.process_index
+        self.world_size: int = self.accelerator.num_processes
+        self.is_main = self.rank == 0
+        self.device: torch.device = self.accelerator.device
+        self._check(device, precision, num_processes)
+
+        self._heartbeats = []
+        if self.world_size > 1:
+            # On the host: a question to the other ranks must not wait for the device.
+            self._hosts = distributed.new_group(backend="gloo")
+            for name in choices("heartbeat"):
+                self._heartbeats.append(chosen("heartbeat", name, "heartbeat").Heartbeat())
+
+    def _check(self, device: str, precision: str, num_processes: int | str) -> None:
+        if self.world_size != num_processes:
+            reason = f"but this launcher started {self.world_size}"
+            raise ConfigError("launch.num_processes", num_processes, reason)
+        if self.device.type != device:
+            reason = f"torch finds no such device here, and gives {self.device}"
+            raise ConfigError("launch.device", device, reason)
+        # Emulated bf16 is slower than fp32.
+        if precision == "bf16" and device == "cuda" and not torch.cuda.is_bf16_supported(False):
+            raise ConfigError("train.precision", precision, "this GPU has no bf16; use fp32")
+        backend = self.accelerator.state.dynamo_plugin.backend.name
+        if backend != "NO":
+            reason = "must be unset: use train.compile"
+            raise ConfigError("ACCELERATE_DYNAMO_BACKEND", backend, reason)
+        strategy = self.accelerator.distributed_type.name
+        plain = "MULTI_GPU" if device == "cuda" else "MULTI_CPU"
+        # torchrun may also start one process.
+        if strategy != plain and (strategy, self.world_size) != ("NO", 1):
+            raise ConfigError("accelerate's distributed_type", strategy, f"must be {plain}")
+
+    def accumulate(self, model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+        """Average gradients over the ranks in the `last` backward pass only."""
+        return nullcontext() if last else self.accelerator.no_sync(model)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of `tensor` over all ranks, on every rank."""
+        return self.accelerator.reduce(tensor, reduction="sum")
+
+    def any(self, flag: bool) -> bool:
+        """Return whether `flag` is true on any rank; all ranks must call it at the same places."""
+        if self.world_size == 1:
+            return flag
+        flags = torch.tensor(float(flag))
+        distributed.all_reduce(flags, op=distributed.ReduceOp.MAX, group=self._hosts)
+        return bool(flags)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the `value` of every rank, by rank."""
+        return gather_object([value])
+
+    def end(self) -> None:
+        """Leave the process group; nothing may still hold a prepared model."""
+        for heartbeat in self._heartbeats:
+            heartbeat.end()
+        if not distributed.is_initialized():
+            return
+        # Free the wrapped model first: a process group that is freed last can wait for its own
+        # thread forever.
+        self.accelerator.free_memory()
+        gc.unfreeze()
+        gc.collect()
+        self.accelerator.end_training()
+
+
 class Outcome(NamedTuple):
     """The outcome of a step, the same on every rank."""
 
@@ -109,12 +193,8 @@ class Outcome(NamedTuple):
 class TrainingStep:
     """Updates a model, which is moved to the device here, from the global batch of one step.
 
-    Attributes:
-        should_stop: called before every micro-batch, and equally often on every rank; before a step
-            that is one graph, once.
-        order_sha256: hash of the batches of all steps so far; on rank 0 only.
-        first_bad_step: on the device; 0: none so far.
-        graphs: makes a step as one graph; None: it is launched kernel by kernel.
+    `should_stop` is called before every micro-batch, or before a step that is one graph: equally
+    often on every rank.
     """
 
     config: RunConfig
@@ -122,23 +202,24 @@ class TrainingStep:
     data: DataSet
     parallel: Parallel
     should_stop: Callable[[], bool]
-    order_sha256: str = ""
+    order_sha256: str = ""  # of the batches of all steps so far; on rank 0 only
 
     def __post_init__(self) -> None:
         self.model: nn.Module = self.parallel.accelerator.prepare_model(self.decoder)
         self.optimizer = build_optimizer(self.decoder, self.config.optim)
-        self.first_bad_step = torch.zeros((), dtype=torch.int64, device=self.parallel.device)
+        device = self.parallel.device
+        # 0: none so far.
+        self.first_bad_step = torch.zeros((), dtype=torch.int64, device=device)
+
         self.graphs: Any = None
-        is_alone_on_gpu = self.parallel.device.type == "cuda" and self.parallel.world_size == 1
-        if is_alone_on_gpu and os.environ.get("ROPE_EXP_GRAPHS") != "0" and choices("graphs"):
-            self.graphs = chosen("graphs", "cuda", "ROPE_EXP_GRAPHS").StepGraphs(self)
+        is_wanted = os.environ.get("ROPE_EXP_GRAPHS") != "0" and self.parallel.world_size == 1
+        if is_wanted and device.type in choices("graphs"):
+            self.graphs = chosen("graphs", device.type, "launch.device").StepGraphs(self)
 
     def __call__(self, step: int) -> Callable[[], Outcome] | None:
-        """Update the model once from the global batch of `step`.
+        """Update the model once, and return a function that waits for the step's outcome.
 
-        Returns:
-            A function that waits for the device to finish the step, and returns its outcome; or
-            None, with nothing updated, if a rank was asked to stop before the last micro-batch.
+        None, with nothing updated, if a rank was asked to stop before the last micro-batch.
         """
         inputs, num_targets, order_sha256 = self._get_batch(step)
         groups = self.optimizer.param_groups
@@ -193,17 +274,15 @@ class TrainingStep:
     ) -> Tensor | None:
         """Update the model from the inputs of all micro-batches, added to the gradients there are.
 
-        The loss is the mean over the targets of the global batch: each micro-batch gives summed
-        nats, divided by the global count. The wrapped model averages gradients over the ranks,
-        hence the factor `world_size`. In a graph, no number is the host's.
+        Each micro-batch gives summed nats, divided by the targets of the global batch. The wrapped
+        model averages gradients over the ranks, hence the factor `world_size`.
 
         Returns:
             [loss, grad_norm, first_bad_step] in float64, on the device; None if asked to stop.
         """
         scale = self.parallel.world_size / num_targets
         loss = torch.zeros((), device=self.parallel.device)
-        rows_at_once = self.config.train.rows_at_once(*inputs.ids_BT.shape)
-        micro_batches = list(inputs.split(rows_at_once))
+        micro_batches = list(inputs.split(self.config.train.rows_at_once(*inputs.ids_BT.shape)))
         for number, micro_batch in enumerate(micro_batches, start=1):
             if should_stop():
                 return None
@@ -274,10 +353,7 @@ class Throughput:
         self._last_end = None
 
     def speed(self, num_steps: int | None = None) -> dict[str, float | None]:
-        """Return the median tokens_per_s and mfu of the last timed steps; None if there are none.
-
-        Without `num_steps`, these are all after warm-up, or all of a shorter run.
-        """
+        """Return median tokens_per_s and mfu of the last steps, or of all after the warm-up."""
         timed = self._timed[UNTIMED_STEPS:] or self._timed
         if num_steps is not None:
             timed = self._timed[-num_steps:]

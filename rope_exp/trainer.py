@@ -18,11 +18,11 @@ from rope_exp.files import json_sha256, read_json, write_json
 from rope_exp.folder import PROBES, RESULT, MetricsWriter, checked, list_steps
 from rope_exp.generated import DataSet
 from rope_exp.identity import Natural, NonNegative, OrderSha256, Sha256, chosen
-from rope_exp.parallel import Parallel
 from rope_exp.signals import StopSignal
 from rope_exp.sources import held_out_rows
 from rope_exp.step import (
     Outcome,
+    Parallel,
     Throughput,
     TrainingStep,
     learning_rate,
@@ -50,8 +50,7 @@ class State(TypedDict):
 class Trainer:
     """One run on this rank, from its newest checkpoint or step 0 to its end or a stop.
 
-    `step` is the last step made; its outcome may not have been read. Raises CheckpointError,
-    RecordError or ConfigError if a checkpoint or run.init_from is damaged, or unfit for this run.
+    `step` is the last step made; its outcome may not have been read.
     """
 
     def __init__(
@@ -90,11 +89,11 @@ class Trainer:
 
         self.start = self.load()
         self.step = self.saved_step = self.start["step"]
-        self.train_step.order_sha256 = self.start["order_sha256"]
-        mine = {"step": self.step, "order_sha256": self.start["order_sha256"], **self.identity}
+        order_sha256 = self.train_step.order_sha256 = self.start["order_sha256"]
+        # Ranks that share no disk may begin differently.
+        mine = {"step": self.step, "order_sha256": order_sha256, **self.identity}
         beginnings = parallel.gather(mine)
         for rank, theirs in enumerate(beginnings):
-            # As without a shared disk.
             if keys := differing_keys(beginnings[0], theirs):
                 raise CheckpointError(
                     f"process {rank} begins elsewhere than process 0 ({'; '.join(keys)}); all of "
@@ -120,9 +119,8 @@ class Trainer:
                     f"{where} is of another run: its {key} is {state[key]:.12} and this run's "
                     f"{value:.12}; restore what it was trained on, or use run.fresh=true"
                 )
-        optimizer = self.train_step.optimizer
-        make_state(optimizer, self.decoder)
-        moments = optimizer_tensors(optimizer, self.decoder)
+        make_state(self.train_step.optimizer, self.decoder)
+        moments = optimizer_tensors(self.train_step.optimizer, self.decoder)
         shapes = {name: moment.shape for name, moment in moments.items()}
         if shapes != {name: moment.shape for name, moment in saved.optimizer.items()}:
             raise CheckpointError(f"{where} is of another optimizer")
@@ -132,10 +130,7 @@ class Trainer:
         return state
 
     def train(self) -> str:
-        """Train to the end or to a stop, and ask the probes of a run that finished.
-
-        Returns "finished", "diverged", or "stopped": the same command resumes from the last step.
-        """
+        """Train, and ask the probes; return "finished", "diverged" or "stopped"."""
         record = Record(self) if self.parallel.is_main else None
         with record.tracker if record else nullcontext():
             status = self._loop(record)
@@ -185,8 +180,8 @@ class Trainer:
     def _outcomes(self) -> Iterator[Outcome]:
         """Make steps until the end or a stop, and yield the outcome of each.
 
-        If anything but a row is due at a step, no later step has started when its outcome is
-        yielded: evaluations and checkpoints are of its weights.
+        On a GPU the next step starts before an outcome is read, unless more than a row is due:
+        evaluations and checkpoints are of the step's own weights.
         """
         if self.start["unrecorded"] is not None:
             loss, grad_norm = self.start["unrecorded"]
@@ -263,7 +258,6 @@ def due_after(train: TrainConfig, step: int) -> set[str]:
         "end": train.num_steps,
         "stage": train.stage_at(step).last_step,
     }
-    # A step never exceeds the run's or its stage's last, so for these this is equality.
     return {action for action, period in periods.items() if step % period == 0}
 
 

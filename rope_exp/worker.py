@@ -65,10 +65,7 @@ def end_process(code: int) -> int:
 
 
 def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
-    """Train one run in this process, as the rank given by the environment; return the exit code.
-
-    The caller holds the run's lock.
-    """
+    """Train one run, whose lock the caller holds, as this rank of it; return the exit code."""
     # Several ranks stop together, in the loop.
     if stop.requested and _world_size() == 1:
         return EXIT_STOPPED
@@ -81,7 +78,7 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     set_up_process(config)
 
     from rope_exp.generated import open_data
-    from rope_exp.parallel import Parallel
+    from rope_exp.step import Parallel
     from rope_exp.trainer import Trainer
 
     gc.freeze()

@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rope_exp.encoding import Position, Sizes
     from rope_exp.frames import load_metrics, load_probes, load_runs, load_table
     from rope_exp.load import load_run
 
@@ -32,7 +31,7 @@ _NAMES = {
     "load": ("load_run",),
     "frames": ("load_metrics", "load_probes", "load_runs", "load_table"),
     "export.patch": ("patch",),
-    "encoding": ("Position", "Sizes"),
+    "position._encoding": ("Position", "Sizes"),
 }
 
 

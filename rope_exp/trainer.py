@@ -2,23 +2,24 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NotRequired
 
+import torch
 from typing_extensions import TypedDict
 
 from rope_exp import checkpoint
 from rope_exp.config import RunConfig, TrainConfig, differing_keys
 from rope_exp.decoder import Decoder, llama_weights, weights, weights_sha256
 from rope_exp.errors import CheckpointError, Progress, log
-from rope_exp.evaluate import Finished, held_out_loss
+from rope_exp.evaluate import held_out_loss
 from rope_exp.files import json_sha256, read_json, write_json
 from rope_exp.folder import PROBES, RESULT, MetricsWriter, checked, list_steps
 from rope_exp.generated import DataSet
 from rope_exp.identity import Natural, NonNegative, OrderSha256, Sha256, chosen
-from rope_exp.signals import StopSignal
+from rope_exp.signals import Stopped, StopSignal
 from rope_exp.sources import held_out_rows
 from rope_exp.step import (
     Outcome,
@@ -239,14 +240,19 @@ class Trainer:
         """Write the probes' answers, on rank 0; return "stopped" if a rank was asked to stop."""
         answers: dict[str, Any] | None = {}
         if self.parallel.is_main:
-            asked = (self.decoder, self.config, self.data, self.rows_at_once)
             with self.parallel.accelerator.autocast():
-                finished = Finished(*asked, lambda: self.stop.requested)
-                answers = finished.ask(self.config.train.probes)
+                answers = self.ask(self.config.train.probes)
             if answers is not None:
                 write_json(self.folder / PROBES, answers)
         # The other ranks wait here.
         return "stopped" if self.parallel.any(answers is None) else "finished"
+
+    @torch.no_grad()
+    def ask(self, probes: Sequence[str]) -> dict[str, Any] | None:
+        """Return each probe's answer, as plain values, by its name; None if asked to stop."""
+        with torch.compiler.set_stance("force_eager"), suppress(Stopped):
+            return {name: chosen("probes", name, "train.probes").ask(self) for name in probes}
+        return None
 
 
 def due_after(train: TrainConfig, step: int) -> set[str]:

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from rope_exp.attention import LayerCache, make_attention, turned
 from rope_exp.decoder import OWN, Decoder, Rotary
-from rope_exp.encoding import Position
 from rope_exp.errors import ConfigError, LawError
 from rope_exp.identity import chosen
 from rope_exp.sections import SOFTMAX, Architecture, Kind, ModelConfig, PeConfig
@@ -183,7 +182,7 @@ def _measured_decoder(small: ModelConfig, pe: PeConfig, attn: Kind, causal: bool
 
     tolerance = TOLERANCE * (100 + pe.start) if pe.code is None else OWN_TOLERANCE
     measured = INVARIANT if error < tolerance else "changed"
-    stated = [module.relative for module in decoder.modules() if isinstance(module, Position)]
+    stated = [module.relative for module in decoder.modules() if hasattr(module, "relative")]
     expected: str | None = "changed"
     if expected_class(pe.rotate) == INVARIANT and all(stated):
         expected = INVARIANT

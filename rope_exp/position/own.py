@@ -10,15 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from rope_exp import encoding, rope
+from rope_exp import rope
 from rope_exp.config import RunConfig
-from rope_exp.encoding import Position, Sizes
 from rope_exp.errors import ConfigError, first_line, log, out_of_memory
 from rope_exp.files import text_sha256
+from rope_exp.position import _encoding
+from rope_exp.position._encoding import Position, Sizes
 from rope_exp.sections import PeConfig
 
 # Files on record import these names, and a file's text is part of a run's identity.
-sys.modules["rope_exp.model.position"] = encoding
+sys.modules["rope_exp.model.position"] = sys.modules["rope_exp.encoding"] = _encoding
 sys.modules["rope_exp.model.rope"] = rope
 
 # Packages that a user's file may import.

@@ -4,8 +4,7 @@ from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
-from rope_exp.evaluate import Finished, rounded
-from rope_exp.probes._windows import attentions, loss
+from rope_exp.probes._windows import Finished, attentions, loss, rounded
 
 ORDER = 3
 PLACES = {"ablation": ("without", "loss")}

@@ -11,10 +11,10 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 
+from rope_exp.attention import wide
 from rope_exp.batches import NO_TARGET
 from rope_exp.config import RunConfig
-from rope_exp.evaluate import Finished, rounded
-from rope_exp.kernels import wide
+from rope_exp.probes._windows import Finished, batches, rounded
 from rope_exp.report import ROOM, Report, is_always_paired
 from rope_exp.rows import TRAIN
 from rope_exp.stats import Pair, judge, noise_of, outcome
@@ -39,7 +39,7 @@ def ask(model: Finished) -> dict[str, Any]:
         rows = model.data.rows(split, range(model.config.train.eval_sequences))
         right = []
         nats = []
-        for inputs in model.batches(rows.batch, model.rows_at_once):
+        for inputs in batches(model, rows.batch, model.rows_at_once):
             logits_BTV = wide(model.decoder(inputs.ids_BT))
             target_BT = inputs.target_BP
             right.append(logits_BTV.argmax(dim=-1) == target_BT)

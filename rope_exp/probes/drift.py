@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rope_exp.config import RunConfig
-from rope_exp.evaluate import Finished, rounded, significant
+from rope_exp.probes._windows import Finished, rounded, significant
 from rope_exp.report import Report
 
 ORDER = 4

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from rope_exp.evaluate import Finished, rounded
-from rope_exp.probes._windows import bin_edges, factors, long_windows, nats
+from rope_exp.probes._windows import Finished, bin_edges, factors, long_windows, nats, rounded
 from rope_exp.sources import read
 
 ORDER = 1

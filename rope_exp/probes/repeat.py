@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from rope_exp.config import RunConfig
-from rope_exp.evaluate import Finished, rounded
-from rope_exp.probes._windows import nats, share, windows
+from rope_exp.probes._windows import Finished, nats, rounded, share, windows
 from rope_exp.report import Report
 from rope_exp.table import markdown_table
 

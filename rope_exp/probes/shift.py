@@ -3,8 +3,7 @@
 from typing import Any
 from unittest.mock import patch
 
-from rope_exp.evaluate import Finished, rounded
-from rope_exp.probes._windows import loss
+from rope_exp.probes._windows import Finished, loss, rounded
 
 ORDER = 2
 PLACES = {"shift": ("start", "loss")}

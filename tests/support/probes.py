@@ -1,5 +1,7 @@
 """A finished model with a held-out text of its own, to be asked for probes."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,13 +9,30 @@ import numpy as np
 
 from rope_exp.config import RunConfig, TrainConfig
 from rope_exp.decoder import Decoder
-from rope_exp.evaluate import Finished
 from rope_exp.sections import DataConfig
+from rope_exp.trainer import Trainer
 from support.models import VOCAB
 
 LENGTH = 16
 END = 0  # ends a document
 HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=8 * LENGTH * 3 + 1)
+
+
+@dataclass
+class Finished:
+    """A trainer at its end, as probes see it."""
+
+    decoder: Decoder
+    config: RunConfig
+    data: Any
+    rows_at_once: int
+    should_stop: Callable[[], bool] = lambda: False
+
+    ask = Trainer.ask
+
+    @property
+    def stop(self) -> Any:
+        return SimpleNamespace(requested=self.should_stop())
 
 
 def finished(

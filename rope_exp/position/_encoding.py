@@ -53,7 +53,8 @@ class Position(nn.Module):
             is_narrower = made.is_floating_point() and made.itemsize < min(x.itemsize, 4)
             return x.to(made.device) if is_narrower else made
 
-        return super()._apply(narrowed, recurse)  # type: ignore[no-untyped-call]
+        # Not super(): the rotation of an exported model borrows this method.
+        return nn.Module._apply(self, narrowed, recurse)  # type: ignore[no-untyped-call]
 
     def embed(self, x_BTD: Tensor, position_T: Tensor) -> Tensor:
         """Return the embeddings with something added; positions are [T] or [B, T]."""

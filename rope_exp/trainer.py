@@ -135,8 +135,17 @@ class Trainer:
         record = Record(self) if self.parallel.is_main else None
         with record.tracker if record else nullcontext():
             status = self._loop(record)
-            if status == "finished" and self.config.train.probes:
-                status = self._ask_probes()
+            probes = self.config.train.probes
+            if status == "finished" and probes:
+                answers: dict[str, Any] | None = {}
+                if record is not None:
+                    with self.parallel.accelerator.autocast():
+                        answers = self.ask(probes)
+                if answers:
+                    write_json(self.folder / PROBES, answers)
+                # The other ranks wait here.
+                if self.parallel.any(answers is None):
+                    status = "stopped"
             if record is not None:
                 record.end(status)
         return status
@@ -235,17 +244,6 @@ class Trainer:
         self.parallel.accelerator.wait_for_everyone()
         self.saved_step = self.step
         self.throughput.pause()
-
-    def _ask_probes(self) -> str:
-        """Write the probes' answers, on rank 0; return "stopped" if a rank was asked to stop."""
-        answers: dict[str, Any] | None = {}
-        if self.parallel.is_main:
-            with self.parallel.accelerator.autocast():
-                answers = self.ask(self.config.train.probes)
-            if answers is not None:
-                write_json(self.folder / PROBES, answers)
-        # The other ranks wait here.
-        return "stopped" if self.parallel.any(answers is None) else "finished"
 
     @torch.no_grad()
     def ask(self, probes: Sequence[str]) -> dict[str, Any] | None:

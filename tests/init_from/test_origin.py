@@ -17,15 +17,7 @@ from rope_exp.config import RunConfig
 from rope_exp.decoder import weights, weights_sha256
 from rope_exp.errors import ConfigError
 from rope_exp.files import read_json, write_json
-from rope_exp.folder import (
-    MANIFEST,
-    MODEL,
-    OPTIMIZER,
-    STATE,
-    read_env,
-    read_result,
-    step_folder,
-)
+from rope_exp.folder import MANIFEST, MODEL, read_env, read_result, step_folder
 from rope_exp.trainer import Trainer
 from rope_exp.worker import record_start
 
@@ -41,8 +33,8 @@ def finished(
     for step in steps:
         saved = step_folder(folder / "checkpoints", step)
         saved.mkdir(parents=True)
-        names = {MODEL: weights, OPTIMIZER: sha256_of("moments"), STATE: sha256_of("state")}
-        write_json(saved / MANIFEST, {name: {"sha256": digest} for name, digest in names.items()})
+        entries = {name: {"sha256": WEIGHTS} for name in ("optimizer.safetensors", "state.json")}
+        write_json(saved / MANIFEST, {**entries, MODEL: {"sha256": weights}})
     return folder
 
 

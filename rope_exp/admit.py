@@ -26,7 +26,6 @@ from rope_exp.jobs import Job
 from rope_exp.prepare import pin
 from rope_exp.ranks import POLL_SECONDS
 from rope_exp.settle import resolve
-from rope_exp.tracker import check_trackers
 
 # File with the SLURM id of the job that began a folder anew with run.fresh=true.
 FRESH = ".fresh"
@@ -98,7 +97,10 @@ def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]
         _check_group(config, leaving_out=fresh)
 
     left = [job for job in jobs if job.exit_code is None]
-    check_trackers(job.config for job in left)
+    for tracker in {job.config.tracker for job in left}:
+        if tracker.name != "none":
+            leaf = chosen("trackers", tracker.name, "tracker.name", core="none")
+            leaf.Tracker.check(tracker)
     # Many runs read one corpus.
     open_once = functools.cache(open_data)
     for job in left:

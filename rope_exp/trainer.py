@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NotRequired
 
@@ -30,7 +30,6 @@ from rope_exp.step import (
     make_state,
     optimizer_tensors,
 )
-from rope_exp.tracker import Tracker
 
 
 class State(TypedDict):
@@ -133,7 +132,8 @@ class Trainer:
     def train(self) -> str:
         """Train, and ask the probes; return "finished", "diverged" or "stopped"."""
         record = Record(self) if self.parallel.is_main else None
-        with record.tracker if record else nullcontext():
+        status = "failed"
+        try:
             status = self._loop(record)
             probes = self.config.train.probes
             if status == "finished" and probes:
@@ -148,6 +148,9 @@ class Trainer:
                     status = "stopped"
             if record is not None:
                 record.end(status)
+        finally:
+            if record is not None and record.tracker is not None:
+                record.tracker.end(status)
         return status
 
     def _loop(self, record: "Record | None") -> str:
@@ -276,7 +279,11 @@ class Record:
         # A step whose evaluation was interrupted gets its row when it is evaluated again.
         num_rows = start["step"] - (start["unrecorded"] is not None)
         self.writer = MetricsWriter(trainer.folder, num_rows)
-        self.tracker = Tracker(self.config, trainer.folder)
+        self.tracker: Any = None
+        if (name := self.config.tracker.name) != "none":
+            self.tracker = chosen("trackers", name, "tracker.name").Tracker(
+                self.config, trainer.folder
+            )
         self.progress = Progress(self.config.name, self.config.train.num_steps)
         # The time at which the run would have begun without interruptions.
         self.began = time.perf_counter() - start["elapsed_s"]
@@ -299,7 +306,8 @@ class Record:
             "elapsed_s": self.elapsed_s(),
         }
         self.writer.write(row)
-        self.tracker.row(row)
+        if self.tracker is not None:
+            self.tracker.row(row)
         self.progress.row(row)
 
     def end(self, status: str) -> None:

@@ -30,8 +30,7 @@ from rope_exp.errors import (
 from rope_exp.files import read_json, write_atomically, write_json
 from rope_exp.folder import ENV, LOG, RESULT, describe, read_config, read_env
 from rope_exp.identity import choices, chosen
-from rope_exp.machine import DISPATCHER_ID
-from rope_exp.provenance import MARKED, machine_facts, spelled
+from rope_exp.machine import DISPATCHER_ID, MARKED, machine_facts, spelled
 from rope_exp.sections import Kind, ModelConfig, PeConfig
 from rope_exp.signals import StopSignal, end_with_parent
 

@@ -5,7 +5,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,9 +18,9 @@ from torch.optim import AdamW, Optimizer
 
 from rope_exp import costs
 from rope_exp.batches import chain_sha256
-from rope_exp.config import RunConfig
+from rope_exp.config import RunConfig, differing_keys
 from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder
-from rope_exp.errors import ConfigError
+from rope_exp.errors import CheckpointError, ConfigError
 from rope_exp.evaluate import Inputs, on_device
 from rope_exp.generated import DataSet
 from rope_exp.identity import choices, chosen
@@ -161,9 +161,15 @@ class Parallel:
         distributed.all_reduce(flags, op=distributed.ReduceOp.MAX, group=self._hosts)
         return bool(flags)
 
-    def gather(self, value: Any) -> list[Any]:
-        """Return the `value` of every rank, by rank."""
-        return gather_object([value])
+    def check_start(self, mine: Mapping[str, Any]) -> None:
+        """Refuse ranks that begin differently, as without a shared disk."""
+        first, *others = gather_object([mine])
+        for rank, theirs in enumerate(others, start=1):
+            if keys := differing_keys(first, theirs):
+                raise CheckpointError(
+                    f"process {rank} begins elsewhere than process 0 ({'; '.join(keys)}); all of "
+                    "them must see the same run folder and the same data"
+                )
 
     def end(self) -> None:
         """Leave the process group; nothing may still hold a prepared model."""

@@ -11,7 +11,7 @@ import torch
 from typing_extensions import TypedDict
 
 from rope_exp import checkpoint
-from rope_exp.config import RunConfig, TrainConfig, differing_keys
+from rope_exp.config import RunConfig, TrainConfig
 from rope_exp.decoder import Decoder, llama_weights, weights, weights_sha256
 from rope_exp.errors import CheckpointError, Progress, log
 from rope_exp.evaluate import held_out_loss
@@ -90,15 +90,7 @@ class Trainer:
         self.start = self.load()
         self.step = self.saved_step = self.start["step"]
         order_sha256 = self.train_step.order_sha256 = self.start["order_sha256"]
-        # Ranks that share no disk may begin differently.
-        mine = {"step": self.step, "order_sha256": order_sha256, **self.identity}
-        beginnings = parallel.gather(mine)
-        for rank, theirs in enumerate(beginnings):
-            if keys := differing_keys(beginnings[0], theirs):
-                raise CheckpointError(
-                    f"process {rank} begins elsewhere than process 0 ({'; '.join(keys)}); all of "
-                    f"them must see the same {folder} and the same data"
-                )
+        parallel.check_start({"step": self.step, "order_sha256": order_sha256, **self.identity})
         if self.step < train.num_steps:
             self.train_step.settle(self.step + 1)
 
@@ -281,9 +273,8 @@ class Record:
         self.writer = MetricsWriter(trainer.folder, num_rows)
         self.tracker: Any = None
         if (name := self.config.tracker.name) != "none":
-            self.tracker = chosen("trackers", name, "tracker.name").Tracker(
-                self.config, trainer.folder
-            )
+            leaf = chosen("trackers", name, "tracker.name")
+            self.tracker = leaf.Tracker(self.config, trainer.folder)
         self.progress = Progress(self.config.name, self.config.train.num_steps)
         # The time at which the run would have begun without interruptions.
         self.began = time.perf_counter() - start["elapsed_s"]

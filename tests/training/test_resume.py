@@ -10,8 +10,7 @@ import torch
 from support.refused import refused
 from support.trainers import Make, losses, same, snapshot
 
-from rope_exp import checkpoint
-from rope_exp.step import Parallel
+from rope_exp import checkpoint, step
 from rope_exp.trainer import Trainer
 
 
@@ -106,6 +105,8 @@ def test_ranks_that_begin_differently_are_refused(
     make: Make, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     """This happens if hosts do not share a disk. The error names the rank and both values."""
-    monkeypatch.setattr(Parallel, "gather", lambda self, mine: [mine, mine, mine | {key: "other"}])
+    monkeypatch.setattr(
+        step, "gather_object", lambda ours: [*ours, *ours, ours[0] | {key: "other"}]
+    )
     with refused("process 2 begins", f"{key}: ", " -> other", "see the same "):
         make("run")

@@ -257,6 +257,7 @@ def due_after(train: TrainConfig, step: int) -> set[str]:
         "end": train.num_steps,
         "stage": train.stage_at(step).last_step,
     }
+    # A step never exceeds the run's or its stage's last, so for these this is equality.
     return {action for action, period in periods.items() if step % period == 0}
 
 

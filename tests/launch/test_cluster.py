@@ -14,7 +14,7 @@ from rope_exp.commands.campaign import main as campaign
 from rope_exp.commands.sweep import main as sweep
 from rope_exp.compose import resolve, run_config
 from rope_exp.folder import read_result, write_config
-from rope_exp.slurm.queue import Queue
+from rope_exp.slurm.cluster import Queue
 from rope_exp.sweep import admit
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rope_exp.frames import load_metrics, load_probes, load_runs, load_table
-    from rope_exp.load import load_run
 
 __version__ = "0.2.0"
 
@@ -28,7 +27,7 @@ __all__ = [
 
 # By module. Imported lazily: `--help` and completion need no torch.
 _NAMES = {
-    "load": ("load_run",),
+    "load.run": ("load_run",),
     "frames": ("load_metrics", "load_probes", "load_runs", "load_table"),
     "export.patch": ("patch",),
     "position._encoding": ("Position", "Sizes"),

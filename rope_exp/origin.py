@@ -19,7 +19,7 @@ from rope_exp.decoder import FREQUENCIES, OWN, POSITIONS, Decoder, llama_weights
 from rope_exp.decoder import weights_sha256 as sha256
 from rope_exp.errors import ConfigError, RecordError, log
 from rope_exp.files import read_json
-from rope_exp.load import load_run
+from rope_exp.identity import chosen
 
 
 class Origin(NamedTuple):
@@ -96,6 +96,7 @@ def begin(
         if files.list_steps(folder / "checkpoints"):
             return {}
         origin = find_origin(config)
+        load_run = chosen("load", "run", "run.init_from").load_run
         theirs, tokenizer = load_run(origin.folder, origin.step)
         if tokenizer.to_str() != Tokenizer.from_str(tokenizer_json).to_str():
             raise _unfit(config, "has another tokenizer: its tokens mean others")

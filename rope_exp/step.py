@@ -15,9 +15,8 @@ from torch.optim import AdamW, Optimizer
 
 from rope_exp import costs
 from rope_exp.config import RunConfig
-from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder
+from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder, Inputs
 from rope_exp.errors import first_line
-from rope_exp.evaluate import Inputs
 from rope_exp.identity import chosen
 from rope_exp.sections import OptimConfig
 

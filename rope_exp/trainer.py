@@ -17,9 +17,8 @@ from rope_exp import checkpoint
 from rope_exp.batches import chain_sha256
 from rope_exp.config import RunConfig, TrainConfig, differing_keys
 from rope_exp.costs import flops_per_token
-from rope_exp.decoder import Decoder, weights
+from rope_exp.decoder import Decoder, Inputs, held_out_loss, on_device, weights
 from rope_exp.errors import CheckpointError, Progress, log
-from rope_exp.evaluate import Inputs, held_out_loss, on_device
 from rope_exp.files import json_sha256, read_json, write_json
 from rope_exp.folder import PROBES, RESULT, MetricsWriter, checked
 from rope_exp.generated import DataSet

@@ -10,7 +10,7 @@ from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 from rope_exp.commands._parser import Parser
 from rope_exp.decoder import Decoder
 from rope_exp.errors import ConfigError
-from rope_exp.load import end_of_text, load_run
+from rope_exp.load.run import end_of_text, load_run
 
 
 @torch.no_grad()

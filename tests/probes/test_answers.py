@@ -9,8 +9,7 @@ from support.probes import Finished
 
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
-from rope_exp.decoder import Decoder
-from rope_exp.evaluate import held_out_loss, on_device
+from rope_exp.decoder import Decoder, held_out_loss, on_device
 from rope_exp.generated import Generated, open_data
 from rope_exp.sources import held_out_rows
 

@@ -1,4 +1,4 @@
-"""Load a run's model, from a checkpoint, and its tokenizer."""
+"""A run's model, from a checkpoint, and its tokenizer, for use after training."""
 
 from os import PathLike
 from pathlib import Path

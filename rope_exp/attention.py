@@ -96,9 +96,8 @@ class Attention(nn.Module):
     own: Any
     # A learned score of each head without a key.
     sink_H: nn.Parameter | None
-    # Kinds with a state are always causal, and hold one after so many tokens in training.
+    # Kinds with a state are always causal.
     causal = True
-    chunk_size = 0
 
     def __init__(self, config: ModelConfig, attn: Kind, sites: Collection[str]) -> None:
         super().__init__()
@@ -146,12 +145,6 @@ class Attention(nn.Module):
     def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
         """Return o_BTHV by equivalent formulas, by the names of these."""
         return {}
-
-    def has_values_in_keys(self, at: Positions) -> bool:
-        """Return whether features shared by keys and values rotate alike: one row serves both."""
-        if {"k", "v"} <= self.sites:
-            return at.vo is None
-        return "k" not in self.sites and "v" not in self.sites
 
     def turn(self, site: str, x_BTHK: Tensor, at: Positions) -> Tensor:
         """Return x rotated by its position, or back for o, if the site rotates."""

@@ -5,33 +5,22 @@ transformers; `load_runs`, `load_metrics`, `load_probes` and `load_table` return
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rope_exp.frames import load_metrics, load_probes, load_runs, load_table
+from typing import Any
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "Position",
-    "Sizes",
-    "__version__",
-    "load_metrics",
-    "load_probes",
-    "load_run",
-    "load_runs",
-    "load_table",
-    "patch",
-]
-
-
-# By module. Imported lazily: `--help` and completion need no torch.
-_NAMES = {
-    "load.run": ("load_run",),
-    "frames": ("load_metrics", "load_probes", "load_runs", "load_table"),
-    "export.patch": ("patch",),
-    "position._encoding": ("Position", "Sizes"),
+# By name: the file that has it. Imported lazily: `--help` and completion need no torch.
+_FILES = {
+    "Position": "position._encoding",
+    "Sizes": "position._encoding",
+    "load_metrics": "frames.load",
+    "load_probes": "frames.load",
+    "load_run": "load.run",
+    "load_runs": "frames.load",
+    "load_table": "frames.load",
+    "patch": "export.patch",
 }
+__all__ = ["__version__", *_FILES]
 
 
 def __dir__() -> list[str]:
@@ -39,7 +28,6 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _NAMES.items():
-        if name in names:
-            return getattr(import_module(f"rope_exp.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _FILES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"rope_exp.{_FILES[name]}"), name)

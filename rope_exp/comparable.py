@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from rope_exp import provenance
+from rope_exp import machine
 from rope_exp.config import RunConfig, differing_keys
 from rope_exp.errors import show
+from rope_exp.folder import ReportError, Run, Status
 from rope_exp.identity import facts_of, numeric_values
-from rope_exp.runs import ReportError, Run, Status
 from rope_exp.sections import Kind, PeConfig
 
 
@@ -57,7 +57,7 @@ OWN_RATE = "optim.lr"
 ORDER = "data.seed"
 # Runs of a block share these keys.
 SEEDS = ("seed", ORDER)
-# Surroundings of a run (provenance.MARKED) that must agree within a block. Other differences
+# Surroundings of a run (machine.MARKED) that must agree within a block. Other differences
 # are marked (docs/paper/protocol.md).
 REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")
 
@@ -153,8 +153,8 @@ def check_blocks(runs: Sequence[Run]) -> None:
 def differing_surroundings(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return the surroundings that differ between runs (device, torch, commit ...), by key."""
     values = {
-        key: sorted({provenance.spelled(run.env[key]) for run in runs if key in run.env})
-        for key in provenance.MARKED
+        key: sorted({machine.spelled(run.env[key]) for run in runs if key in run.env})
+        for key in machine.MARKED
     }
     return {key: differing for key, differing in values.items() if len(differing) > 1}
 

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import pandas as pd
+
 from rope_exp.errors import RecordError
 from rope_exp.files import write_atomically
-from rope_exp.frames import load_table
+from rope_exp.folder import ReportError, Run, find_groups, read_runs
 from rope_exp.report import Report, build, pairs_csv, parts, table_csv, table_md, table_tex
-from rope_exp.runs import ReportError, Run, find_groups, read_runs
 
 
 def write(
@@ -42,11 +43,12 @@ def write(
         raise ReportError("--factors seed: rows need another factor besides the seed, such as pe")
     report = build(read, keys, reference, left_out)
     ours = theirs = {row.runs[0].group for row in report.rows.values()}
-    with suppress(ReportError):  # There is no table yet.
-        theirs = ours if replace else set(load_table(out)["group"].astype(str))
+    table = out / "table.csv"
+    with suppress(OSError, ValueError, KeyError):  # There is no table yet.
+        theirs = ours if replace else set(pd.read_csv(table, converters={"group": str})["group"])
     if theirs != ours:
         raise ReportError(
-            f"{out / 'table.csv'} is the table of group {', '.join(sorted(theirs))}; pass "
+            f"{table} is the table of group {', '.join(sorted(theirs))}; pass "
             "--out FOLDER to keep it, or --force to replace it"
         )
     files = files_of(report) | pages_of({".": report}, report.runs)

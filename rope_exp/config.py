@@ -191,7 +191,8 @@ class TrainConfig:
 class TrackerConfig:
     """The tracker of curves; where a key has its default, WANDB_MODE and the like apply."""
 
-    name: Literal["none", "wandb", "trackio"] = "none"
+    # none, or a file of trackers/.
+    name: Name = "none"
     mode: Literal["online", "offline"] = "online"
     project: Name = "rope_exp"
 

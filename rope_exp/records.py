@@ -26,9 +26,19 @@ from rope_exp.files import (
     text_sha256,
     write_atomically,
 )
-from rope_exp.folder import PROBES, Env, check_probes, check_result, checked
+from rope_exp.folder import (
+    PROBES,
+    Env,
+    ReportError,
+    Run,
+    Test,
+    check_probes,
+    check_result,
+    checked,
+    read_run,
+    with_nan,
+)
 from rope_exp.identity import Count, Name, Sha256
-from rope_exp.runs import ReportError, Run, Test, read_run, with_nan
 
 DEFAULT_RECORDS = Path("results/records")
 PACKED = ".jsonl.gz"

@@ -5,7 +5,8 @@ each with any of the functions that `Report.told`, `Report.files` and `Report.ch
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePosixPath
@@ -18,10 +19,10 @@ from rope_exp import published, stats
 from rope_exp.comparable import OWN_RATE, ROW, Row, rows_of, spelled
 from rope_exp.config import RunConfig
 from rope_exp.costs import kept
+from rope_exp.folder import ReportError, Run
 from rope_exp.identity import choices, chosen
 from rope_exp.published import REFERENCE, UNROTATED, Published
 from rope_exp.rows import TEST, Facts
-from rope_exp.runs import ReportError, Run, bits_per_byte, perplexity
 from rope_exp.sections import SUBSETS, SoftmaxConfig
 from rope_exp.stats import MOST_SEEDS, SIGNS, Noise, Pair
 from rope_exp.table import Column, Table, csv_of, interval, millions, number, span, spell_p
@@ -42,6 +43,23 @@ _OF_PAIRS = [
     *("delta_wide_high", "p", "p_adjusted", "p_equivalent", *_SEEDS_NEEDED),
 ]
 _OF_PAIRS_ALONE = ["sign", "delta_ci_low", "delta_ci_high", "p_adjusted"]
+
+
+def perplexity(loss: float) -> float:
+    """Return e to a loss in nats per token."""
+    # Past this a float overflows.
+    return math.exp(loss) if loss < 709 else math.inf
+
+
+def bits_per_byte(loss: float, config: RunConfig, env: Mapping[str, Any]) -> float | None:
+    """Return a loss in nats per token as bits per byte of held-out text; None if it has none."""
+    corpus = env.get("corpus", {})
+    sizes = [corpus.get(key, {}).get("validation") for key in ("tokens", "text_bytes")]
+    if None in sizes or not config.causal:
+        return None
+    num_tokens, num_bytes = sizes
+    bits: float = loss * num_tokens / num_bytes / math.log(2)
+    return bits
 
 
 def corpus_name(config: RunConfig) -> str:
@@ -204,7 +222,7 @@ class Report:
         return pd.DataFrame(self.lines.values()).astype(dict.fromkeys(_COUNTS, "Int64"))
 
 
-def parts(part: str, *folders: str) -> dict[str, Callable[..., Any]]:
+def parts(part: str, *folders: str) -> dict[str, Any]:
     """Return a function of every file of these folders that has it, by its NAME and in its ORDER.
 
     The file's own name and 0 are the defaults.

@@ -18,10 +18,9 @@ from rope_exp.errors import (
     log,
 )
 from rope_exp.files import disk_full, free_bytes
-from rope_exp.folder import LOG, describe_done
+from rope_exp.folder import LOG
 from rope_exp.identity import choices, chosen
-from rope_exp.jobs import Job, lease_gpus
-from rope_exp.ranks import POLL_SECONDS, SignalRelay
+from rope_exp.ranks import POLL_SECONDS, Job, SignalRelay, lease_gpus
 
 LOG_BYTES = 1 << 16  # below this, a log may lack its last words
 # Between two attempts to start waiting runs, whose GPU or folder another dispatcher may release.
@@ -46,16 +45,13 @@ def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, 
 
 def _run_one(job: Job) -> int:
     """Run the only run of a command; its ranks write to the terminal."""
-    if job.exit_code is None:
-        acquire_or_refuse(job)
+    acquire_or_refuse(job)
     if job.exit_code is not None:
-        print(describe_done(job.folder))
         return job.exit_code
-
     if job.config.launch.inline:
         return worker.run_here(job.config)
 
-    if not _lease(job):
+    if not lease_gpus(job):
         log(f"{job.name}: every GPU is leased to another run; waiting for one")
     bring_to_end([job])
     if job.reason:
@@ -119,23 +115,29 @@ def bring_to_end(
             for job in running:
                 ranks.poll(job)
                 if job.exit_code is not None:
-                    try_again_at = 0.0
-                    if job.log and job.status == "failed" and not job.reason:
-                        # On a full disk, ranks cannot write their own reason to the log.
-                        if free_bytes(job.folder) < LOG_BYTES:
-                            job.reason = str(disk_full(job.folder, LOG_BYTES, "its log"))
-                    elif job.log and job.reason:
-                        # The log may lie on a full disk.
-                        with contextlib.suppress(OSError), job.log.open("a") as file:
-                            file.write(f"error: {job.reason}\n")
-                    job.release()
+                    try_again_at = now
+                    _release(job)
             if now >= try_again_at and not relay.requested:
                 try_again_at = now + WAIT_SECONDS
                 _start_waiting(left, relay)
+
             ended = [job for job in left if job.exit_code is not None]
             for call in on_poll:
                 call(ended)
             time.sleep(POLL_SECONDS)
+
+
+def _release(job: Job) -> None:
+    """Complete the log of a run that has ended, and release its folder and GPUs."""
+    if job.log and job.ranks and job.status == "failed":
+        # The log may lie on a full disk, where ranks cannot write their own reason.
+        if not job.reason and free_bytes(job.folder) < LOG_BYTES:
+            job.reason = str(disk_full(job.folder, LOG_BYTES, "its log"))
+        elif job.reason:
+            with contextlib.suppress(OSError), job.log.open("a") as file:
+                file.write(f"error: {job.reason}\n")
+    job.unlock()
+    job.release_gpus()
 
 
 def _start_waiting(jobs: Sequence[Job], relay: SignalRelay) -> None:
@@ -143,24 +145,21 @@ def _start_waiting(jobs: Sequence[Job], relay: SignalRelay) -> None:
     running = [job for job in jobs if job.status == "running"]
     for job in jobs:
         limit = min(int(other.config.launch.max_parallel) for other in [job, *running])
-        if job.status in ("waiting", "elsewhere") and len(running) < limit and _lease(job):
-            try:
-                if (job.lock >= 0 or acquire(job)) and job.exit_code is None:
-                    ranks.start(job)
-                    running.append(job)
-                    # A stop may have been requested meanwhile.
-                    if relay.requested:
-                        ranks.stop(job)
-                    continue
-            except (ConfigError, RecordError, OSError) as error:
-                # Only this run fails; the others continue.
-                job.fail(error)
-                ranks.kill(job)
-            job.release()
+        is_waiting = job.status in ("waiting", "elsewhere")
+        if not is_waiting or len(running) >= limit or not lease_gpus(job):
+            continue
+        try:
+            if (job.lock >= 0 or acquire(job)) and job.exit_code is None:
+                ranks.start(job)
+        except (ConfigError, RecordError, OSError) as error:
+            # Only this run fails; the others continue.
+            job.fail(error)
+            ranks.kill(job)
 
-
-def _lease(job: Job) -> bool:
-    """Lease the run's GPUs if they are free; return whether the run holds them."""
-    leases = job.leases or lease_gpus(job.config)
-    job.leases = leases or {}
-    return leases is not None
+        if job.status != "running":
+            _release(job)
+            continue
+        running.append(job)
+        # A stop may have been requested meanwhile.
+        if relay.requested:
+            ranks.stop(job)

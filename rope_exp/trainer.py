@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired
@@ -23,9 +23,9 @@ from rope_exp.files import json_sha256, read_json, write_json
 from rope_exp.folder import PROBES, RESULT, MetricsWriter, checked
 from rope_exp.generated import DataSet
 from rope_exp.identity import Natural, NonNegative, OrderSha256, Sha256, chosen
+from rope_exp.machine import MARKED, machine_facts, spelled
 from rope_exp.origin import begin, find_origin
 from rope_exp.parallel import Parallel
-from rope_exp.provenance import MARKED, machine_facts, spelled
 from rope_exp.signals import Stopped, StopSignal
 from rope_exp.sources import held_out_rows, training_batch
 from rope_exp.step import (
@@ -38,7 +38,6 @@ from rope_exp.step import (
     optimizer_tensors,
     peak_flops_per_s,
 )
-from rope_exp.tracker import Tracker
 
 # -- one step ------------------------------------------------------------------------------------
 
@@ -302,7 +301,8 @@ class Trainer:
         Returns "finished", "diverged", or "stopped": the same command resumes from the last step.
         """
         record = Record(self) if self.parallel.is_main else None
-        with record.tracker if record else nullcontext():
+        status = "failed"
+        try:
             status = self._loop(record)
             probes = self.config.train.probes if status == "finished" else ()
             answers: dict[str, Any] | None = {}
@@ -316,6 +316,9 @@ class Trainer:
                 status = "stopped"
             if record is not None:
                 record.end(status)
+        finally:
+            if record is not None and record.tracker is not None:
+                record.tracker.end(status)
         return status
 
     def _loop(self, record: "Record | None") -> str:
@@ -436,7 +439,9 @@ class Record:
         checkpoint.clear_leftovers(folder / "checkpoints")
         # A step whose evaluation was interrupted gets its row when it is evaluated again.
         self.writer = MetricsWriter(folder, start["step"] - (start["unrecorded"] is not None))
-        self.tracker = Tracker(self.config, folder)
+        self.tracker: Any = None
+        if (name := self.config.tracker.name) != "none":
+            self.tracker = chosen("trackers", name, "tracker.name").Tracker(self.config, folder)
         self.progress = Progress(self.config.name, self.config.train.num_steps)
         # The time at which the run would have begun without interruptions.
         self.began = time.perf_counter() - start["elapsed_s"]
@@ -459,7 +464,8 @@ class Record:
             "elapsed_s": self.elapsed_s(),
         }
         self.writer.write(row)
-        self.tracker.row(row)
+        if self.tracker is not None:
+            self.tracker.row(row)
         self.progress.row(row)
 
     def end(self, status: str) -> None:

@@ -16,9 +16,9 @@ from rope_exp.comparable import ORDER, SEEDS
 from rope_exp.compose import CAMPAIGNS, Jobs, compose_jobs, explain
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, show
+from rope_exp.folder import Test
 from rope_exp.identity import Natural, Rule, convert, refuse
 from rope_exp.records import cell_name
-from rope_exp.runs import Test
 from rope_exp.sections import is_commit
 from rope_exp.settle import operations
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from rope_exp.admit import acquire_or_refuse, admit, resolved
 from rope_exp.config import RunConfig
 from rope_exp.errors import EXIT_CODES, ConfigError
-from rope_exp.folder import describe_done, read_result
+from rope_exp.folder import read_result
 from rope_exp.identity import Rule
 from rope_exp.worker import run_here
 
@@ -68,10 +68,7 @@ def run_as_rank(config: RunConfig) -> int:
     # The other ranks need only the config; the first rank prepares the data.
     if os.environ.get("RANK", "0") == "0":
         [job] = admit([config])
-        if job.exit_code is None:
-            acquire_or_refuse(job)
-        if job.exit_code is not None:
-            print(describe_done(job.folder))
+        acquire_or_refuse(job)
 
     result = None if config.run.fresh else read_result(config.folder)
     return run_here(config) if result is None else EXIT_CODES[result["status"]]

@@ -11,8 +11,8 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
+from rope_exp.folder import Run
 from rope_exp.report import Report, main_table, relations_table, setting_name
-from rope_exp.runs import Run
 
 
 def page(tables: Mapping[str, Report], runs: Sequence[Run]) -> bytes:

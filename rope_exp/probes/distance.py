@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rope_exp.attention import Attention, Positions, turned, wide
 from rope_exp.config import RunConfig
+from rope_exp.probes._places import Places
 from rope_exp.probes._windows import (
     Finished,
     attentions,
@@ -29,7 +30,7 @@ from rope_exp.rope import rotate
 from rope_exp.sources import read
 
 ORDER = 6
-PLACES = {"distance": ("m", "attention"), "uniform": ("m", "uniform")}
+PLACES = Places(distance=("m", "attention"), uniform=("m", "uniform"))
 
 
 def why_not(config: RunConfig) -> str:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from rope_exp.comparable import OWN_RATE, alike, check_blocks
 from rope_exp.compile import files_of
+from rope_exp.folder import ReportError, Run
 from rope_exp.published import REFERENCE
 from rope_exp.report import (
     Report,
@@ -15,7 +16,6 @@ from rope_exp.report import (
     paragraphs,
     relations_table,
 )
-from rope_exp.runs import ReportError, Run
 
 
 def files(

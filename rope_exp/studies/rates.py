@@ -15,8 +15,8 @@ import pandas as pd
 from rope_exp import comparable
 from rope_exp.comparable import OF_ROW, OWN_RATE, ROW, SEEDS, label_of, telling
 from rope_exp.errors import log
+from rope_exp.folder import ReportError, Run
 from rope_exp.report import Report, build, paragraphs
-from rope_exp.runs import ReportError, Run
 from rope_exp.stats import adjusted_means
 from rope_exp.table import markdown_table, number, span
 

@@ -7,9 +7,9 @@ from urllib.parse import quote
 import pandas as pd
 
 from rope_exp.comparable import SEEDS, spelled
+from rope_exp.folder import Run
 from rope_exp.published import REFERENCE, TABLE
 from rope_exp.report import WORDS, Report, paragraphs
-from rope_exp.runs import Run
 from rope_exp.stats import ALPHA
 from rope_exp.table import markdown_table, millions
 

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress
 
 from rope_exp.errors import describe_row, ignoring_output_errors, log, time_left
 from rope_exp.folder import newest_values
-from rope_exp.jobs import Job
+from rope_exp.ranks import Job
 
 REFRESH_SECONDS = 1.0
 LINE_SECONDS = 30.0  # between plain lines about all running jobs

@@ -11,7 +11,7 @@ from support.slurm import until
 
 from rope_exp import ranks
 from rope_exp.config import RunConfig
-from rope_exp.jobs import Job
+from rope_exp.ranks import Job
 from rope_exp.settle import resolve
 
 

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 from support.records import runs_of
 
+from rope_exp.folder import Run
 from rope_exp.report import build
-from rope_exp.runs import Run
 from rope_exp.studies.joined import all_seeds, all_seeds_md, beside
 
 

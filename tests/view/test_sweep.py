@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from rope_exp.config import RunConfig
-from rope_exp.jobs import Job
+from rope_exp.ranks import Job
 from rope_exp.view import sweep
 
 

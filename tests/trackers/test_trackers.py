@@ -4,7 +4,6 @@ wandb is the real package, offline or without a server. trackio is a stub with t
 version 0.43.
 """
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -19,16 +18,16 @@ from support.command import assert_refused
 from support.refused import refused
 from support.results import DIVERGED, FINISHED
 from support.runs import assert_same_run, train
-from support.wandb import as_sent, history, recorded
 
 from rope_exp import ranks
 from rope_exp.admit import admit
 from rope_exp.config import RunConfig
 from rope_exp.files import write_json
 from rope_exp.folder import MetricsWriter, read_metrics
-from rope_exp.jobs import Job
+from rope_exp.ranks import Job
 from rope_exp.settle import resolve
-from rope_exp.tracker import Tracker, check_trackers
+from rope_exp.trackers import trackio as our_trackio
+from rope_exp.trackers.wandb import Tracker
 
 wandb = pytest.importorskip("wandb")
 ENV = {"marks": [], "started": ["2026-01-01T00:00:00Z"], "params": 1234, "device": "a chip"}
@@ -65,52 +64,48 @@ def row(step: int) -> dict[str, Any]:
     return values | {"val/loss": 4.5} if step == 3 else values
 
 
-def sent(folder: Path) -> tuple[Any, list[Any]]:
-    """End wandb's process, and return the run and all records of its one .wandb file."""
-    wandb.teardown()
-    records = recorded(folder)
-    return next(record.run for record in records if record.HasField("run")), records
-
-
-def test_a_run_is_sent_with_its_name_and_config(write: Write) -> None:
+def test_a_run_is_sent_with_its_name_config_and_rows(write: Write) -> None:
     config, folder = write(*OFFLINE, "pe=vo_rope", "seed=3")
-    Tracker(config, folder)
-    run = sent(folder)[0]
-    assert run.run_id == (folder / "wandb_id").read_text()
-    assert (run.display_name, run.job_type) == ("vo_rope-s3", "vo_rope")
-    assert (run.run_group, run.project) == (config.group, "rope_exp")
-    stored = {item.key: json.loads(item.value_json) for item in run.config.update}
-    # Null values at the top level are not stored.
-    assert {key: stored.get(key) for key in config.to_dict()} == config.to_dict()
+    with mock.patch.object(wandb.Run, "log", autospec=True) as logged:
+        run = Tracker(config, folder).run
+    assert run.id == (folder / "wandb_id").read_text()
+    assert (run.name, run.settings.run_job_type) == ("vo_rope-s3", "vo_rope")
+    assert (run.group, run.project) == (config.group, "rope_exp")
+    assert any(folder.rglob("*.wandb"))
+    sent = dict(run.config)
+    # Null values at the top level are not sent.
+    assert {key: sent.get(key) for key in config.to_dict()} == config.to_dict()
     facts = {"rotate": "vo", "params": 1234, "tokens_planned": 6 * 4 * 16, "env": ENV}
-    assert stored == stored | facts | {"group_sha256": config.group_sha256}
+    assert sent == sent | facts | {"group_sha256": config.group_sha256}
+    rows = [{"step": call.kwargs["step"]} | call.args[1] for call in logged.call_args_list]
+    assert rows == [{k: v for k, v in row(step).items() if k != "mfu"} for step in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(
-    ("result", "error", "status", "exit_code"),
+    ("result", "status", "exit_code"),
     [
-        (FINISHED, None, "finished", 0),
-        (DIVERGED, None, "diverged", 3),
-        (None, None, "stopped", 75),
-        (None, RuntimeError, "failed", 1),
+        (FINISHED, "finished", 0),
+        (DIVERGED, "diverged", 3),
+        (None, "stopped", 75),
+        (None, "failed", 1),
     ],
 )
 def test_wandb_learns_how_a_run_ended(
-    write: Write, result: Any, error: Any, status: str, exit_code: int
+    write: Write, result: Any, status: str, exit_code: int
 ) -> None:
     """A stopped run resumes later, so it is marked as preempted; the others are over."""
     config, folder = write(*OFFLINE)
     tracker = Tracker(config, folder)
     if result:
         write_json(folder / "result.json", result)
-    tracker.__exit__(error)
-    _, records = sent(folder)
-    [end] = [record.exit for record in records if record.HasField("exit")]
-    summary = {item.key: item.value_json for record in records for item in record.summary.update}
-    assert "null" not in summary.values()
-    assert (end.exit_code, json.loads(summary["status"])) == (exit_code, status)
-    is_preempting = any(record.HasField("preempting") for record in records)
-    assert is_preempting == (status == "stopped")
+    run = tracker.run
+    with mock.patch.multiple(run, mark_preempting=mock.DEFAULT, finish=mock.DEFAULT) as calls:
+        tracker.end("failed" if result else status)
+    calls["finish"].assert_called_once_with(exit_code=exit_code)
+    assert calls["mark_preempting"].called == (status == "stopped")
+    summary = dict(run.summary)
+    assert summary["status"] == status
+    assert None not in summary.values()
 
 
 def test_the_environment_counts_where_the_config_keeps_a_default(
@@ -120,10 +115,9 @@ def test_the_environment_counts_where_the_config_keeps_a_default(
     for name, value in (variables | {"TAGS": "x,y", "RUN_GROUP": "g"}).items():
         monkeypatch.setenv(f"WANDB_{name}", value)
     config, folder = write("tracker=wandb")
-    Tracker(config, folder)
-    run = sent(folder)[0]
-    assert (run.project, run.entity, run.display_name) == ("theirs", "them", "its name")
-    assert (run.run_group, [*run.tags]) == ("g", ["x", "y"])
+    run = Tracker(config, folder).run
+    assert (run.project, run.entity, run.name) == ("theirs", "them", "its name")
+    assert (run.group, run.tags) == ("g", ("x", "y"))
 
     with mock.patch("wandb.init"):
         Tracker(config.replace("tracker", project="ours"), folder)
@@ -143,9 +137,11 @@ def test_a_call_that_raises_is_one_warning(
 ) -> None:
     """Some versions of wandb call sys.exit."""
     config, folder = write(*OFFLINE)
-    with mock.patch(place, side_effect=SystemExit(1)), Tracker(config, folder) as broken:
+    with mock.patch(place, side_effect=SystemExit(1)):
+        broken = Tracker(config, folder)
         broken.row(row(4))
         broken.row(row(5))
+        broken.end("stopped")
     [line] = [line for line in capfd.readouterr().err.splitlines() if "warning" in line]
     assert line.startswith("warning: the wandb tracker failed (SystemExit: 1); the curves are in ")
 
@@ -161,14 +157,22 @@ def test_without_a_key_a_run_is_tracked_offline(
 def test_a_run_in_the_process_that_checks_is_tracked(write: Write) -> None:
     """The check logs in, which reads the environment before the run sets it."""
     config, folder = write("tracker=wandb")
-    check_trackers([config])
-    Tracker(config, folder)
-    assert sent(folder)[0].project == "rope_exp"
+    Tracker.check(config.tracker)
+    assert Tracker(config, folder).run.project == "rope_exp"
 
 
-def test_a_tracker_that_is_not_installed_is_refused(tiny: Callable[..., RunConfig]) -> None:
-    config = tiny("tracker=trackio")
-    with refused("tracker=trackio: is not installed; `pip install trackio`"):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("trackio", "tracker=trackio: is not installed; `pip install trackio`"),
+        ("tensorbord", "tracker.name=tensorbord: must be one of none, trackio, wandb"),
+    ],
+)
+def test_a_tracker_that_cannot_be_is_refused(
+    tiny: Callable[..., RunConfig], name: str, words: str
+) -> None:
+    config = tiny(f"tracker.name={name}")
+    with refused(words):
         admit([config])
     assert not config.folder.exists()
 
@@ -194,13 +198,14 @@ def test_trackio_is_sent_every_row_once(
     config, folder = write("tracker=trackio", num_rows=1)
     # A power cut may empty this file, and then another id is drawn.
     (folder / "trackio_id").touch()
-    first = Tracker(config, folder)
+    first = our_trackio.Tracker(config, folder)
     first.row(row(2))
     first.row(row(3))
     write("tracker=trackio", num_rows=2)
-    with Tracker(config, folder) as second:
-        second.row(row(3))
-        second.row(row(4))
+    second = our_trackio.Tracker(config, folder)
+    second.row(row(3))
+    second.row(row(4))
+    second.end("stopped")
     assert capfd.readouterr().err == ""
     [[name, rows]] = runs.items()
     assert name == f"qk_rope-s0-{(folder / 'trackio_id').read_text()}"
@@ -219,7 +224,9 @@ def test_an_offline_run_is_the_same_and_holds_no_secret(
     command += [f"data.cache_dir={tmp_path / 'cache'}"]
     assert "warning" not in train(*command, cwd=tmp_path, **secrets).stderr
     assert_same_run(folder, tmp_path / "run")
-    assert history(recorded(tmp_path / "run")) == as_sent(read_metrics(tmp_path / "run"))
+    [path] = (tmp_path / "run").rglob("*.wandb")
+    stored = path.read_bytes()
+    assert all(str(row["train/loss"]).encode() in stored for row in read_metrics(tmp_path / "run"))
 
     assert_refused(train(*command, f"+tracker.api_key={'canary2' * 5}", cwd=tmp_path, **secrets))
     written = [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -1,21 +1,17 @@
 """Results as pandas frames: runs, curves, answers to probes, and tables that `report` wrote."""
 
-from collections.abc import Mapping
 from operator import attrgetter
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from rope_exp.comparable import Row
 from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.costs import kept
-from rope_exp.folder import Result
-from rope_exp.identity import choices, chosen
+from rope_exp.folder import ReportError, Result, Run, is_run, read_run
 from rope_exp.records import PACKED, read_records
-from rope_exp.runs import ReportError, Run, is_run, read_run
+from rope_exp.report import parts
 
 # Columns from config.yaml; other keys that differ are added.
 _OF_CONFIG = [
@@ -73,9 +69,10 @@ def load_probes(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     """
     lines: list[dict[Any, Any]] = []
     for run, keys in _read(Path(where)):
-        for probe in [probe for probe in probes_by_place() if probe in run.probes]:
-            numbers = _by_place(probe, run).rename("value").reset_index()
-            lines += [keys | line for line in numbers.to_dict("records")]
+        for probe, places in parts("PLACES", "probes").items():
+            if probe in run.probes:
+                numbers = places.of_run(run, probe).rename("value").reset_index()
+                lines += [keys | line for line in numbers.to_dict("records")]
     return pd.DataFrame(lines, columns=None if lines else ["where", "probe", "at", "value"])
 
 
@@ -90,38 +87,6 @@ def load_table(path: str | PathLike[str]) -> pd.DataFrame:
         return table.set_index("pe", drop=False).rename_axis(index=None)
     except (OSError, ValueError, KeyError) as error:
         raise ReportError(f"{file} is not a table.csv: {error}") from error
-
-
-def probes_by_place() -> list[str]:
-    """Return the names of the probes with PLACES, by their ORDER."""
-    probes = {name: chosen("probes", name, "train.probes") for name in choices("probes")}
-    found = [name for name, probe in probes.items() if hasattr(probe, "PLACES")]
-    return sorted(found, key=lambda name: probes[name].ORDER)
-
-
-def by_seed(row: Row, probe: str) -> pd.DataFrame:
-    """Return a row's answers to a probe with PLACES: a line for each seed.
-
-    Columns are by `probe`, the name of the numbers, and `at`. Runs with other places than the
-    first's are left out.
-    """
-    runs = [run for run in row.runs if probe in run.probes]
-    first, *others = (_by_place(probe, run) for run in runs)
-    same = [first, *(answer for answer in others if answer.index.equals(first.index))]
-    return pd.DataFrame(same)
-
-
-def _by_place(probe: str, run: Run) -> "pd.Series[float]":
-    """Return a run's answer, named by its seed: numbers by their name and place."""
-    answer = run.probes[probe]
-    found = {}
-    for name, (places, numbers) in chosen("probes", probe, "train.probes").PLACES.items():
-        values = answer[numbers]
-        if isinstance(values, Mapping):
-            values = np.mean(list(values.values()), axis=0)
-        # The last edge begins no bin.
-        found[name] = pd.Series(values, answer[places][: len(values)], dtype=float)
-    return pd.concat(found, names=["probe", "at"]).rename(run.config.seed)
 
 
 def _read(folder: Path) -> list[tuple[Run, dict[str, Any]]]:

@@ -9,18 +9,14 @@ from typing import Any
 
 __version__ = "0.2.0"
 
-# By name: the file that has it. Imported lazily: `--help` and completion need no torch.
-_FILES = {
-    "Position": "position._encoding",
-    "Sizes": "position._encoding",
-    "load_metrics": "frames.load",
-    "load_probes": "frames.load",
+# The module of each name. They are imported lazily: `--help` and completion need no torch.
+_MODULES = {
     "load_run": "load.run",
-    "load_runs": "frames.load",
-    "load_table": "frames.load",
+    **dict.fromkeys(("load_metrics", "load_probes", "load_runs", "load_table"), "frames.load"),
     "patch": "export.patch",
+    **dict.fromkeys(("Position", "Sizes"), "position._encoding"),
 }
-__all__ = ["__version__", *_FILES]
+__all__ = ["__version__", *_MODULES]
 
 
 def __dir__() -> list[str]:
@@ -28,6 +24,6 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _FILES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"rope_exp.{_FILES[name]}"), name)
+    return getattr(import_module(f"rope_exp.{_MODULES[name]}"), name)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rope_exp.compose import resolve
 from rope_exp.config import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_keys
 from rope_exp.errors import EXIT_CODES, ConfigError, log
 from rope_exp.files import is_full, make_folders, try_lock
@@ -21,11 +22,9 @@ from rope_exp.folder import (
     read_result,
     write_config,
 )
-from rope_exp.generated import open_data
 from rope_exp.identity import chosen
-from rope_exp.prepare import pin
+from rope_exp.prepare import open_data, pin
 from rope_exp.ranks import POLL_SECONDS, Job
-from rope_exp.settle import resolve
 
 # File with the SLURM id of the job that began a folder anew with run.fresh=true.
 FRESH = ".fresh"

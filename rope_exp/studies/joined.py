@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from rope_exp.comparable import OWN_RATE, alike, check_blocks
+from rope_exp.comparable import OWN_RATE, check_blocks
 from rope_exp.compile import files_of
 from rope_exp.folder import ReportError, Run
 from rope_exp.published import REFERENCE
@@ -16,6 +16,7 @@ from rope_exp.report import (
     paragraphs,
     relations_table,
 )
+from rope_exp.studies.rates import alike
 
 
 def files(

@@ -7,10 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rope_exp.config import RunConfig, TrackerConfig
+from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, first_line, log
 from rope_exp.files import write_atomically
 from rope_exp.folder import METRICS, read_env, read_metrics, read_result
+from rope_exp.sections import TrackerConfig
 
 
 class Guarded:

@@ -4,8 +4,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from rope_exp.config import RunConfig, TrackerConfig
+from rope_exp.config import RunConfig
 from rope_exp.errors import EXIT_CODES, EXIT_FAILED, first_line, log
+from rope_exp.sections import TrackerConfig
 from rope_exp.trackers._guard import Guarded
 
 # Settings, unless the environment sets them: timeouts in seconds for a broken network, and no

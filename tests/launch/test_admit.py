@@ -9,11 +9,11 @@ from support.refused import refused
 from rope_exp import admit as admit_module
 from rope_exp import sweep
 from rope_exp.admit import acquire, acquire_or_refuse, admit, resolved
+from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
 from rope_exp.errors import EXIT_STOPPED
 from rope_exp.files import write_json
 from rope_exp.ranks import Job
-from rope_exp.settle import resolve
 
 OnCpu = Callable[..., RunConfig]
 

@@ -9,9 +9,8 @@ import pytest
 from support.gpus import show_gpus
 
 from rope_exp import ranks, sweep
-from rope_exp.compose import run_config
+from rope_exp.compose import resolve, run_config
 from rope_exp.ranks import Job, SignalRelay, lease_gpus
-from rope_exp.settle import resolve
 
 
 @pytest.fixture(autouse=True)

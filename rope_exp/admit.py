@@ -22,9 +22,8 @@ from rope_exp.folder import (
     read_result,
     write_config,
 )
-from rope_exp.generated import open_data
 from rope_exp.identity import chosen
-from rope_exp.prepare import pin
+from rope_exp.prepare import open_data, pin
 from rope_exp.ranks import POLL_SECONDS, Job
 
 # File with the SLURM id of the job that began a folder anew with run.fresh=true.

@@ -22,7 +22,6 @@ from rope_exp.costs import kept
 from rope_exp.folder import ReportError, Run
 from rope_exp.identity import choices, chosen
 from rope_exp.published import REFERENCE, UNROTATED, Published
-from rope_exp.rows import TEST, Facts
 from rope_exp.sections import SUBSETS, SoftmaxConfig
 from rope_exp.stats import MOST_SEEDS, SIGNS, Noise, Pair
 from rope_exp.table import Column, Table, csv_of, interval, millions, number, span, spell_p
@@ -117,7 +116,7 @@ class Report:
             # If nearly all examples like those in training are solved, neither losses nor matches
             # show which is better (docs/paper/protocol.md, section 8).
             runs = [*self.rows[a].runs, *self.rows[b].runs]
-            answers = filter(None, (run.probes.get("answers", {}).get(TEST) for run in runs))
+            answers = filter(None, (run.probes.get("answers", {}).get("test") for run in runs))
             counts = [(sum(answer["count"]), sum(answer["right"])) for answer in answers]
             shares = [right / count for count, right in counts if count]
             is_easy = bool(shares) and min(shares) >= 1 - ROOM
@@ -160,7 +159,7 @@ class Report:
         return self.source if self.source.losses else None
 
     @property
-    def task(self) -> Facts | None:
+    def task(self) -> Any:
         """The facts of the generated data if all runs share its kind; None for text."""
         kinds = {run.config.data.kind: run.config.data.task for run in self.runs}
         return next(iter(kinds.values())) if len(kinds) == 1 else None

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
@@ -25,6 +25,7 @@ from rope_exp.identity import (
     Sha256,
     Share,
     Size,
+    choices,
     chosen,
     labelled,
     numeric,
@@ -35,17 +36,15 @@ from rope_exp.identity import (
     settle,
 )
 
-if TYPE_CHECKING:
-    from rope_exp.rows import Facts
-
 SITES = ("q", "k", "v", "o")
 EVERY = (1,)  # as a pattern of layers
 PAIRS = ("qk", "vo")  # of sites that share frequencies
 MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
 PERIOD_S = 1e-4  # of the fastest pair if positions are times, as POYO's t_min
 INIT_STD = 0.02  # of weight matrices; times 1/sqrt(2 layers) for those onto the residual stream
-TEXT = ("stdlib", "files", "hub")
-DATASETS = ("files", "hub")
+# Kinds of data: those with a path (the files of corpora/), and those of text.
+DATASETS = tuple(choices("corpora"))
+TEXT = ("stdlib", *DATASETS)
 
 # Safe in float32.
 Base = Annotated[float, Field(gt=1, le=1e30)]
@@ -324,8 +323,8 @@ class DataConfig:
         settle(self, name=name)
 
     @property
-    def task(self) -> "Facts | None":
-        """Facts about generated data; None for text."""
+    def task(self) -> Any:
+        """The FACTS of a file of tasks/, about generated data; None for text."""
         if self.kind in TEXT:
             return None
         return chosen("tasks", self.kind, "data.kind", core=", ".join(TEXT)).FACTS

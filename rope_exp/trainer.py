@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from rope_exp import checkpoint
-from rope_exp.batches import chain_sha256
+from rope_exp.batches import chain_sha256, held_out_rows, training_batch
 from rope_exp.config import RunConfig, TrainConfig, differing_keys
 from rope_exp.costs import flops_per_token
 from rope_exp.decoder import Decoder, weights
@@ -22,13 +22,12 @@ from rope_exp.errors import CheckpointError, Progress, log
 from rope_exp.evaluate import Inputs, held_out_loss, on_device
 from rope_exp.files import json_sha256, read_json, write_json
 from rope_exp.folder import PROBES, RESULT, MetricsWriter, checked
-from rope_exp.generated import DataSet
 from rope_exp.identity import Natural, NonNegative, OrderSha256, Sha256, chosen
 from rope_exp.machine import MARKED, machine_facts, spelled
 from rope_exp.origin import begin, find_origin
 from rope_exp.parallel import Parallel
+from rope_exp.prepare import DataSet
 from rope_exp.signals import Stopped, StopSignal
-from rope_exp.sources import held_out_rows, training_batch
 from rope_exp.step import (
     CaptureError,
     StepGraphs,

@@ -85,8 +85,8 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     gc.disable()
     set_up_process(config)
 
-    from rope_exp.generated import open_data
     from rope_exp.parallel import Parallel
+    from rope_exp.prepare import open_data
     from rope_exp.trainer import Trainer
 
     gc.freeze()

@@ -14,6 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from rope_exp.campaign.file import CampaignFile, Entry, read_campaign
+from rope_exp.campaign.records import cell_name
 from rope_exp.comparable import ORDER, SEEDS
 from rope_exp.compose import (
     CAMPAIGNS,
@@ -27,7 +28,6 @@ from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, show
 from rope_exp.folder import Test
 from rope_exp.identity import Natural, Rule, convert, refuse
-from rope_exp.records import cell_name
 from rope_exp.sections import is_commit
 
 # Values that a campaign must not leave: the machine's choice could change a number, or a cell's

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from rope_exp.campaign.records import read_records, recorded_campaigns
 from rope_exp.comparable import ORDER, SEEDS, check_blocks, spelled, telling
 from rope_exp.compile import files_of, pages_of, write_all
 from rope_exp.errors import log
 from rope_exp.folder import ReportError, Run
-from rope_exp.records import read_records, recorded_campaigns
 from rope_exp.report import Report, build, parts
 
 

@@ -19,7 +19,7 @@ def main(words: list[str]) -> int:
     from rope_exp.campaign.cells import load_campaign
     from rope_exp.campaign.file import campaign_files
     from rope_exp.campaign.progress import Progress
-    from rope_exp.records import DEFAULT_RECORDS
+    from rope_exp.campaign.records import DEFAULT_RECORDS
     from rope_exp.slurm.campaign import submit_campaign
     from rope_exp.slurm.cluster import FOLDER
     from rope_exp.slurm.queue import Queue

@@ -10,7 +10,7 @@ import pandas as pd
 from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.costs import kept
 from rope_exp.folder import ReportError, Result, Run, is_run, read_run
-from rope_exp.records import PACKED, read_records
+from rope_exp.identity import chosen
 from rope_exp.report import parts
 
 # Columns from config.yaml; other keys that differ are added.
@@ -96,11 +96,14 @@ def _read(folder: Path) -> list[tuple[Run, dict[str, Any]]]:
     hidden = [any(part[0] == "." for part in path.relative_to(folder).parts) for path in places]
     runs = [read_run(path) for path, is_hidden in zip(places, hidden, strict=True) if not is_hidden]
     if not runs:
+        records = chosen("campaign", "records", "campaign")
         # The folder may be that of one campaign, packed or not.
-        packed = [*folder.parent.glob(f"{folder.name}{PACKED}"), *folder.rglob(f"*{PACKED}")]
-        campaigns = {path.with_name(path.name.removesuffix(PACKED)) for path in packed}
+        ending = records.PACKED
+        packed = [*folder.parent.glob(f"{folder.name}{ending}"), *folder.rglob(f"*{ending}")]
+        campaigns = {path.with_name(path.name.removesuffix(ending)) for path in packed}
         campaigns |= {path.parent for path in folder.rglob("*.json")}
-        runs = [run for path in sorted(campaigns) for run in read_records(path.parent, path.name)]
+        for path in sorted(campaigns):
+            runs += records.read_records(path.parent, path.name)
     if not runs:
         raise ReportError(f"{folder} holds neither runs nor records")
 

@@ -13,13 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rope_exp.attention import Attention, wide
-from rope_exp.batches import Batch, Ints, validation_ids
+from rope_exp.batches import Batch, Ints, read, validation_ids
 from rope_exp.config import RunConfig
-from rope_exp.corpora import VALIDATION
 from rope_exp.decoder import Decoder, at_places, chunks
 from rope_exp.evaluate import Inputs, on_device
+from rope_exp.prepare import VALIDATION
 from rope_exp.signals import Stopped, StopSignal
-from rope_exp.sources import read
 
 LONGEST = 8  # longest windows, in training lengths
 # Probes other than windows and positions read 1/SHARE of the windows.

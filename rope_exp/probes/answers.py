@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from rope_exp.attention import wide
 from rope_exp.batches import NO_TARGET
 from rope_exp.config import RunConfig
+from rope_exp.prepare import TRAIN
 from rope_exp.probes._windows import Finished, batches, rounded
 from rope_exp.report import ROOM, Report, is_always_paired
-from rope_exp.rows import TRAIN
 from rope_exp.stats import Pair, judge, noise_of, outcome
 from rope_exp.table import Column, Table, interval, number, span, spell_p
 
@@ -33,7 +33,7 @@ def why_not(config: RunConfig) -> str:
 def ask(model: Finished) -> dict[str, Any]:
     """Return, for each split, the examples of each span, those without a wrong token, the loss."""
     answer = {}
-    for split in model.data.facts.splits:
+    for split in model.config.data.task.splits:
         if split == TRAIN:
             continue
         rows = model.data.rows(split, range(model.config.train.eval_sequences))

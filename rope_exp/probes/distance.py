@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rope_exp.attention import Attention, Positions, turned, wide
+from rope_exp.batches import read
 from rope_exp.config import RunConfig
 from rope_exp.probes._places import Places
 from rope_exp.probes._windows import (
@@ -26,7 +27,6 @@ from rope_exp.probes._windows import (
     windows,
 )
 from rope_exp.rope import rotate
-from rope_exp.sources import read
 
 ORDER = 6
 PLACES = Places(distance=("m", "attention"), uniform=("m", "uniform"))

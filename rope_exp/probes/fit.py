@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import torch
 
+from rope_exp.batches import held_out_rows
 from rope_exp.config import RunConfig
 from rope_exp.probes._windows import Finished, batches, rounded
 from rope_exp.report import Report
-from rope_exp.sources import held_out_rows
 from rope_exp.table import Column, Table
 
 ORDER = 3

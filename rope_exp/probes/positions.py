@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from rope_exp.batches import read
 from rope_exp.probes._places import Places
 from rope_exp.probes._windows import Finished, bin_edges, factors, long_windows, nats, rounded
-from rope_exp.sources import read
 
 ORDER = 1
 PLACES = Places(positions=("lengths", "loss_at_length"), bins=("edges", "loss"))

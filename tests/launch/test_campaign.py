@@ -16,11 +16,11 @@ from rope_exp.campaign import campaign as campaigns
 from rope_exp.campaign.campaign import run_campaign
 from rope_exp.campaign.cells import load_campaign
 from rope_exp.campaign.progress import Progress
+from rope_exp.campaign.records import canonical, digest, recorded_campaigns, stored_records
 from rope_exp.commands import campaign as commands
 from rope_exp.commands.campaign import main as command
 from rope_exp.errors import ConfigError
 from rope_exp.files import read_json, write_json
-from rope_exp.records import canonical, digest, recorded_campaigns, stored_records
 
 Capture = pytest.CaptureFixture[str]
 

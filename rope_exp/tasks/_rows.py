@@ -1,4 +1,7 @@
-"""The toolkit of generated tasks: random numbers, the facts about a task, and packed rows.
+"""The toolkit of generated tasks: random numbers, facts, packed rows, and a run's data set.
+
+Step s reads rows (s - 1) B to s B - 1 of split "train" under the data seed, so no row is repeated.
+Held-out rows have one fixed seed, so they are the same for every run.
 
 Random numbers are a pure function of (seed, stream, index). They are computed from the raw words of
 a Philox counter generator (Salmon et al. 2011), which numpy keeps stable over its versions. The key
@@ -9,19 +12,23 @@ own. Real numbers are the same on every machine up to the last bits of its logar
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from rope_exp.batches import NO_TARGET, Batch, Ints, Reals
+from rope_exp.files import json_sha256
+from rope_exp.identity import chosen
+from rope_exp.prepare import TEST, TRAIN, DataSet
+from rope_exp.sections import DataConfig
 
 Bools = NDArray[np.bool_]
 
-# The splits of a task, each with its own random stream.
-TRAIN = "train"
-TEST = "test"  # examples like those of training
-LONGER = "longer"  # examples longer than any of training, in rows of the same length
+# A split beside TRAIN and TEST: examples longer than any of training, in rows of the same length.
+# Each split has its own random stream.
+LONGER = "longer"
 
 END = ";"
 PAD = "_"
@@ -55,6 +62,54 @@ class Facts:
     bins: tuple[int, ...] = ()
     num_queries: int | None = None
     num_outputs: int | None = None
+
+    def open(self, data: DataConfig, seq_len: int) -> "Generated":
+        """Open the data set of a run."""
+        tokens = list(self.tokens)
+        corpus: dict[str, Any] = {"name": data.name, "kind": data.kind}
+        corpus |= {"version": self.version, "vocabulary": tokens}
+        if END in tokens:
+            # It also ends a completion.
+            corpus["end_id"] = tokens.index(END)
+        return Generated(
+            vocab_size=len(tokens),
+            # Everything that determines the rows, except their seed and length.
+            data_sha256=json_sha256([data.kind, data.order, self.version, tokens]),
+            corpus=corpus,
+            tokenizer_json=_tokenizer(tokens).to_str(),
+            num_train_tokens=None,
+            data=data,
+            seq_len=seq_len,
+        )
+
+
+@dataclass(frozen=True)
+class Generated(DataSet):
+    """The generated data set of a config."""
+
+    data: DataConfig
+    seq_len: int
+
+    def rows(self, split: str, indices: Iterable[int], seed: int = 0) -> Any:
+        """Return the task's rows of a split by their numbers, counted from 0."""
+        task = chosen("tasks", self.data.kind, "data.kind")
+        return task.rows(self.data, seed, split, indices, self.seq_len)
+
+    def batch(self, split: str, indices: Iterable[int], seed: int = 0) -> Batch:
+        """Return the batch of rows of a split."""
+        batch: Batch = self.rows(split, indices, seed).batch
+        return batch
+
+
+def _tokenizer(tokens: Sequence[str]) -> Tokenizer:
+    """Make the tokenizer with one token per character or per word."""
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=""))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if max(map(len, tokens)) == 1:
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+        tokenizer.decoder = decoders.Fuse()
+    return tokenizer
 
 
 class Draws:

@@ -1,7 +1,7 @@
 """Records of a campaign's runs: written once, verified at each reading, packed into one file.
 
 A record is <records>/<campaign>/<cell>.json, or a line of <records>/<campaign>.jsonl.gz, whose
-place is called <campaign>.jsonl.gz/<cell>.json. Errors name that place. No torch.
+place is called <campaign>.jsonl.gz/<cell>.json. Errors name that place.
 """
 
 import gzip
@@ -119,11 +119,11 @@ def write_record(
 def stored_records(records: Path, campaign: str) -> dict[Path, bytes]:
     """Return the content of every record of a campaign, by place, in the order of the cells."""
     packed = records / f"{campaign}{PACKED}"
+    stored: dict[str, tuple[Path, bytes]] = {}
     lines = []
     if packed.exists():
         with readable(packed, EOFError, zlib.error):
             lines = gzip.decompress(packed.read_bytes()).splitlines(keepends=True)
-    stored: dict[str, tuple[Path, bytes]] = {}
     for line in lines:
         cell = parse_json(packed, line).get("cell")
         if f"{cell}.json" in stored:
@@ -138,6 +138,17 @@ def stored_records(records: Path, campaign: str) -> dict[Path, bytes]:
             raise ReportError(f"{path} differs from the record of this cell in {packed}")
         stored[path.name] = path, content
     return dict(stored[name] for name in sorted(stored))
+
+
+def read_records(records: Path, campaign: str) -> list[Run]:
+    """Read and verify every record of a campaign, in the order of the cells."""
+    return [read_record(*stored) for stored in stored_records(records, campaign).items()]
+
+
+def recorded_campaigns(records: Path) -> list[str]:
+    """Return the names of campaigns with records."""
+    packed = {path.name.removesuffix(PACKED) for path in records.glob(f"*{PACKED}")}
+    return sorted(packed | {path.parent.name for path in records.glob("*/*.json")})
 
 
 def read_record(path: Path, content: bytes | None = None) -> Run:
@@ -200,17 +211,6 @@ def _rows(path: Path, curve: Mapping[str, Any], config: RunConfig) -> list[dict[
         row = {key: value for key, value in zip(curve, values, strict=True) if value is not None}
         rows.append({**row, "tokens": config.train.tokens_until(row["step"])})
     return rows
-
-
-def read_records(records: Path, campaign: str) -> list[Run]:
-    """Read and verify every record of a campaign, in the order of the cells."""
-    return [read_record(*stored) for stored in stored_records(records, campaign).items()]
-
-
-def recorded_campaigns(records: Path) -> list[str]:
-    """Return the names of campaigns with records."""
-    packed = {path.name.removesuffix(PACKED) for path in records.glob(f"*{PACKED}")}
-    return sorted(packed | {path.parent.name for path in records.glob("*/*.json")})
 
 
 def canonical(values: Mapping[str, Any]) -> str:

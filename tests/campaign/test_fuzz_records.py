@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from support.configs import RECORDED
 
+from rope_exp.campaign.records import digest, read_record, stored_records
 from rope_exp.comparable import telling
 from rope_exp.errors import ConfigError, RecordError
 from rope_exp.figures import style
 from rope_exp.folder import Run
 from rope_exp.page.report import page
-from rope_exp.records import digest, read_record, stored_records
 from rope_exp.report import build, parts, table_csv, table_md
 
 GONE = object()

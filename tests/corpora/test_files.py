@@ -1,9 +1,8 @@
-"""Tests of corpora: formats, splits, names, the stdlib, and errors for unreadable ones."""
+"""Tests of corpora in files: formats, splits, names, and errors for unreadable ones."""
 
 import gzip
 import json
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,28 +11,24 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.configs import left_in
 from support.corpora import (
     BYTES,
     PLAIN_TEXTS,
     TEXTS,
-    all_documents,
-    corpus_of,
     data_config,
     documents_of,
     write_parquet,
 )
 from support.refused import refused
 
-from rope_exp.corpora import library_files, open_dataset
+from rope_exp.corpora.files import open_corpus
 from rope_exp.prepare import prepare
 
 
 def texts_of(path: Path, **changes: Any) -> list[str]:
     """Return the training texts of a file or folder."""
-    corpus = open_dataset(data_config(path=path, **changes))
+    corpus = open_corpus(data_config(path=path, **changes))
     return list(filter(None, corpus.read(corpus.splits["train"])))
 
 
@@ -281,46 +276,3 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
     with refused(*words.split("…")):
         prepare(data_config(path=tmp_path / "data", **CHANGES.get(case, {})), BYTES)
     assert left_in(cache) == []
-
-
-# -- sides and the stdlib --------------------------------------------------------------------------
-
-
-@given(st.lists(st.sampled_from(["", *TEXTS[:30]]), max_size=200), st.floats(0.01, 0.99))
-def test_equal_documents_never_are_on_both_sides(texts: list[str], fraction: float) -> None:
-    """Empty documents are passed over."""
-    documents = [*corpus_of(texts, holdout_fraction=fraction).documents("train")]
-    assert [text for _, text in documents] == [*filter(None, texts)]
-    assert len(set(documents)) == len({*texts} - {""})
-
-
-def test_about_the_asked_share_is_held_out() -> None:
-    texts = [f"text {number}" for number in range(4000)]
-    documents = corpus_of(texts, holdout_fraction=0.2).documents("train")
-    assert 700 < sum(side == "validation" for side, _ in documents) < 900
-
-
-def test_the_library_without_tests_and_build_output() -> None:
-    files = library_files()
-    assert files["json/__init__.py"] == Path(json.__file__)
-    assert {"json/decoder.py", "os.py", "asyncio/base_events.py"} <= files.keys()
-    for name in files:
-        assert not {"test", "site-packages"} & set(name.split("/"))
-        assert not ("_sysconfigdata" in name or name.startswith("config-"))
-
-
-def test_what_cannot_be_decoded_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = tmp_path / "lib"
-    library.mkdir()
-    for number in range(40):
-        (library / f"m{number}.py").write_text(f"x = {number}\n" * 20)
-    (library / "bad.py").write_bytes(b"x = '\xff'\n")
-    (library / "latin.py").write_bytes(b"# coding: latin-1\nx = '\xe9'\n")
-    monkeypatch.setattr("sysconfig.get_path", lambda name: str(library))
-
-    prepared = prepare(data_config(kind="stdlib"), BYTES)
-    assert prepared.corpus["files_not_decoded"] == 1
-    assert prepared.corpus["python"] == sys.version.split()[0]
-    documents = all_documents(prepared)
-    assert "# coding: latin-1\nx = 'é'\n" in documents
-    assert len(documents) == 41

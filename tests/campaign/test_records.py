@@ -18,10 +18,10 @@ from support.reports import ask, begun_from, make_run, sha256_of
 
 from rope_exp import load_runs
 from rope_exp.campaign.campaign import pack
+from rope_exp.campaign.records import read_record, read_records, recorded_campaigns, write_record
 from rope_exp.errors import RecordError
 from rope_exp.files import read_json, write_json
 from rope_exp.folder import read_config, read_run, write_config
-from rope_exp.records import read_record, read_records, recorded_campaigns, write_record
 
 NAME = "vo-optim.betas=_0.9,_0.95_-s3"
 FACTORS = {"seed": 3, "optim.betas": [0.9, 0.95]}

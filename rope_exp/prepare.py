@@ -159,10 +159,8 @@ def open_data(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int) -> 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -> Prepared:
     """Open the prepared corpus of a config; one of several processes makes it first if necessary.
 
-    Raises:
-        ConfigError: the corpus or tokenizer cannot be used, or has no whole window on a side.
-        DataError: the network failed, or a prepared folder is damaged.
-        DiskError: there is no space.
+    A corpus without a whole window on a side is a ConfigError; a network without answer and a
+    damaged folder are DataErrors.
     """
     data, tokenizer = pin(data, tokenizer)
     folder = _folder(data, tokenizer)

@@ -22,7 +22,6 @@ from typing_extensions import TypedDict
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, RecordError
 from rope_exp.files import (
-    check_regular,
     explaining_full_disk,
     json_sha256,
     parse_json,
@@ -156,7 +155,6 @@ def write_config(folder: Path, config: RunConfig) -> None:
 def read_config(folder: Path) -> RunConfig:
     """Read config.yaml; keys that are newer than the file get their defaults."""
     path = folder / CONFIG
-    check_regular(path)
     with readable(path, yaml.YAMLError):
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
 
@@ -255,7 +253,6 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     A last line without a newline is ignored: its process is still writing it, or died doing so.
     """
     path = folder / METRICS
-    check_regular(path)
     with readable(path):
         # A run that starts over removes the old file, perhaps just now.
         try:
@@ -279,8 +276,7 @@ def newest_values(folder: Path) -> dict[str, Any]:
     """Return the newest value of each column in the last rows; {} if no row can be read."""
     values: dict[str, Any] = {}
     path = folder / METRICS
-    with suppress(OSError, RecordError):
-        check_regular(path)
+    with suppress(RecordError), readable(path):
         content = b"\n" + path.read_bytes()
         # The first line may lack its beginning, and the last its end.
         for line in content[-NEWEST_BYTES:].split(b"\n")[1:-1]:

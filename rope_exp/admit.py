@@ -54,13 +54,14 @@ def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
 def pinned_config(config: RunConfig) -> RunConfig:
     """Return a config with the commits of its data and tokenizer, and the hash of init_from."""
     data, tokenizer = pin(config.data, config.tokenizer)
-    pinned = replace(config, data=data, tokenizer=tokenizer)
-    if config.run.init_from is None:
-        return pinned
-    # Imported late: it imports the model.
-    from rope_exp.origin import with_origin
+    return with_origin(replace(config, data=data, tokenizer=tokenizer))
 
-    return with_origin(pinned)
+
+def with_origin(config: RunConfig) -> RunConfig:
+    """Return a config with init_weights, the hash of the weights of run.init_from, if any."""
+    if config.run.init_from is None:
+        return config
+    return chosen("init_from", "origin", "run.init_from").with_weights(config)
 
 
 def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]:

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rope_exp.comparable import SEEDS, check_blocks, has_blocks, level_name, telling
-from rope_exp.compile import files_of, pages_of, write_all
 from rope_exp.errors import log
 from rope_exp.records import read_records, recorded_campaigns
-from rope_exp.report import Report, build, parts
+from rope_exp.report import Report, build, files_of, pages_of, parts, write_all
 from rope_exp.runs import ReportError, Run
 
 

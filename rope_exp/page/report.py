@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
-from rope_exp.report import Report, main_table, relations_table, setting_name
+from rope_exp.report import Report, main_table
 from rope_exp.runs import Run
 
 
@@ -24,7 +24,7 @@ def page(tables: Mapping[str, Report], runs: Sequence[Run]) -> bytes:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    functions = (image, cells, main_table, relations_table, setting_name)
+    functions = (image, cells, main_table)
     environment.globals.update({function.__name__: function for function in functions})
     folder = files("rope_exp.page")
     template = folder.joinpath("page.html.j2").read_text(encoding="utf-8")
@@ -33,7 +33,8 @@ def page(tables: Mapping[str, Report], runs: Sequence[Run]) -> bytes:
         num_runs=len(runs),
         hours=sum(run.result.get("wall_s", 0) for run in runs) / 3600,
         settings=sorted(
-            tables.items(), key=lambda item: (-len(item[1].relations), -len(item[1].runs), item[0])
+            tables.items(),
+            key=lambda item: (-len(item[1].pairs["published"]), -len(item[1].runs), item[0]),
         ),
     )
     return text.encode()

@@ -12,7 +12,7 @@ import pandas as pd
 from rope_exp.comparable import SEEDS, spelled
 from rope_exp.identity import choices, chosen
 from rope_exp.published import REFERENCE, TABLE
-from rope_exp.report import WORDS, Report, corpus_name, paragraphs, setting_name
+from rope_exp.report import WORDS, Report, paragraphs
 from rope_exp.runs import Run
 from rope_exp.stats import ALPHA, MARGIN
 from rope_exp.table import markdown_table, millions
@@ -74,7 +74,11 @@ def files(
     for label in COLUMNS:
         if label in names:
             lines[names[label].removesuffix("-RoPE")] = cells[label]
-    of_text = {place: report for place, report in settings.items() if report.task is None}
+    of_text = {
+        place: report
+        for place, report in settings.items()
+        if report.runs[0].config.data.task is None
+    }
     is_text = lines.index.isin(of_text)
     for title, kept in (
         ("Text, in nats per token:", lines[is_text].drop(columns="in")),
@@ -113,11 +117,12 @@ def _titles(settings: Mapping[str, Report]) -> dict[str, str]:
 
 def _lines(place: str, report: Report) -> Iterator[dict[str, Any]]:
     """Yield a line for each variant that shares a seed with QK-RoPE: the CSV's, and its `cell`."""
+    decided: Any = report.decided.to_dict("index")
     for label, line in report.lines.items():
         if line["delta"] is None or label == report.reference.label:
             continue
-        judged = report.against.get(label, {})
-        star = "*" if judged and report.decided[label]["p_adjusted"] < ALPHA else ""
+        judged = decided.get(label, {})
+        star = "*" if judged and judged["p_adjusted"] < ALPHA else ""
         num_seeds = judged.get("num_seeds", 1)
         config = report.runs[0].config
         yield {
@@ -129,7 +134,7 @@ def _lines(place: str, report: Report) -> Iterator[dict[str, Any]]:
             "warmup_steps": config.num_warmup_steps,
             "num_seeds": num_seeds,
             **{key: line[key] for key in ("delta", "delta_ci_low", "delta_ci_high", "p_holm")},
-            "verdict": WORDS[report.decided[label]["verdict"]] if judged else "untested",
+            "verdict": WORDS[judged["verdict"]] if judged else "untested",
             "cell": f"{line['delta']:+.3f}{star} ({num_seeds})",
         }
 
@@ -219,8 +224,9 @@ def _plain_names(settings: Mapping[str, Report]) -> dict[str, Report]:
             [(usual, _)] = Counter(of_places.values()).most_common(1)
             if of_places[place] != usual:
                 words.append(_MENTIONED[key].format(of_places[place]))
-        order = (config.train.num_tokens, bool(words), corpus_name(config), config.num_warmup_steps)
-        name = ", ".join([setting_name(config), *words])
+        name = ", ".join([*report.told("setting"), *words])
+        corpus = name.partition(",")[0]
+        order = (config.train.num_tokens, bool(words), corpus, config.num_warmup_steps)
         ordered.append((order, name, -len(report.runs), place))
 
     # If settings share a name, those with fewer runs also name their campaign.
@@ -233,20 +239,21 @@ def _plain_names(settings: Mapping[str, Report]) -> dict[str, Report]:
 
 def _points(name: str, report: Report) -> Iterator[dict[str, Any]]:
     """Yield the difference of each published relation, with its paired interval if it has one."""
-    judged = {(pair["a"], pair["b"]): pair for pair in report.alone.relations}
+    judged = report.pairs["published"].set_index(["a", "b"])
     for place, (a, sign, b) in enumerate(TABLE.relations):
         losses = report.losses.reindex(columns=[a, b])
         delta = float((losses[b] - losses[a]).mean())
         if math.isnan(delta):
             continue
         names = [report.rows[label].name.removesuffix("-RoPE") for label in (a, b)]
-        own = judged.get((a, b))
+        is_tested = (a, b) in judged.index
+        own = judged.loc[(a, b)] if is_tested else {}
         yield {
             "setting": name,
             "place": place,
             "relation": f" {sign} ".join(names),
             "delta": delta,
-            "low": own and own["delta_ci_low"],
-            "high": own and own["delta_ci_high"],
-            "is_tested": own is not None,
+            "low": own.get("delta_ci_low_alone"),
+            "high": own.get("delta_ci_high_alone"),
+            "is_tested": is_tested,
         }

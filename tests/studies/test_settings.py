@@ -31,11 +31,11 @@ def test_the_figure_draws_what_was_judged(tables: dict[str, Report]) -> None:
         for run in runs_of("english", *FEW[:2], seeds=(0,))
     ]
     chart = relations({"english": tables["english"], "far": build(far, ["pe"])})
-    judged = {pair["b"]: pair for pair in tables["english"].alone.relations}
+    judged = tables["english"].pairs["published"].set_index("b")
     first, second = records(chart, "relation")
-    own = judged["qkvo_rope"]
+    own = judged.loc["qkvo_rope"]
     drawn = [first[key] for key in ("delta", "low", "high")]
-    assert drawn == [own[key] for key in ("delta", "delta_ci_low", "delta_ci_high")]
+    assert drawn == [own[key] for key in ("delta", "delta_ci_low_alone", "delta_ci_high_alone")]
     assert [first["is_tested"], second["is_tested"], second["low"]] == [True, False, None]
     assert [first["shape"], second["shape"]] == ["circle", "triangle-left"]
     assert second["delta"] == pytest.approx(-1)

@@ -8,8 +8,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rope_exp.encoding import Position, Sizes
-    from rope_exp.frames import load_metrics, load_probes, load_runs, load_table
     from rope_exp.load import load_run
 
 __version__ = "0.2.0"
@@ -30,9 +28,9 @@ __all__ = [
 # By module. Imported lazily: `--help` and completion need no torch.
 _NAMES = {
     "load": ("load_run",),
-    "frames": ("load_metrics", "load_probes", "load_runs", "load_table"),
+    "frames.load": ("load_metrics", "load_probes", "load_runs", "load_table"),
     "export.patch": ("patch",),
-    "encoding": ("Position", "Sizes"),
+    "position._encoding": ("Position", "Sizes"),
 }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rope_exp.compose import resolve
 from rope_exp.config import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_keys
 from rope_exp.errors import EXIT_CODES, ConfigError, log
 from rope_exp.files import is_full, make_folders, try_lock
@@ -14,18 +15,16 @@ from rope_exp.folder import (
     CONFIG,
     LOCK,
     METRICS,
+    describe_done,
     last_step,
     list_steps,
     read_config,
     read_result,
     write_config,
 )
-from rope_exp.generated import open_data
-from rope_exp.jobs import Job
-from rope_exp.prepare import pin
-from rope_exp.ranks import POLL_SECONDS
-from rope_exp.settle import resolve
-from rope_exp.tracker import check_trackers
+from rope_exp.identity import chosen
+from rope_exp.prepare import open_data, pin
+from rope_exp.ranks import POLL_SECONDS, Job
 
 # File with the SLURM id of the job that began a folder anew with run.fresh=true.
 FRESH = ".fresh"
@@ -44,9 +43,8 @@ def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
     # Only now is the folder known: its default name has the hash of a resolved config.
     marker = config.folder / FRESH
     is_requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
-    if config.run.fresh and is_requeued and marker.exists():
-        is_ours = marker.read_text(encoding="utf-8") == os.environ.get("SLURM_JOB_ID")
-        config = config.replace("run", fresh=not is_ours)
+    if is_requeued and marker.exists() and marker.read_text() == os.environ.get("SLURM_JOB_ID"):
+        config = config.replace("run", fresh=False)
     if config.pe.code is not None:
         # A mistake in a class of one's own ends here, before anything is written.
         from rope_exp.worker import certificate
@@ -96,7 +94,10 @@ def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]
         _check_group(config, leaving_out=fresh)
 
     left = [job for job in jobs if job.exit_code is None]
-    check_trackers(job.config for job in left)
+    for tracker in {job.config.tracker for job in left}:
+        if tracker.name != "none":
+            leaf = chosen("trackers", tracker.name, "tracker.name", core="none")
+            leaf.Tracker.check(tracker)
     # Many runs read one corpus.
     open_once = functools.cache(open_data)
     for job in left:
@@ -221,18 +222,24 @@ def acquire(job: Job) -> bool:
     place = replace(config.run, fresh=False, dir=str(job.folder), group=config.group)
     write_config(job.folder, replace(config, run=place))
     if config.run.fresh and (job_id := os.environ.get("SLURM_JOB_ID")):
-        (job.folder / FRESH).write_text(job_id, encoding="utf-8")
+        (job.folder / FRESH).write_text(job_id)
     job.config = config.replace("run", fresh=False)
     return True
 
 
 def acquire_or_refuse(job: Job) -> None:
-    """Acquire the folder of the only run of a command; refuse one that another process runs."""
+    """Acquire the folder of the only run of a command, or say that the run is done.
+
+    Raises:
+        ConfigError: another process is running it.
+    """
     deadline = time.monotonic() + LOCK_SECONDS
-    while not acquire(job):
+    while job.exit_code is None and not acquire(job):
         if time.monotonic() > deadline:
             raise _folder_error(job, "another process is running this run; wait for it")
         time.sleep(POLL_SECONDS)
+    if job.exit_code is not None:
+        print(describe_done(job.folder))
 
 
 def _folder_error(job: Job, reason: str) -> ConfigError:

@@ -4,11 +4,10 @@ Exit codes: 0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped with
 """
 
 # Import nothing slow here: signals reach `leave` only after these imports.
-import logging
 import os
 import sys
 
-from rope_exp.errors import ConfigError, RecordError, explained
+from rope_exp.errors import explained
 from rope_exp.signals import starting_runs
 
 HELP = """Where in attention should a rotation go?
@@ -54,75 +53,7 @@ def _run(command: str, words: list[str]) -> int:
 
         print(__version__)
         return 0
-    if command == "train":
-        return train(words)
-
     from rope_exp.identity import chosen
 
-    module = chosen("commands", command.replace("-", "_"), "command", core="train")
+    module = chosen("commands", command.replace("-", "_"), "command")
     return int(module.main(words))
-
-
-def train(words: list[str]) -> int:
-    """Let Hydra compose and run the jobs of a command line, or print the output of its flags."""
-    from rope_exp.ranks import check_ranks
-
-    check_ranks()
-    _add_plugin()
-    # Hydra's parser expects its flags first.
-    sys.argv[1:] = sorted(words, key=lambda word: "=" in word and not word.startswith("-"))
-    # Make Hydra raise errors instead of printing them.
-    shows_all = os.environ.setdefault("HYDRA_FULL_ERROR", "0") == "1"
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    # Hydra prints through logging, which would show a traceback per line to a closed pipe.
-    logging.raiseExceptions = False
-
-    import hydra
-    import yaml
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    from rope_exp.compose import CONFIGS, HYDRA_VERSION, explain
-    from rope_exp.sweep import exit_codes, run_job
-
-    mistakes = (HydraException, OmegaConfBaseException, yaml.YAMLError)
-    try:
-        hydra.main(str(CONFIGS), "config", HYDRA_VERSION)(run_job)()
-    except SystemExit as end:
-        return int(end.code or 0)
-    except ChildProcessError:
-        # The sweep has already reported the failed runs.
-        if not exit_codes:
-            raise
-    except (ConfigError, RecordError):
-        raise
-    except (*mistakes, ValueError, RecursionError) as error:
-        if shows_all:
-            raise
-        raise explain(error) from error
-    except RuntimeError as error:
-        if '"srun"' not in str(error):
-            raise
-        reason = "there is no SLURM here (no srun); launch=slurm_local rehearses it"
-        raise ConfigError("launch", "slurm", reason) from None
-    return max(exit_codes, default=0)
-
-
-def _add_plugin() -> None:
-    """Make our launcher Hydra's default; Hydra finds plugins only in the package hydra_plugins."""
-    from rope_exp.machine import PACKAGE, child_environment
-
-    # A checkout adds its folder to the paths of this process and of those that a launcher starts.
-    folder = PACKAGE / "plugin"
-    if folder.is_dir():
-        sys.path.append(str(folder))
-        paths = [child_environment().get("PYTHONPATH"), str(folder)]
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-
-    from hydra.core.config_store import ConfigStore
-    from hydra.core.plugins import Plugins
-
-    # Discovery stores the plugins' own configs, so it must precede ours.
-    Plugins.instance()
-    launcher = {"_target_": "hydra_plugins.rope_exp_launcher.RopeExpLauncher"}
-    ConfigStore.instance().store("basic", launcher, group="hydra/launcher", provider="rope_exp")

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from rope_exp import provenance
+from rope_exp import machine
 from rope_exp.config import RunConfig, differing_keys
 from rope_exp.errors import show
+from rope_exp.folder import ReportError, Run, Status
 from rope_exp.identity import facts_of, numeric_values
-from rope_exp.runs import ReportError, Run, Status
 from rope_exp.sections import Kind, PeConfig
 
 
@@ -57,7 +57,7 @@ OWN_RATE = "optim.lr"
 ORDER = "data.seed"
 # Runs of a block share these keys.
 SEEDS = ("seed", ORDER)
-# Surroundings of a run (provenance.MARKED) that must agree within a block. Other differences
+# Surroundings of a run (machine.MARKED) that must agree within a block. Other differences
 # are marked (docs/paper/protocol.md).
 REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")
 
@@ -88,8 +88,14 @@ def rows_of(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
     # (docs/paper/protocol-2.md): the row's overrides set it, and it is no factor of the campaign.
     if all(run.row and OWN_RATE not in run.factors for run in runs):
         factors = (*factors, OWN_RATE)
+
+    def place(run: Run) -> tuple[Any, ...]:
+        values = (value_of(run.config, key) for key in keys)
+        numbers = [value if isinstance(value, int | float) else math.inf for value in values]
+        return numbers, label_of(run, keys), run.config.seed, run.where
+
     rows: dict[str, Row] = {}
-    ordered = sorted(runs, key=lambda run: (_place(run, keys), run.config.seed, run.where))
+    ordered = sorted(runs, key=place)
     for run in ordered:
         label = label_of(run, keys)
         row = rows.setdefault(label, Row(label, name_of(run, keys), len(rows), []))
@@ -119,29 +125,10 @@ def telling(runs: Sequence[Run]) -> list[str]:
     return [ROW] if any(run.config.row_name for run in runs) else ["pe"]
 
 
-def has_blocks(runs: Iterable[Run]) -> bool:
-    """Return whether a campaign's runs of one seed saw the same tokens, and so make a table."""
-    return not any(ORDER in run.factors for run in runs)
-
-
-def level_name(run: Run, keys: Iterable[str]) -> str:
-    """Return a level's name for files, made of the factors that distinguish it in a campaign."""
-    return "-".join(f"{key}={spelled(run.config, key)}" for key in keys)
-
-
-def mixed_blocks(runs: Sequence[Run]) -> dict[int, dict[str, list[str]]]:
-    """Return the differing surroundings within each seed's runs, by seed and key."""
-    blocks = {}
-    for seed in sorted({run.config.seed for run in runs}):
-        block = [run for run in runs if run.config.seed == seed]
-        if differing := differing_surroundings(block):
-            blocks[seed] = differing
-    return blocks
-
-
 def check_blocks(runs: Sequence[Run]) -> None:
     """Refuse runs of one seed whose surroundings docs/paper/protocol.md does not let differ."""
-    for seed, differing in mixed_blocks(runs).items():
+    for seed in sorted({run.config.seed for run in runs}):
+        differing = differing_surroundings([run for run in runs if run.config.seed == seed])
         for key in (key for key in REFUSED_WITHIN_A_BLOCK if key in differing):
             raise ReportError(
                 f"seed {seed} of {runs[0].group} has runs with {key} "
@@ -153,16 +140,10 @@ def check_blocks(runs: Sequence[Run]) -> None:
 def differing_surroundings(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return the surroundings that differ between runs (device, torch, commit ...), by key."""
     values = {
-        key: sorted({provenance.spelled(run.env[key]) for run in runs if key in run.env})
-        for key in provenance.MARKED
+        key: sorted({machine.spelled(run.env[key]) for run in runs if key in run.env})
+        for key in machine.MARKED
     }
     return {key: differing for key, differing in values.items() if len(differing) > 1}
-
-
-def alike(first: Run, second: Run, but: Sequence[str]) -> bool:
-    """Return whether two runs have one corpus, and equal numeric values except for some keys."""
-    is_one_corpus = first.result.get("data_sha256") == second.result.get("data_sha256")
-    return is_one_corpus and not differing_keys(first.config.numeric, second.config.numeric, but)
 
 
 def value_of(config: RunConfig, factor: str) -> Any:
@@ -196,13 +177,6 @@ def name_of(run: Run, keys: Sequence[str]) -> str:
     """Return a row's name for people: VO-RoPE, or the name that a campaign gives."""
     names = {"pe": run.variant_name, ROW: run.config.row_name}
     return " ".join(names.get(key) or f"{key}={spelled(run.config, key)}" for key in keys)
-
-
-def _place(run: Run, keys: Sequence[str]) -> tuple[list[float], str]:
-    """Return a row's sort key: its numbers, then its label."""
-    values = (value_of(run.config, key) for key in keys)
-    numbers = [value if isinstance(value, int | float) else math.inf for value in values]
-    return numbers, label_of(run, keys)
 
 
 def _check_facts(runs: Iterable[Run]) -> None:

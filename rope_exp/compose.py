@@ -1,4 +1,4 @@
-"""Composition of a RunConfig by Hydra, from the files of configs/ and a command line.
+"""Composition of a RunConfig by Hydra, and what its `auto` keys mean on this machine.
 
 Errors of Hydra become one sentence that names the key, and the nearest name. A DictConfig is
 converted here, once; the rest of the package never sees one.
@@ -7,8 +7,8 @@ converted here, once; the rest of the package never sees one.
 import itertools
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,9 @@ from omegaconf.resolvers import oc
 
 from rope_exp.config import RunConfig, flat
 from rope_exp.errors import ConfigError, first_line
-from rope_exp.identity import chosen, unknown_key
-from rope_exp.machine import PACKAGE, ROOT
+from rope_exp.identity import Rule, chosen, refuse, unknown_key
+from rope_exp.machine import PACKAGE, ROOT, gpus, has_bf16, has_compiler
+from rope_exp.sections import MIN_VOCAB_SIZE, LaunchConfig
 
 # Beside the package in a checkout; inside it in an installation.
 CONFIGS = next(folder for folder in (PACKAGE / "configs", ROOT / "configs") if folder.is_dir())
@@ -47,8 +48,11 @@ REASONS = {
         "nothing is chosen there yet; a + in front chooses"
     ),
 }
-# Overrides that the name of a run contains anyway.
-IN_NAME = re.compile(r"\+*(pe[=.]|seed=)")
+# Floating-point operations of a run from which compiling pays back on a CPU, as measured
+# (docs/performance.md) in a sweep, whose later runs reuse the first one's compiled code.
+# A GPU always compiles: by estimate that pays back from 1e14 operations at nano and 4e15 at 125m,
+# and a run worth a GPU takes more.
+PAYS_TO_COMPILE = 5e12
 # Names of environment variables with secret values, which are never saved.
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
@@ -65,67 +69,6 @@ for field in fields(RunConfig):
 ConfigStore.instance().store("run_defaults", OmegaConf.create(DEFAULTS), provider="rope_exp")
 
 
-def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
-    """Convert a composed config, once, with the file of `pe.code`.
-
-    `${oc.env:NAME}` becomes its value. If the name looks secret it stays unresolved, because
-    configs are saved with every run.
-
-    Args:
-        hydra: Hydra's own node, if the tree has none.
-    """
-    sources = (hydra or tree.hydra).runtime.config_sources
-    own = [source for source in sources if source.provider not in ("hydra", "main")]
-    own_folders = [Path(source.path) for source in own if source.schema == "file"]
-    for folder, ours in itertools.product(own_folders, sorted(CONFIGS.rglob("*.*"))):
-        # Hydra would silently ignore one of two choices of a name. It reads no campaigns.
-        choice = ours.relative_to(CONFIGS)
-        theirs = folder / choice
-        is_other = theirs.is_file() and theirs.read_bytes() != ours.read_bytes()
-        if is_other and choice.parts[0] != CAMPAIGNS:
-            reason = f"its {choice} has the name of a choice of ours: give it another"
-            raise ConfigError("--config-dir", str(folder), reason)
-
-    def read(name: str, *default: str | None) -> Any:
-        return f"${{oc.env:{name}}}" if SECRET.search(name) else oc.env(name, *default)
-
-    OmegaConf.register_new_resolver("oc.env", read, replace=True)
-    try:
-        plain: Any = OmegaConf.to_container(
-            without_hydra(tree), resolve=True, throw_on_missing=True
-        )
-    except Exception as error:
-        raise explain(error) from error
-    finally:
-        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
-
-    config = RunConfig.from_dict(plain)
-    if config.model.match_params is not None:
-        # Imported late: a mistake is told before torch is imported, which takes two seconds.
-        from rope_exp.costs import with_matched
-
-        config = with_matched(config)
-    if config.pe.code is None or config.pe.source is not None:
-        return config
-    return chosen("position", "own", "pe.code").with_source(config, [CONFIGS, *own_folders])
-
-
-def without_hydra(tree: DictConfig) -> DictConfig:
-    """Return a copy of a composed config without Hydra's own node."""
-    return OmegaConf.masked_copy(tree, [str(key) for key in tree if key != "hydra"])
-
-
-def titles(overrides: Sequence[Sequence[str]], configs: Sequence[RunConfig]) -> list[str]:
-    """Return a title for each job, from its words: its variant, its seed, other swept values."""
-    swept = [len(set(values)) > 1 for values in zip(*overrides, strict=True)]
-    titles = []
-    for words, config in zip(overrides, configs, strict=True):
-        own = [word for word in itertools.compress(words, swept) if not IN_NAME.match(word)]
-        others = [word.lstrip("+") for word in own]
-        titles.append("-".join([config.pe.label, *others, f"s{config.seed}"]))
-    return titles
-
-
 @dataclass(frozen=True)
 class Jobs:
     """The jobs of a command line.
@@ -139,16 +82,6 @@ class Jobs:
     tree: DictConfig
     overrides: list[list[str]]
     configs: list[RunConfig]
-
-    @property
-    def have_launcher(self) -> bool:
-        """True if the config asks for a launcher of another package."""
-        return not re.search("basic_launcher|rope_exp", self.tree.hydra.launcher._target_)
-
-    @property
-    def have_references(self) -> bool:
-        """True if the value of one of our keys refers to another key."""
-        return "${" in OmegaConf.to_yaml(without_hydra(self.tree))
 
 
 def run_config(overrides: Sequence[str], config_dir: Path | None = None) -> RunConfig:
@@ -181,22 +114,22 @@ def compose_jobs(
                 return compose("config", [*search, *words], return_hydra_config=True)
 
             parsed = parser.parse_overrides(list(words))
-            ours = [each for each in parsed if not each.is_hydra_override()]
-            swept = [each for each in ours if each.is_sweep_override()]
-            jobs = [[str(each.input_line) for each in parsed if each not in swept]]
+            ours = [override for override in parsed if not override.is_hydra_override()]
+            swept = [override for override in ours if override.is_sweep_override()]
+            jobs = [[str(override.input_line) for override in parsed if override not in swept]]
             tree = composed(jobs[0])
             trees = [tree]
 
             if multirun or tree.hydra.mode == RunMode.MULTIRUN:
                 params = (tree.hydra.sweeper.params or {}).items()
-                parsed = parser.parse_overrides([*(f"{k}={value}" for k, value in params), *words])
-                jobs = split([each for each in parsed if not each.is_hydra_override()])
-                trees = [composed(job) for job in jobs]
+                of_file = parser.parse_overrides([f"{key}={value}" for key, value in params])
+                jobs = split([*of_file, *ours])
+                trees = list(map(composed, jobs))
             elif swept:
                 composed(words)  # raises Hydra's error about several values
     except Exception as error:
         raise explain(error) from error
-    return Jobs(tree, jobs, [to_run_config(each) for each in trees])
+    return Jobs(tree, jobs, list(map(to_run_config, trees)))
 
 
 def split(overrides: Sequence[Override]) -> list[list[str]]:
@@ -214,6 +147,67 @@ def split(overrides: Sequence[Override]) -> list[list[str]]:
         if not words[key]:
             raise ConfigError(key, ..., "the sweep is empty: no choice matches")
     return [list(job) for job in itertools.product(*words.values())]
+
+
+def titles(overrides: Sequence[Sequence[str]], configs: Sequence[RunConfig]) -> list[str]:
+    """Return a title for each job, from its words: its variant, its seed, other swept values."""
+    swept = [len(set(values)) > 1 for values in zip(*overrides, strict=True)]
+    titles = []
+    for words, config in zip(overrides, configs, strict=True):
+        own = [word.lstrip("+") for word in itertools.compress(words, swept)]
+        others = [word for word in own if not word.startswith(("pe=", "pe.", "seed="))]
+        titles.append("-".join([config.pe.label, *others, f"s{config.seed}"]))
+    return titles
+
+
+def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
+    """Convert a composed config, once, with the file of `pe.code`.
+
+    `${oc.env:NAME}` becomes its value. If the name looks secret it stays unresolved, because
+    configs are saved with every run.
+
+    Args:
+        hydra: Hydra's own node, if the tree has none.
+    """
+    sources = (hydra or tree.hydra).runtime.config_sources
+    own_folders = [
+        Path(source.path)
+        for source in sources
+        if source.provider not in ("hydra", "main") and source.schema == "file"
+    ]
+    for folder, ours in itertools.product(own_folders, sorted(CONFIGS.rglob("*.*"))):
+        # Hydra would silently ignore one of two choices of a name. It reads no campaigns.
+        choice = ours.relative_to(CONFIGS)
+        theirs = folder / choice
+        is_other = theirs.is_file() and theirs.read_bytes() != ours.read_bytes()
+        if is_other and choice.parts[0] != CAMPAIGNS:
+            reason = f"its {choice} has the name of a choice of ours: give it another"
+            raise ConfigError("--config-dir", str(folder), reason)
+
+    def read(name: str, *default: str | None) -> Any:
+        return f"${{oc.env:{name}}}" if SECRET.search(name) else oc.env(name, *default)
+
+    OmegaConf.register_new_resolver("oc.env", read, replace=True)
+    try:
+        plain: Any = OmegaConf.to_container(
+            without_hydra(tree), resolve=True, throw_on_missing=True
+        )
+    except Exception as error:
+        raise explain(error) from error
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+
+    config = RunConfig.from_dict(plain)
+    if config.model.match_params is not None:
+        config = chosen("plan", "match", "model.match_params").with_matched(config)
+    if config.pe.code is None or config.pe.source is not None:
+        return config
+    return chosen("position", "own", "pe.code").with_source(config, [CONFIGS, *own_folders])
+
+
+def without_hydra(tree: DictConfig) -> DictConfig:
+    """Return a copy of a composed config without Hydra's own node."""
+    return OmegaConf.masked_copy(tree, [str(key) for key in tree if key != "hydra"])
 
 
 def explain(error: Exception) -> ConfigError:
@@ -247,3 +241,86 @@ def explain(error: Exception) -> ConfigError:
     reason = "".join(c if c.isprintable() else " " for c in first_line(cause))
     key = getattr(cause, "full_key", None) or "config"
     return ConfigError(key, ..., reason.partition(" full_key: ")[0])
+
+
+# -- on this machine -------------------------------------------------------------------------------
+
+
+def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
+    """Return `config` with every `auto` replaced by this machine's value.
+
+    Args:
+        world_size: of the launcher that started this process, perhaps over several hosts; None:
+            we start the processes.
+    Raises:
+        ConfigError: the config asks for missing GPUs, or its batch does not divide.
+    """
+    launch = config.launch
+    device = launch.device
+    if device == "auto":
+        device = "cuda" if gpus() else "cpu"
+    processes = world_size or launch.num_processes
+    if processes == "all":
+        processes = max(len(gpus()), 1)
+    launch = replace(launch, device=device, num_processes=processes)
+    launch = replace(launch, max_parallel=runs_at_a_time(launch))
+    config = replace(config, launch=launch)
+    refuse(config, _machine_rules(config, world_size is None))
+
+    train = config.train
+    resolved: dict[str, Any] = {}
+    if train.precision == "auto":
+        resolved["precision"] = "bf16" if has_bf16(device) else "fp32"
+    if train.compile == "auto":
+        # Each length has its own graphs.
+        num_lengths = len({stage.seq_len for stage in train.staged})
+        pays = device == "cuda" or operations(config) >= PAYS_TO_COMPILE * num_lengths
+        resolved["compile"] = pays and has_compiler(device)
+    if train.deterministic == "auto":
+        resolved["deterministic"] = device == "cpu"
+    return config.replace("train", **resolved)
+
+
+def operations(config: RunConfig) -> int:
+    """Return the FLOP of the whole run; a pretrained tokenizer counts as the smallest."""
+    # Imported late: torch takes a second to import, which a mistake need not wait for.
+    from rope_exp.costs import flops_per_token
+
+    vocab_size = config.known_vocab_size or MIN_VOCAB_SIZE
+    return sum(
+        stage.num_tokens * flops_per_token(config, vocab_size, stage.seq_len)
+        for stage in config.train.staged
+    )
+
+
+def runs_at_a_time(launch: LaunchConfig) -> int:
+    """Return `launch.max_parallel`; auto is as many runs as the GPUs allow, and one on a CPU."""
+    if launch.max_parallel != "auto":
+        return launch.max_parallel
+    places = len(gpus()) * launch.runs_per_gpu
+    return max(places // int(launch.num_processes), 1) if launch.device == "cuda" else 1
+
+
+def _machine_rules(config: RunConfig, starts_processes: bool) -> Iterator[Rule]:
+    """Yield what this machine lacks, and batches that do not divide into equal parts."""
+    train = config.train
+    launch = config.launch
+    num_gpus = len(gpus())
+    on_gpus = launch.device == "cuda"
+    count = int(launch.num_processes)
+    reason = "this machine shows no GPU; a run takes launch.device=auto, a GPU campaign a GPU"
+    yield on_gpus and not num_gpus, "launch.device", reason
+    if starts_processes:
+        reason = f"this machine shows {num_gpus} GPUs"
+        yield on_gpus and count > num_gpus, "launch.num_processes", reason
+        reason = "must be 1 for launch=inline, which starts no process"
+        yield launch.inline and count > 1, "launch.num_processes", reason
+
+    share, rest = divmod(train.global_batch_size, count)
+    reason = f"must be a multiple of the {count} processes"
+    yield rest, "train.global_batch_size", reason
+    is_odd = share % min(train.micro_batch_size or share, share)
+    yield is_odd, "train.micro_batch_size", f"must divide a process's share of {share} sequences"
+    for stage in train.staged:
+        step = f"a step has {stage.batch_size} sequences of {stage.seq_len}, which"
+        yield stage.batch_size % count, "train.stages", f"{step} {reason}"

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, reduce
 from operator import attrgetter, getitem
 from pathlib import Path
@@ -17,7 +17,6 @@ from rope_exp.identity import (
     Name,
     Natural,
     NonNegative,
-    PathText,
     Rule,
     Sha256,
     choices,
@@ -42,12 +41,15 @@ from rope_exp.sections import (
     Architecture,
     DataConfig,
     Kind,
+    LaunchConfig,
     ModelConfig,
     OptimConfig,
     PeConfig,
+    PlaceConfig,
     ScheduleConfig,
     SoftmaxConfig,
     TokenizerConfig,
+    TrackerConfig,
 )
 
 FACTORS = ("pe", "seed")  # the keys in which runs of one group may differ
@@ -71,7 +73,6 @@ class Stage:
     # All earlier stages'.
     steps_before: int = 0
     samples_before: int = 0
-    tokens_before: int = 0
 
     @property
     def last_step(self) -> int:
@@ -126,7 +127,7 @@ class TrainConfig:
     deterministic: bool | Literal["auto"] = "auto"
     # Probes of the finished model (probes/), written to probes.json.
     probes: tuple[str, ...] = setting(())
-    # Dense bf16 peak of a GPU missing from costs.py; 0: record no MFU.
+    # Dense bf16 peak of a GPU missing from peaks.yaml; 0: record no MFU.
     peak_tflops: NonNegative | None = setting(None)
 
     def __post_init__(self) -> None:
@@ -149,14 +150,12 @@ class TrainConfig:
     def staged(self) -> tuple[Stage, ...]:
         """The stages in order; a single one if `stages` is null."""
         stages = []
-        steps = samples = tokens = 0
+        steps = samples = 0
         for seq_len, num_steps, *rows in self.stages or [(self.seq_len, self.num_steps)]:
             batch_size = rows[0] if rows else self.tokens_per_step // seq_len
-            stage = Stage(seq_len, num_steps, batch_size, steps, samples, tokens)
-            stages.append(stage)
+            stages.append(Stage(seq_len, num_steps, batch_size, steps, samples))
             steps += num_steps
             samples += num_steps * batch_size
-            tokens += stage.num_tokens
         return tuple(stages)
 
     def stage_at(self, step: int) -> Stage:
@@ -170,9 +169,11 @@ class TrainConfig:
         return max(self.seq_len, *(stage.seq_len for stage in self.staged))
 
     def tokens_until(self, step: int) -> int:
-        """Return the number of tokens up to and including a step; 0 at step 0."""
-        stage = self.stage_at(step)
-        return stage.tokens_before + (step - stage.steps_before) * stage.tokens_per_step
+        """Return the number of tokens up to and including a step."""
+        return sum(
+            min(max(step - stage.steps_before, 0), stage.num_steps) * stage.tokens_per_step
+            for stage in self.staged
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -185,49 +186,6 @@ class TrainConfig:
         most = max(1, self.micro_batch_size * self.seq_len // seq_len)
         num_parts = -(-share // most)
         return -(-share // num_parts)
-
-
-@section
-class TrackerConfig:
-    """The tracker of curves; where a key has its default, WANDB_MODE and the like apply."""
-
-    name: Literal["none", "wandb", "trackio"] = "none"
-    mode: Literal["online", "offline"] = "online"
-    project: Name = "rope_exp"
-
-
-@section
-class LaunchConfig:
-    """Placement of runs on the machine."""
-
-    name: Name = "local"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    # Processes of one run; all: one per GPU.
-    num_processes: Count | Literal["all"] = 1
-    # Threads of each process; auto: its share of the cores.
-    num_threads: Count | Literal["auto"] = "auto"
-    # Concurrent runs; auto: as many as the GPUs allow, one on a CPU.
-    max_parallel: Count | Literal["auto"] = "auto"
-    # Run in the current process, for a debugger.
-    inline: bool = False
-    # Runs that share a GPU.
-    runs_per_gpu: Count = 1
-    # Runs of one job, for `rope-exp campaign` and `rope-exp sweep` on a cluster.
-    cells_per_job: Count = 1
-
-
-@section
-class PlaceConfig:
-    """The run's folder, its group, and the run from which it starts."""
-
-    # null: results/runs/<group>/<pe>/seed<k>.
-    dir: PathText | None = None
-    # null: a name derived from everything but pe and seed.
-    group: Name | None = None
-    # Move an old folder aside instead of resuming in it.
-    fresh: bool = False
-    # Folder of a finished run that provides the initial weights; init_weights is their hash.
-    init_from: PathText | None = None
 
 
 @dataclass(frozen=True)
@@ -273,8 +231,7 @@ class RunConfig:
 
     def replace(self, section: str, **changes: Any) -> "RunConfig":
         """Return a copy with some keys of one section changed, checked like any other."""
-        changed = dataclasses.replace(getattr(self, section), **changes)
-        return dataclasses.replace(self, **{section: changed})
+        return replace(self, **{section: replace(getattr(self, section), **changes)})
 
     def architecture(self, vocab_size: int) -> Architecture:
         """Return the specification of the decoder for a tokenizer's vocabulary."""
@@ -384,11 +341,10 @@ def differing_keys(
 ) -> list[str]:
     """Return `key: old -> new` for each key whose values differ, but for keys or sections `but`."""
     old, new = flat(old), flat(new)
-    keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
     return [
         f"{key}: {show(old.get(key))} -> {show(new.get(key))}"
-        for key in keys
-        if key not in but and key.partition(".")[0] not in but
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not {key, key.partition(".")[0]}.intersection(but)
     ]
 
 
@@ -404,7 +360,7 @@ NEEDS = {
 }
 
 
-def rules(config: "RunConfig") -> Iterator[Rule]:
+def rules(config: RunConfig) -> Iterator[Rule]:
     """Yield every rule of a config. A rule may rely on those before it."""
     pe, model, attn = config.pe, config.model, config.attn
     data, task, tokenizer, train = config.data, config.data.task, config.tokenizer, config.train
@@ -421,10 +377,8 @@ def rules(config: "RunConfig") -> Iterator[Rule]:
                 yield is_missing, key, NEEDS.get(needed, f"needs {needed}")
 
     # The corpus and its tokenizer.
-    has_path = data.kind in DATASETS
-    reason = "must name the corpus of data=files and data=hub; no other has a path"
-    yield has_path != (data.path is not None), "data.path", reason
-    yield has_path and not data.text_column, "data.text_column", "must name the text's column"
+    for name in ("path", "text_column") if data.kind in DATASETS else ():
+        yield not getattr(data, name), f"data.{name}", "must be set for data={0.data.kind}"
     lacks_bytes = tokenizer.kind == "bpe" and tokenizer.train_bytes is None
     yield lacks_bytes, "tokenizer.train_bytes", "must be set for tokenizer.kind=bpe"
     for name, kind in (("vocab_size", "bpe"), ("path", "pretrained")):

@@ -20,12 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rope_exp.attention import Cache, LayerCache, Positions, Tables, linears, make_attention
+from rope_exp.attention import Cache, LayerCache, Positions, Tables, linears, make_attention, wide
 from rope_exp.batches import NO_TARGET
-from rope_exp.encoding import Position, ScoreBias, Sizes
 from rope_exp.errors import ConfigError
 from rope_exp.identity import chosen
-from rope_exp.kernels import wide
 from rope_exp.rope import angles, frequencies
 from rope_exp.sections import INIT_STD, PAIRS, Architecture, ModelConfig, PeConfig
 
@@ -212,28 +210,13 @@ ONTO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
 LLAMA_NORMS = ("model.norm.weight", "input_layernorm.weight", "post_attention_layernorm.weight")
 
 
-def encodings(architecture: Architecture, layer: int | None) -> dict[str, Position]:
-    """Return the position encodings at the input (layer None) or in a layer, by module names."""
-    model = architecture.model
+def encodings(architecture: Architecture, layer: int | None) -> dict[str, Any]:
+    """Return the encodings besides rotation at the input (layer None) or in a layer, by name."""
     pe = architecture.pe
-    choices = {"own": "none" if pe.code is None else "own"}
-    if layer is None:
-        choices = {"added_positions": pe.input, "score_bias": pe.bias, **choices}
-    sizes = Sizes(
-        model.hidden_size,
-        model.num_attention_heads,
-        model.num_key_value_heads,
-        model.features_per_head,
-        model.num_hidden_layers,
-        architecture.num_positions,
-        architecture.causal,
-        layer,
-    )
-    made = {}
-    for name, choice in choices.items():
-        if choice != "none":
-            made[name] = chosen("position", choice, "pe").make(pe, sizes)
-    return {name: encoding for name, encoding in made.items() if encoding is not None}
+    if (pe.input, pe.bias, pe.code) == ("none", "none", None):
+        return {}
+    made: dict[str, Any] = chosen("position", "encodings", "pe").encodings(architecture, layer)
+    return made
 
 
 class Trunk(nn.Module):
@@ -259,10 +242,12 @@ class Trunk(nn.Module):
         if pe.trainable:
             rotary = chosen("position", "trainable", "pe.trainable").LearnedRotary
         self.rotary_emb = rotary(attn.rotary_dim(config), pe, num_layers, attn.key_heads(config))
-        for name, encoding in encodings(architecture, layer=None).items():
+        acting = encodings(architecture, layer=None)
+        for name, encoding in acting.items():
             self.add_module(name, encoding)
-        # Those at the input, and one more than the last position that they all have.
-        self.encodings = [child for child in self.children() if isinstance(child, Position)]
+        self.score_bias = acting.get("score_bias")
+        self.encodings = [*acting.values()]
+        # One more than the last position that they all have.
         limits = [encoding.limit for encoding in self.encodings if encoding.limit is not None]
         self.num_positions = min(limits, default=None)
 
@@ -294,12 +279,12 @@ class Trunk(nn.Module):
                 raise ConfigError(f"pe.{key}", getattr(self.pe, key), allowed)
 
         x_BTD = self.embed_tokens(ids_BT)
-        bias_HTE = None
-        place_1E = torch.arange(num_before + num_new, device=ids_BT.device)[None]
         for encoding in self.encodings:
             x_BTD = encoding.embed(x_BTD, position_T).to(x_BTD.dtype)
-            if isinstance(encoding, ScoreBias):
-                bias_HTE = encoding.scores({"position_BE": place_1E}, num_new)
+        bias_HTE = None
+        if self.score_bias is not None:
+            place_1E = torch.arange(num_before + num_new, device=ids_BT.device)[None]
+            bias_HTE = self.score_bias.scores({"position_BE": place_1E}, num_new)
 
         inputs = zip(self.layers, self.rotary_emb(position_T), layer_caches, strict=True)
         for layer, at, layer_cache in inputs:

@@ -6,15 +6,10 @@ import os
 import re
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-
-from rich import progress
-from rich.console import Console
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -72,31 +67,6 @@ def out_of_memory(error: BaseException) -> str | None:
         return None
     advice = "training takes less with a smaller train.micro_batch_size"
     return f"out of memory ({first_line(error)}); {advice}"
-
-
-@contextlib.contextmanager
-def explained_by(code: str | None, *, every: bool = True) -> Iterator[None]:
-    """Turn an error of a user's class (pe.code) into one sentence, after its own traceback.
-
-    `every`: also an error that is raised elsewhere, such as for a wrong shape.
-    """
-    try:
-        yield
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:
-        if code is None or out_of_memory(error):
-            raise
-        path = f"{code.partition('.')[0]}.py"
-        stack = traceback.extract_tb(error.__traceback__)
-        frames = [frame for frame in stack if frame.filename == path]
-        if not (frames or every):
-            raise
-        message = f"{type(error).__name__}: {first_line(error)}"
-        if frames:
-            log("".join(traceback.format_list(frames)).rstrip())
-            message = f"{path}, line {frames[-1].lineno}: {message}"
-        raise ConfigError("pe.code", code, message) from error
 
 
 def explained(command: Callable[[], int], *, prints: bool = True) -> int:
@@ -165,84 +135,41 @@ def ignoring_output_errors() -> Iterator[None]:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (until the process ends)
 
 
-# Further files that `log` writes to: the log of a run, one at most.
-_copies: list[Path] = []
+# `log` also appends to this file: the log of a run, if this process has one.
+_log_file = Path(os.devnull)
 
 
 def keep_log(path: Path) -> None:
     """Write every line of `log` also to a file, unless standard error is that file."""
-    _copies.clear()
+    global _log_file
+    _log_file = Path(os.devnull)
     with contextlib.suppress(OSError):
         path.touch()
         if not os.path.samestat(os.fstat(2), path.stat()):
-            _copies.append(path)
-
-
-def keep(text: str) -> None:
-    """Write only to the file of `keep_log`, if there is one and it is writable."""
-    for path in _copies:
-        with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
-            file.write(text)
+            _log_file = path
 
 
 def log(line: str) -> None:
     """Print a line to standard error if possible, and to the file of `keep_log`."""
-    keep(f"{line}\n")
+    with contextlib.suppress(OSError), _log_file.open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
     with ignoring_output_errors():
         # Write once: print writes the newline separately, and other processes may write in between.
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """An estimate of the time that a task still takes, by its mean speed since the beginning."""
-
-    began: float  # by the monotonic clock
-    first: int  # done already at that time
-
-    def left(self, now: float, done: int, total: int) -> str:
-        """Return the time left in words."""
-        if done <= self.first:
-            return "no estimate yet"
-        a_unit = (now - self.began) / (done - self.first)
-        return f"{timedelta(seconds=round(a_unit * max(total - done, 0)))} left"
+def time_left(seconds: float, done: int, left: int) -> str:
+    """Return in words how long `left` units of work take, if `done` of them took `seconds`."""
+    if done <= 0:
+        return "no estimate yet"
+    return f"{timedelta(seconds=round(seconds / done * max(left, 0)))} left"
 
 
 def describe_row(row: Mapping[str, Any]) -> str:
     """Return the numbers of a row of metrics that are shown, each after a comma."""
     shown = [column for column in COLUMNS if isinstance(row.get(column), int | float)]
     return "".join(COLUMNS[column].format(row[column]) for column in shown)
-
-
-class Bars(progress.Progress):
-    """Progress bars with text, if standard error is a terminal; otherwise `disable` is true."""
-
-    def __init__(self) -> None:
-        console = Console(stderr=True)
-        super().__init__(
-            "{task.description}",
-            progress.BarColumn(),
-            "{task.fields[words]}",
-            console=console,
-            auto_refresh=False,
-            disable=not (sys.stderr.isatty() and console.is_interactive),
-        )
-        self.start()
-        # rich hides the cursor until the bars end, but a second signal exits before that.
-        if not self.disable:
-            console.show_cursor()
-
-    def draw(self) -> None:
-        """Draw the bars as they are now."""
-        with ignoring_output_errors():
-            self.refresh()
-
-    def close(self) -> None:
-        """Draw the bars for the last time."""
-        if not self.disable:
-            with ignoring_output_errors():
-                self.stop()
 
 
 class Progress:
@@ -252,7 +179,7 @@ class Progress:
         self._name = name
         self._total = total
         self._last_line = time.monotonic()
-        self._estimate: Estimate | None = None
+        self._began: tuple[float, int] | None = None
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Log a run's row of metrics; one of an evaluation at once."""
@@ -262,10 +189,10 @@ class Progress:
     def show(self, done: int, words: str, *, at_once: bool = False) -> None:
         """Log the progress, unless a line was logged a moment ago."""
         now = time.monotonic()
-        # It begins after the first step, which compiles.
-        self._estimate = self._estimate or Estimate(now, done)
+        # Time counts from the end of the first step, which compiles.
+        began, first = self._began = self._began or (now, done)
         if at_once or now - self._last_line >= LINE_SECONDS:
             self._last_line = now
             if self._total:
-                words += f", {self._estimate.left(now, done, self._total)}"
+                words += f", {time_left(now - began, done - first, self._total - done)}"
             log(f"{self._name}: {words}")

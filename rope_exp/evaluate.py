@@ -1,18 +1,14 @@
-"""A model's loss on a batch, by micro-batches on the device, and its answers to probes."""
+"""A model's loss on a batch, by micro-batches on the device."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rope_exp.batches import Batch
-from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
-from rope_exp.identity import chosen
 
 
 class Inputs(NamedTuple):
@@ -61,17 +57,6 @@ def on_device(batch: Batch, device: torch.device) -> Inputs:
     return Inputs(**tensors)
 
 
-def rounded(losses: Iterable[Any]) -> list[float | None]:
-    """Return losses rounded to six decimals; None for one that is not finite."""
-    return [round(loss, 6) if math.isfinite(loss) else None for loss in map(float, losses)]
-
-
-def significant(numbers_N: Tensor) -> list[float | None]:
-    """Return numbers with six significant digits; None for one that is not finite."""
-    numbers = numbers_N.double().tolist()
-    return [float(f"{number:.6g}") if math.isfinite(number) else None for number in numbers]
-
-
 @torch.no_grad()
 def held_out_loss(
     model: nn.Module,
@@ -107,38 +92,3 @@ def held_out_loss(
 
     total = parallel.sum(nats) if parallel else nats
     return float(total) / held_out.num_targets
-
-
-class _Stopped(Exception):  # noqa: N818
-    """The run was asked to stop; the same command starts the probes again."""
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A finished model, which the files of probes/ question.
-
-    Attributes:
-        rows_at_once: the rows of the training length in a micro-batch.
-        crossings: how often each learned frequency has crossed 0 in training, by pair of sites.
-    """
-
-    decoder: Decoder
-    config: RunConfig
-    data: Any
-    rows_at_once: int
-    should_stop: Callable[[], bool] = lambda: False
-    crossings: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def ask(self, probes: Sequence[str]) -> dict[str, Any] | None:
-        """Return each probe's answer, as plain values, by its name; None if asked to stop."""
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"), suppress(_Stopped):
-            return {name: chosen("probes", name, "train.probes").ask(self) for name in probes}
-        return None
-
-    def batches(self, rows: Batch, at_once: int) -> Iterator[Inputs]:
-        """Yield the rows on the device, `at_once` at a time."""
-        device = self.decoder.lm_head.weight.device
-        for start in range(0, len(rows.ids_BT), at_once):
-            if self.should_stop():
-                raise _Stopped
-            yield on_device(rows.rows(slice(start, start + at_once)), device)

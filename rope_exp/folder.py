@@ -1,15 +1,17 @@
-"""The files config.yaml, env.json, metrics.jsonl, probes.json and result.json of a run's folder.
+"""A run as its folder records it: config, environment, metrics, answers to probes, and result.
 
-result.json comes last: its presence means that the run is done. Reading checks the type of each
-value, and the digest of probes.json; the error for a damaged or edited folder names the file.
-Checkpoints have a module of their own. No torch.
+result.json is written last: its presence means that the run is done. Reading checks the type of
+each value, and that files agree; an error names the file. Checkpoints have a module of their own.
 """
 
 import errno
+import fnmatch
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -28,17 +30,11 @@ from rope_exp.files import (
     readable,
     write_atomically,
 )
-from rope_exp.identity import (
-    Count,
-    Natural,
-    NonNegative,
-    OrderSha256,
-    Sha256,
-    convert,
-)
+from rope_exp.identity import Count, Natural, NonNegative, OrderSha256, Sha256, convert
 
 CONFIG = "config.yaml"
 ENV = "env.json"
+METRICS = "metrics.jsonl"
 RESULT = "result.json"
 PROBES = "probes.json"
 LOCK = ".lock"
@@ -53,9 +49,18 @@ MANIFEST = "manifest.json"
 FORMAT = 2
 # Keys of the tracker in files of version 0.2.0, which changed no number.
 _GONE = ("entity", "tags", "notes", "run_name")
-METRICS = "metrics.jsonl"
 NEWEST_BYTES = 4096  # enough for several rows
+# Values of result.json that repeat the last row of metrics.jsonl.
+_LAST_ROW = {"train/loss": "train/loss_last"}
+_LAST_ROW_OF_FINISHED = _LAST_ROW | {"step": "steps", "tokens": "tokens", "val/loss": "val/loss"}
 
+Status = Literal["finished", "diverged", "unfinished"]
+# The test of differences that a campaign's file states; its records repeat it.
+Test = Literal["paired"]
+
+_Row = TypedDict(
+    "_Row", {"step": Count, "train/loss": FiniteFloat, "val/loss": NotRequired[FiniteFloat]}
+)
 _Losses = TypedDict(
     "_Losses", {"val/loss": FiniteFloat | None, "train/loss_last": FiniteFloat | None}
 )
@@ -93,15 +98,15 @@ class _Sizes(TypedDict):
     validation: NotRequired[Count]
 
 
+class _Git(TypedDict):
+    commit: str | None
+    dirty: bool
+
+
 class _Corpus(TypedDict):
     # Generated data have no end.
     tokens: NotRequired[_Sizes]
     text_bytes: NotRequired[_Sizes]
-
-
-class _Git(TypedDict):
-    commit: str | None
-    dirty: bool
 
 
 class OriginFacts(TypedDict):
@@ -230,10 +235,9 @@ def check_result(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def describe_done(folder: Path) -> str:
     """Return the message that is shown instead of running a run that is done."""
-    result = describe(read_json(folder / RESULT))
     return (
-        f"{folder} is done: {result}; run.fresh=true runs it anew, and a run of another "
-        f"run.dir trains its weights further with run.init_from={folder}"
+        f"{folder} is done: {describe(read_json(folder / RESULT))}; run.fresh=true runs it anew, "
+        f"and a run of another run.dir trains its weights further with run.init_from={folder}"
     )
 
 
@@ -243,10 +247,6 @@ def describe(result: Mapping[str, Any]) -> str:
         return f"diverged: after {result['steps']} steps a loss or a gradient was not finite"
     rate = f", {result['tokens_per_s']:,.0f} tokens/s" if result["tokens_per_s"] else ""
     return f"finished, val/loss {result['val/loss']:.4f}{rate}, {result['wall_s']:.0f} s"
-
-
-class _Row(TypedDict):
-    step: Count
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -279,19 +279,18 @@ def newest_values(folder: Path) -> dict[str, Any]:
     """Return the newest value of each column in the last rows; {} if no row can be read."""
     values: dict[str, Any] = {}
     path = folder / METRICS
-    # Opening a pipe would wait for a writer.
-    if path.is_file():
-        with suppress(OSError, RecordError):
-            content = path.read_bytes()
-            # The first line may lack its beginning, and the last its end.
-            for line in content[-NEWEST_BYTES:].split(b"\n")[len(content) > NEWEST_BYTES : -1]:
-                values |= checked(METRICS, parse_json(METRICS, line), _Row)
+    with suppress(OSError, RecordError):
+        check_regular(path)
+        content = b"\n" + path.read_bytes()
+        # The first line may lack its beginning, and the last its end.
+        for line in content[-NEWEST_BYTES:].split(b"\n")[1:-1]:
+            values |= checked(METRICS, parse_json(METRICS, line), _Row)
     return values
 
 
 def last_step(folder: Path) -> int:
     """Return the step of the last row; 0 if no row can be read."""
-    return int(newest_values(folder).get("step", 0))
+    return newest_values(folder).get("step", 0)
 
 
 class MetricsWriter:
@@ -328,3 +327,183 @@ class MetricsWriter:
 
 def _to_line(row: Mapping[str, Any]) -> str:
     return json.dumps(row, allow_nan=False) + "\n"
+
+
+class ReportError(RecordError):
+    """Records that contradict themselves or one another; the message names the folders."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, with the content of its folder or its record.
+
+    Attributes:
+        folder: <runs>/<group>/<pe>/seed<k>, or the file that is its record.
+        result: {} while the run is not done.
+        where: <group>/<pe>/seed<k>, or <campaign>/<cell>: the same wherever the runs lie.
+        group: the group of its folder, or the campaign of its record.
+        row: the row of its campaign's cell; else empty, like its factors.
+        probes: its model's answers, by probe; NaN replaces a number that is not finite.
+        test: its campaign's way of judging differences; None: as in docs/paper/protocol.md.
+    """
+
+    folder: Path
+    config: RunConfig
+    result: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    env: dict[str, Any]
+    where: str
+    group: str
+    row: str = ""
+    factors: dict[str, Any] = field(default_factory=dict)
+    probes: dict[str, Any] = field(default_factory=dict)
+    test: Test | None = None
+
+    @property
+    def status(self) -> Status:
+        """The status in result.json; unfinished while there is none."""
+        return self.result.get("status", "unfinished")
+
+    @property
+    def loss(self) -> float | None:
+        """A finished run's validation loss, in its data's unit."""
+        return self.result.get("val/loss")
+
+    @property
+    def variant_name(self) -> str:
+        """The name for people: VO-RoPE, or QK-RoPE base500000 if a key departs from the variant."""
+        pe = self.config.pe
+        return f"{pe.name} {pe.label.partition('-')[2]}".rstrip()
+
+    @property
+    def epochs(self) -> float | None:
+        """The planned passes over the corpus; None if env.json does not give its size."""
+        sizes = self.env.get("corpus", {}).get("tokens")
+        return self.config.train.num_tokens / sizes["train"] if sizes else None
+
+    def check(self) -> None:
+        """Refuse a result that contradicts the config, the initial weights or the curve."""
+        config = self.config
+        expected = {
+            "pe": config.pe.label,
+            "rotate": config.pe.rotate,
+            "seed": config.seed,
+            "group_sha256": config.group_sha256,
+            "config_sha256": config.config_sha256,
+            "init_weights": config.init_weights,
+        }
+        init_weights = self.env.get("init_from", {}).get("weights_sha256")
+        stated = self.result | {"init_weights": init_weights}
+        for key, value in expected.items():
+            if stated[key] != value:
+                file = self._file(ENV if key == "init_weights" else RESULT)
+                raise ReportError(
+                    f"{file} says {key}={stated[key]!r}, but by its config it is {value!r}: "
+                    "one of them was edited, or belongs to another run"
+                )
+
+        last = [{}, *self.metrics][-1]
+        ends = _LAST_ROW_OF_FINISHED if self.status == "finished" else _LAST_ROW
+        for key, name in ends.items():
+            if last.get(key) != self.result[name]:
+                raise ReportError(
+                    f"{self._file(METRICS)} ends with {key}={last.get(key)!r}, but by {RESULT} the "
+                    f"run ended with {self.result[name]!r}: rows are missing, or one was edited"
+                )
+        if last.get("step", 0) > self.result["steps"]:
+            raise ReportError(
+                f"{self._file(METRICS)} continues to step {last['step']}, past the "
+                f"{self.result['steps']} of {RESULT}"
+            )
+
+    def _file(self, name: str) -> Path:
+        return self.folder / name if self.folder.is_dir() else self.folder
+
+
+def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> list[Path]:
+    """Return the groups below `runs` whose names match a pattern; one only, unless `several`."""
+    groups = sorted({path.parts[-3] for path in runs.glob("[!.]*/[!.]*/[!.]*") if is_run(path)})
+    if not groups:
+        raise ReportError(
+            f"{runs} holds no runs (<group>/<pe>/seed<k>); `rope-exp train +experiment=nine` "
+            "trains the nine, and a run with a custom run.dir must be moved to such a folder"
+        )
+
+    names = fnmatch.filter(groups, pattern or "*")
+    if not names or (len(names) > 1 and not several):
+        raise ReportError(
+            f"{runs} holds {len(names) or 'no'} groups {pattern or ''}, but a table takes one (or "
+            "several, with --factors and the keys that differ, such as pe optim.lr). Available for "
+            f"--group: {', '.join(names or groups)}"
+        )
+    return [runs / name for name in names]
+
+
+def read_runs(groups: Iterable[Path]) -> tuple[list[Run], dict[str, str]]:
+    """Return every run of some groups, and the folders that were left out, with the reason.
+
+    Raises:
+        ReportError: a folder is edited, or holds a run that belongs elsewhere.
+        RecordError: no run can be read.
+    """
+    runs = []
+    left_out = {}
+    unreadable = []
+    for group in groups:
+        # Hidden folders hold runs that were set aside: an old run is `.seed0.old-1`.
+        for folder in sorted(filter(Path.is_dir, group.glob("[!.]*/[!.]*"))):
+            name = str(folder.relative_to(group.parent))
+            if not is_run(folder):
+                left_out[name] = "it holds no run <pe>/seed<k>"
+                continue
+            try:
+                run = read_run(folder)
+            except ReportError:
+                # Edited or moved: without it, the table would hide that.
+                raise
+            except RecordError as error:
+                left_out[name] = str(error)
+                unreadable.append(error)
+                continue
+            expected = f"{run.config.pe.label}/seed{run.config.seed}"
+            if not folder.match(expected):
+                raise ReportError(
+                    f"{folder} holds a run that belongs in {expected}: moved, or its config edited"
+                )
+            runs.append(run)
+    if unreadable and not runs:
+        raise unreadable[0]
+    return runs, left_out
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder holds a run, complete or damaged."""
+    return any((folder / name).exists() for name in (CONFIG, METRICS, RESULT))
+
+
+def read_run(folder: Path) -> Run:
+    """Read one run's folder, wherever it lies; its files must agree with one another."""
+    parts = folder.absolute().parts
+    result = read_result(folder) or {}
+    run = Run(
+        folder,
+        read_config(folder),
+        result,
+        read_metrics(folder),
+        read_env(folder),
+        where="/".join(parts[-3:]),
+        group=parts[-3],
+        probes=with_nan(read_probes(folder, result)),
+    )
+    if run.result:
+        run.check()
+    return run
+
+
+def with_nan(answers: Any) -> Any:
+    """Return a probe's answers with NaN for null, which marks a loss that is not finite."""
+    if isinstance(answers, dict):
+        return {key: with_nan(value) for key, value in answers.items()}
+    if isinstance(answers, list):
+        return [with_nan(value) for value in answers]
+    return math.nan if answers is None else answers

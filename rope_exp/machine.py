@@ -1,4 +1,4 @@
-"""The hardware of this machine (GPUs, cores, compiler)."""
+"""This machine and this package: GPUs, cores, compiler, versions, and the commit of the code."""
 
 import functools
 import os
@@ -9,11 +9,27 @@ import subprocess
 import sysconfig
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-from rope_exp.errors import first_line
+from rope_exp import __version__
+from rope_exp.errors import ConfigError, first_line
 
+PACKAGE = Path(__file__).resolve().parent
+ROOT = PACKAGE.parent  # the checkout; site-packages if the package is installed
+# Paths of a checkout that can change a number.
+CODE = ("rope_exp", "configs", "train.py", "scripts", "pyproject.toml", "constraints.txt")
 CPU_INFO = Path("/proc/cpuinfo")
+# The environment variable by which a dispatcher passes its process id to its ranks.
+DISPATCHER_ID = "ROPE_EXP_DISPATCHER"
+
+PACKAGES = (
+    "torch", "accelerate", "datasets", "hydra-core", "numpy", "safetensors", "tokenizers",
+    "transformers", "wandb",
+)  # fmt: skip
+# A run that resumes with another of these values notes it, as does a table of differing runs.
+MARKED = ("world_size", "device", "cpu", "torch", "num_threads", "git")
 
 
 def gpus() -> list[str]:
@@ -44,11 +60,11 @@ def has_bf16(device: str) -> bool:
 def _nvidia_smi(*columns: str) -> list[tuple[str, ...]]:
     """Return one row per GPU, in the order of the PCI bus; [] if there is no driver."""
     query = f"--query-gpu={','.join(columns)}"
-    rows: list[tuple[str, ...]] = []
-    with suppress(ChildProcessError):
+    try:
         listed = output_of("nvidia-smi", query, "--format=csv,noheader,nounits")
-        rows = [tuple(line.split(", ")) for line in listed.splitlines()]
-    return rows
+    except ChildProcessError:
+        return []
+    return [tuple(line.split(", ")) for line in listed.splitlines()]
 
 
 def num_cores() -> int:
@@ -56,24 +72,14 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def cpu_name() -> str:
-    """Return the CPU's name, as the kernel reports it."""
-    return _cpu_facts("model name") or platform.processor() or platform.machine()
-
-
-def cpu_kind() -> str:
-    """Return the CPU's vendor, family and model: CPUs of one name may round differently."""
-    return _cpu_facts("vendor_id", "cpu family", "model") or platform.machine()
+def _cpu_info() -> str:
+    return CPU_INFO.read_text(encoding="ascii", errors="replace") if CPU_INFO.exists() else ""
 
 
 def _cpu_facts(*keys: str) -> str:
     """Return the first CPU's values of some keys, "" if the kernel reports none."""
     facts = [re.search(rf"^{key}\s*:\s*(.*)$", _cpu_info(), re.MULTILINE) for key in keys]
     return " ".join(fact[1].strip() for fact in facts if fact)
-
-
-def _cpu_info() -> str:
-    return CPU_INFO.read_text(encoding="ascii", errors="replace") if CPU_INFO.exists() else ""
 
 
 def has_compiler(device: str) -> bool:
@@ -83,11 +89,61 @@ def has_compiler(device: str) -> bool:
     return headers.exists() and any(map(shutil.which, compilers))
 
 
-PACKAGE = Path(__file__).resolve().parent
-ROOT = PACKAGE.parent  # the checkout; site-packages if the package is installed
+def machine_facts(device: str) -> dict[str, Any]:
+    """Return the hardware, versions and commit behind any measurement in this process."""
+    import torch
 
-# The environment variable by which a dispatcher passes its process id to its ranks.
-DISPATCHER_ID = "ROPE_EXP_DISPATCHER"
+    # Runs are also trained where git fails.
+    git = None
+    with suppress(ConfigError):
+        git = git_state()
+    versions = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+
+    cpu = _cpu_facts("model name") or platform.processor() or platform.machine()
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else cpu,
+        # CPUs of one name may round differently.
+        "cpu": _cpu_facts("vendor_id", "cpu family", "model") or platform.machine(),
+        "torch": torch.__version__,
+        "num_threads": torch.get_num_threads(),
+        "git": git,
+        "rope_exp": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "num_cores": num_cores(),
+        "versions": versions,
+    }
+
+
+def spelled(fact: Any) -> str:
+    """Return a fact as readable text: a commit by its first digits, with + if code was changed."""
+    if isinstance(fact, dict):
+        return f"{fact.get('commit')!s:.10}{'+' if fact.get('dirty') else ''}"
+    return str(fact)
+
+
+def git_state() -> dict[str, Any] | None:
+    """Return the commit of this checkout and whether its code was changed since.
+
+    None if this package is no checkout of its own: an installed copy may lie within somebody
+    else's repository. A ConfigError says why git cannot name the commit of a checkout.
+    """
+    if not os.path.lexists(ROOT / ".git"):
+        return None
+    # Regardless of a repository in the environment, and of others further up.
+    environment = {key: os.environ[key] for key in os.environ if not key.startswith("GIT_")}
+    environment["GIT_CEILING_DIRECTORIES"] = str(ROOT.parent)
+    git = functools.partial(output_of, "git", "-C", str(ROOT), env=environment)
+    try:
+        # Count new files, regardless of the user's own settings.
+        status = git("status", "--porcelain", "--untracked-files=normal", "--", *CODE)
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(status)}
+    except ChildProcessError as error:
+        why = str(error).removeprefix("git: ")
+        raise ConfigError("git", ..., f"cannot say which commit {ROOT} is at: {why}") from None
 
 
 def child_environment(**changes: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A prepared corpus: its folder on disk, and functions that write, open and verify it.
+"""A prepared corpus: its documents, its folder, and functions that write, open and verify it.
 
 tokenizer.json   train.bin, validation.bin: token ids   meta.json: their digest, and facts
 """
@@ -6,28 +6,21 @@ tokenizer.json   train.bin, validation.bin: token ids   meta.json: their digest,
 import functools
 import hashlib
 import os
+import platform
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+import sysconfig
+import tokenize
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from rope_exp.corpora import (
-    SIDES,
-    TRAIN,
-    VALIDATION,
-    Corpus,
-    explaining,
-    fingerprint,
-    open_dataset,
-    open_library,
-)
 from rope_exp.errors import ConfigError, DataError, Progress, RecordError, log
 from rope_exp.files import (
     explaining_full_disk,
@@ -43,53 +36,130 @@ from rope_exp.files import (
     write_atomically,
     write_json,
 )
-from rope_exp.identity import facts_of
-from rope_exp.sections import DataConfig, TokenizerConfig, is_commit
-from rope_exp.tokenizer import (
-    TOKENIZER_SUFFIXES,
-    build_tokenizer,
-    cuts_at_spaces,
-    pieces,
-    vocab_size,
-)
+from rope_exp.identity import chosen, facts_of
+from rope_exp.sections import DataConfig, TokenizerConfig
+from rope_exp.tokenizer import build_tokenizer, cuts_at_spaces, pieces, vocab_size
+
+if TYPE_CHECKING:
+    from rope_exp.batches import Batch
+
+TRAIN = "train"
+VALIDATION = "validation"
+SIDES = (TRAIN, VALIDATION)
+TEST = "test"  # the held-out split of generated data
 
 FORMAT = 3  # of the folder
 META = "meta.json"
 TOKENIZER = "tokenizer.json"
-
 # data_sha256 is a digest of digests, one for each block of this size of a .bin file.
 BLOCK_BYTES = 64 << 10
 BATCH_CHARS = 1 << 20  # encoded at once
+LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A prepared corpus, and its record (source, fingerprint; documents, bytes and tokens)."""
+class DataSet:
+    """The data of a run: a prepared corpus, or the generated rows of a file of tasks/.
 
-    folder: Path
+    Attributes:
+        corpus: its entry in the record: source and fingerprint; documents, bytes and tokens.
+        num_train_tokens: the tokens of one epoch; None: the data has no end.
+    """
+
     vocab_size: int
     data_sha256: str
     corpus: dict[str, Any]
+    tokenizer_json: str
+    num_train_tokens: int | None
 
-    @property
-    def num_train_tokens(self) -> int:
-        """The number of tokens of one epoch."""
-        return len(self.tokens[TRAIN])
+    def batch(self, split: str, indices: Iterable[int], seed: int = 0) -> "Batch":
+        """Return generated rows of a split by their numbers, counted from 0."""
+        raise NotImplementedError
 
-    @property
-    def tokenizer_json(self) -> str:
-        """The content of tokenizer.json."""
-        return (self.folder / TOKENIZER).read_text(encoding="utf-8")
 
-    @functools.cached_property
-    def tokens(self) -> dict[str, NDArray[np.unsignedinteger]]:
-        """The ids of each side, mapped into memory."""
-        dtype = token_dtype(self.vocab_size)
-        # A plain array is sliced faster than a memmap.
-        return {
-            side: np.memmap(self.folder / f"{side}.bin", dtype, "r").view(np.ndarray)
-            for side in SIDES
-        }
+@dataclass(frozen=True)
+class Prepared(DataSet):
+    """A prepared corpus: its folder, and the token ids of each side, mapped into memory."""
+
+    folder: Path
+    tokens: Mapping[str, NDArray[np.unsignedinteger]]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Streams of documents: `read` yields those of one of the values of `splits`."""
+
+    data: DataConfig
+    splits: Mapping[str, Any]
+    read: Callable[[Any], Iterable[str]]
+    # Further entries of the record; complete once all documents have been read.
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def documents(self, split: str) -> Iterator[tuple[str, str]]:
+        """Yield (side, text) of each non-empty document of a split.
+
+        Without a validation split, a hash of the text decides, so equal texts share a side.
+        """
+        for text in filter(None, self.read(self.splits[split])):
+            side = split
+            if VALIDATION not in self.splits:
+                digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+                if int.from_bytes(digest) < self.data.holdout_fraction * 2**64:
+                    side = VALIDATION
+            yield side, text
+
+
+# -- the stdlib corpus; the other kinds are files of corpora/ --------------------------------------
+
+
+def library_files() -> dict[str, Path]:
+    """Return the modules of Python's library by name, in the order of their paths."""
+    root = Path(sysconfig.get_path("stdlib"))
+    files = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        # Python's build writes these.
+        is_built = parts[0].startswith("config-") or path.name.startswith("_sysconfigdata")
+        if not is_built and LEFT_OUT.isdisjoint(parts):
+            files["/".join(parts)] = path
+    return files
+
+
+def open_library(data: DataConfig) -> Corpus:
+    """Open the stdlib corpus, with one document per module."""
+    facts: dict[str, Any] = {"python": platform.python_version()}
+
+    def read(paths: Iterable[Path]) -> Iterator[str]:
+        facts["files_not_decoded"] = 0
+        for path in paths:
+            try:
+                with tokenize.open(path) as file:
+                    text = file.read()
+            except (SyntaxError, UnicodeDecodeError):
+                # The module declares a wrong encoding, or declares none and is not UTF-8.
+                facts["files_not_decoded"] += 1
+            else:
+                yield text
+
+    return Corpus(data, {TRAIN: library_files().values()}, read, facts)
+
+
+def fingerprint(data: DataConfig) -> str:
+    """Return 64 hexadecimal digits that change with the corpus, without network access."""
+    if data.kind == "stdlib":
+        return files_sha256(library_files())
+    return json_sha256(chosen("corpora", data.kind, "data.kind").state(data))
+
+
+# -- preparation -----------------------------------------------------------------------------------
+
+
+def open_data(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int) -> DataSet:
+    """Open the data set of a run, and prepare its corpus if necessary; errors as in `prepare`."""
+    if data.task is not None:
+        generated: DataSet = data.task.open(data, seq_len)
+        return generated
+    return prepare(data, tokenizer, seq_len=seq_len)
 
 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -> Prepared:
@@ -136,28 +206,27 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -
     if "path" in corpus:
         # The same content may have been prepared from another path.
         corpus["path"] = data.path
-    return Prepared(folder, meta["vocab_size"], meta["data_sha256"], corpus)
+    dtype = token_dtype(meta["vocab_size"])
+    files = {side: np.memmap(folder / f"{side}.bin", dtype, "r") for side in SIDES}
+    # A plain array is sliced faster than a memmap.
+    tokens = {side: file.view(np.ndarray) for side, file in files.items()}
+    return Prepared(
+        vocab_size=meta["vocab_size"],
+        data_sha256=meta["data_sha256"],
+        corpus=corpus,
+        tokenizer_json=(folder / TOKENIZER).read_text(encoding="utf-8"),
+        num_train_tokens=corpus["tokens"][TRAIN],
+        folder=folder,
+        tokens=tokens,
+    )
 
 
 def pin(data: DataConfig, tokenizer: TokenizerConfig) -> tuple[DataConfig, TokenizerConfig]:
     """Return both configs with the commits that their revisions name on the hub now."""
-    if data.kind == "hub" and not is_commit(data.revision):
-        with explaining("data.path", data.path, from_hub=True):
-            data = replace(data, revision=newest_commit(data.path, data.revision, "dataset"))
-    path = tokenizer.path
-    if not (path is None or is_commit(tokenizer.revision) or Path(path).expanduser().is_dir()):
-        with explaining("tokenizer.path", path, from_hub=True):
-            commit = newest_commit(path, tokenizer.revision, "model")
-            tokenizer = replace(tokenizer, revision=commit)
+    if data.kind == "hub" or tokenizer.kind == "pretrained":
+        hub = chosen("corpora", "hub", "data.kind")
+        data, tokenizer = hub.pin(data, tokenizer)
     return data, tokenizer
-
-
-@functools.cache
-def newest_commit(path: str, revision: str | None, repo_type: str) -> str:
-    """Return the commit of a revision; the hub is asked once, so that all runs get the same."""
-    from huggingface_hub import HfApi
-
-    return str(HfApi().repo_info(path, revision=revision, repo_type=repo_type).sha)
 
 
 def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
@@ -165,15 +234,8 @@ def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
     tokens: dict[str, Any] = {
         name: getattr(tokenizer, name) for name in ("kind", "vocab_size", "train_bytes")
     }
-    if tokenizer.path is not None:
-        place = Path(tokenizer.path).expanduser()
-        if place.is_dir():
-            files = {path.name: path for path in sorted(place.iterdir()) if path.is_file()}
-            used = {name: files[name] for name in files if name.endswith(TOKENIZER_SUFFIXES)}
-            tokens["files_sha256"] = files_sha256(used)
-        else:
-            tokens |= {"path": tokenizer.path, "revision": tokenizer.revision}
-
+    if tokenizer.kind == "pretrained":
+        tokens |= chosen("corpora", "hub", "tokenizer.kind").tokenizer_state(tokenizer)
     values = {
         "format": FORMAT,
         "corpus": fingerprint(data),
@@ -191,7 +253,10 @@ def _make(data: DataConfig, config: TokenizerConfig, folder: Path) -> None:
     # An interrupted preparation may have left it.
     shutil.rmtree(temporary, ignore_errors=True)
 
-    corpus = open_library(data) if data.kind == "stdlib" else open_dataset(data)
+    if data.kind == "stdlib":
+        corpus = open_library(data)
+    else:
+        corpus = chosen("corpora", data.kind, "data.kind").open_corpus(data)
     # The size of the tokens is unknown; if the disk fills up, it exceeds the free space.
     with explaining_full_disk(cache, free_bytes(cache), f"preparing data={data.name}"):
         try:

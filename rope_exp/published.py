@@ -8,7 +8,7 @@ from typing import NamedTuple
 import yaml
 
 from rope_exp.comparable import ROW
-from rope_exp.runs import Run
+from rope_exp.folder import Run
 from rope_exp.sections import SoftmaxConfig
 
 # The default references for differences: the standard variant; for a kind of attention without

@@ -1,4 +1,4 @@
-"""The processes of a run, one per rank: start, polling, stop signals and the run's exit code."""
+"""A run of a command: its leases of GPUs, its processes (one per rank), and its exit code."""
 
 import itertools
 import os
@@ -6,26 +6,128 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from rope_exp.config import RunConfig
-from rope_exp.errors import (
-    EXIT_CODES,
-    EXIT_FAILED,
-    EXIT_STOPPED,
-    EXIT_USAGE,
-    ConfigError,
-    explained,
-)
-from rope_exp.jobs import Job
-from rope_exp.machine import DISPATCHER_ID, child_environment, num_cores
+from rope_exp.errors import EXIT_CODES, EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE
+from rope_exp.files import try_lock
+from rope_exp.machine import DISPATCHER_ID, child_environment, gpus, num_cores
 from rope_exp.signals import PASSED_ON, STOP_SIGNALS, StopSignal, held_back
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0  # between a rank's failure and the end of the ranks that wait for it
 STOP_SECONDS = 60.0  # the same if the rank was stopped: the first rank saves meanwhile
+
+
+@dataclass
+class Job:
+    """One run of a command: waiting until it has `ranks`, and ended once it has an `exit_code`.
+
+    Attributes:
+        title: shown to users; empty: its variant and seed.
+        log: the file of its ranks' output; None: the terminal.
+        lock: the descriptor that holds the folder's lock; -1 without one.
+        leases: the descriptors of lock files that hold each of its GPUs.
+        is_elsewhere: another dispatcher was running it when this one tried to start it.
+        ended_at: when the first rank was seen to have ended, by the monotonic clock; 0: none yet.
+        was_killed: we killed the ranks that were still running.
+        reason: of a failure, if the output of its ranks is not enough.
+    """
+
+    config: RunConfig
+    title: str = ""
+    log: Path | None = None
+    lock: int = -1
+    leases: dict[str, list[int]] = field(default_factory=dict)
+    is_elsewhere: bool = False
+    ranks: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    ended_at: float = 0.0
+    was_killed: bool = False
+    exit_code: int | None = None
+    reason: str = ""
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.config.folder
+
+    @property
+    def name(self) -> str:
+        """The name shown to users."""
+        return self.title or self.config.name
+
+    @property
+    def status(self) -> str:
+        """One of waiting, elsewhere, running, finished, diverged, stopped and failed."""
+        if self.exit_code is not None:
+            statuses = {code: status for status, code in EXIT_CODES.items()}
+            return statuses.get(self.exit_code, "failed")
+        if self.ranks:
+            return "running"
+        return "elsewhere" if self.is_elsewhere else "waiting"
+
+    def fail(self, error: Exception) -> None:
+        """Mark the run as failed, by an error outside its ranks."""
+        self.exit_code = EXIT_FAILED if isinstance(error, OSError) else EXIT_USAGE
+        self.reason = str(error)
+
+    def unlock(self) -> None:
+        """Release the folder's lock; a child that inherited it keeps it while it lives."""
+        if self.lock >= 0:
+            os.close(self.lock)
+            self.lock = -1
+
+    def release_gpus(self) -> None:
+        """Release every GPU; a child that inherited a lease keeps it while it lives."""
+        for descriptor in itertools.chain(*self.leases.values()):
+            os.close(descriptor)
+        self.leases.clear()
+
+
+def lease_gpus(job: Job) -> bool:
+    """Lease as many GPUs as the run has ranks, or none if too few are free; return if it has them.
+
+    Leases are locks on files that all dispatchers of the machine share.
+    """
+    launch = job.config.launch
+    num_gpus = int(launch.num_processes) if launch.device == "cuda" else 0
+    for gpu in gpus():
+        if len(job.leases) < num_gpus and (descriptors := _lock_gpu(gpu, launch.runs_per_gpu)):
+            job.leases[gpu] = descriptors
+    if len(job.leases) == num_gpus:
+        return True
+    job.release_gpus()
+    return False
+
+
+def _lock_gpu(gpu: str, num_places: int) -> list[int]:
+    """Return descriptors that hold a place on the GPU, or none if all places are taken.
+
+    Runs that share a GPU hold its file together, and a file of their place alone.
+    """
+    folder = Path(tempfile.gettempdir()) / "rope_exp-gpus"
+    # All users of the machine share the folder, whatever this user's umask.
+    umask = os.umask(0)
+    try:
+        folder.mkdir(exist_ok=True)
+        whole = try_lock(folder / f"{gpu}.lock", shared=num_places > 1)
+        if whole is None:
+            return []
+        if num_places == 1:
+            return [whole]
+        for number in range(num_places):
+            place = try_lock(folder / f"{gpu}.{number}.lock")
+            if place is not None:
+                return [whole, place]
+        os.close(whole)
+        return []
+    finally:
+        os.umask(umask)
 
 
 def start(job: Job) -> None:
@@ -142,84 +244,3 @@ class SignalRelay(StopSignal, AbstractContextManager["SignalRelay"]):
         """Kill every rank: inside a long operation it does not notice a second signal."""
         for job in self._jobs:
             kill(job)
-
-
-# -- this process as a rank ------------------------------------------------------------------------
-
-
-def is_rank() -> bool:
-    """Return whether a launcher started this process, such as torchrun or `accelerate launch`."""
-    return "RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
-
-
-def check_ranks() -> None:
-    """Refuse invalid variables of a rank, missing ranks, and settings of accelerate."""
-    # Accelerate would divide losses by it.
-    name = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
-    steps = os.environ.get(name, "1")
-    if steps != "1":
-        raise ConfigError(name, steps, "must be 1: train.micro_batch_size splits a batch")
-
-    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
-        if os.environ.get(name, "").lower() not in ("", "0", "no", "false"):
-            raise ConfigError(name, os.environ[name], "must be unset: every rank holds all weights")
-    local = os.environ.get("LOCAL_RANK", "0")
-    if not local.isdecimal():
-        raise ConfigError("LOCAL_RANK", local, "must be a number; without a launcher it is unset")
-
-    world_size = os.environ.get("WORLD_SIZE", "1")
-    if "RANK" not in os.environ and world_size == "1":
-        # `accelerate launch` sets the address if asked for several processes. On a CPU, or without
-        # --multi_gpu, it starts only one.
-        if is_rank() and "MASTER_ADDR" in os.environ:
-            reason = "asked for several processes, and one was started; use --multi_gpu on GPUs, "
-            reason += "or launch.num_processes=N without a launcher"
-            raise ConfigError("accelerate launch --num_processes", ..., reason)
-        return
-
-    needed = ["RANK"] if world_size == "1" else ["RANK", "MASTER_ADDR", "MASTER_PORT"]
-    for name in needed:
-        if not os.environ.get(name):
-            raise ConfigError(name, ..., f"a launcher sets it beside WORLD_SIZE={world_size}")
-    rank = os.environ["RANK"]
-    if not (rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)):
-        raise ConfigError("RANK", rank, f"must be a number below WORLD_SIZE={world_size}")
-
-
-def run_as_rank(config: RunConfig) -> int:
-    """Train one run in this process, which is a rank, and return the exit code."""
-    # Imported late: these are slow to import, and every command calls `is_rank`.
-    from rope_exp.admit import acquire_or_refuse, admit, resolved
-    from rope_exp.folder import describe_done, read_result
-
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    asked = config.launch.num_processes
-    # 1 is the default, and `all` leaves the number to the launcher.
-    if asked not in (1, "all", world_size):
-        raise ConfigError("launch.num_processes", asked, f"but this launcher started {world_size}")
-    config = resolved(config, world_size)
-    name = "ACCELERATE_MIXED_PRECISION"
-    precision = os.environ.get(name, "no").lower()
-    if precision not in ("no", config.train.precision):
-        reason = f"is not followed: train.precision={config.train.precision} decides"
-        raise ConfigError(name, precision, reason)
-
-    # The other ranks need only the config; the first rank prepares the data.
-    if os.environ.get("RANK", "0") == "0":
-        [job] = admit([config])
-        if job.exit_code is None:
-            acquire_or_refuse(job)
-        if job.exit_code is not None:
-            print(describe_done(job.folder))
-
-    result = None if config.run.fresh else read_result(config.folder)
-    return run_here(config) if result is None else EXIT_CODES[result["status"]]
-
-
-def run_here(config: RunConfig) -> int:
-    """Train one run in this process, and return its exit code."""
-    from rope_exp import worker
-
-    return worker.end_process(
-        explained(lambda: worker.run(config, config.folder, StopSignal()), prints=False)
-    )

@@ -5,7 +5,8 @@ each with any of the functions that `Report.told`, `Report.charts` and `files_of
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,21 +18,37 @@ import pandas as pd
 
 from rope_exp import published, stats
 from rope_exp.comparable import OWN_RATE, ROW, Row, rows_of, spelled
+from rope_exp.config import RunConfig
 from rope_exp.costs import kept
 from rope_exp.errors import RecordError
 from rope_exp.files import write_atomically
-from rope_exp.frames import load_table
+from rope_exp.folder import ReportError, Run, find_groups, read_runs
 from rope_exp.identity import choices, chosen
 from rope_exp.published import REFERENCE, UNROTATED, Published
-from rope_exp.runs import ReportError, Run, bits_per_byte, find_groups, perplexity, read_runs
 from rope_exp.sections import SoftmaxConfig
-from rope_exp.stats import SEEDS_NEEDED, Noise
+from rope_exp.stats import SEEDS_NEEDED, Noise, Pair
 from rope_exp.table import Column, Table, csv_of, interval, number, spell_p
 
 # Words for a row, by the verdict on the pair (reference, row).
 WORDS = {"better": "worse", "worse": "better", "equivalent": "equivalent", "open": "open"}
 # The heading of the second interval, where the first one is pooled.
 OWN = "95 % interval, paired"
+
+
+def perplexity(loss: float) -> float:
+    """Return e to a loss in nats per token."""
+    # Past this a float overflows.
+    return math.exp(loss) if loss < 709 else math.inf
+
+
+def bits_per_byte(loss: float, config: RunConfig, env: Mapping[str, Any]) -> float | None:
+    """Return a loss in nats per token as bits per byte of held-out text; None if it has none."""
+    corpus = env.get("corpus", {})
+    sizes = [corpus.get(key, {}).get("validation") for key in ("tokens", "text_bytes")]
+    if None in sizes or not config.causal:
+        return None
+    num_tokens, num_bytes = sizes
+    return float(loss * num_tokens / num_bytes / math.log(2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +86,7 @@ class Report:
         """Labels of the rows that lack a seed, or of all if the reference lacks one."""
         holes = self.losses.isna().any()
         everywhere = holes.get(self.reference.label, True)
-        return {label for label in self.losses if everywhere or holes[label]}
+        return {label for label in map(str, self.losses) if everywhere or holes[label]}
 
     @property
     def unit(self) -> str:
@@ -116,14 +133,15 @@ class Report:
         return pairs[pairs["a"] == self.reference.label].set_index("b")
 
     @cached_property
-    def decided(self) -> pd.DataFrame:
+    def decided(self) -> dict[str, Pair]:
         """The pair (reference, row) behind each row's verdict, by row.
 
         A published relation is decided in its own, primary family.
         """
         primary = self.against_reference("published")
         others = self.against_reference("reference").drop(primary.index)
-        return pd.concat([primary, others])
+        pairs: Any = pd.concat([primary, others]).to_dict("index")
+        return dict(pairs)
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -172,7 +190,7 @@ class Report:
             **judged[["delta_ci_low_alone", "delta_ci_high_alone"]],
             "p_holm_alone": judged["p_adjusted_alone"],
             "verdict_alone": [self._verdict(row, "verdict_alone") for row in rows],
-            "perplexity": loss.map(perplexity, na_action="ignore").where(pd.notna(bits)),
+            "perplexity": loss.map(perplexity).where(pd.notna(bits)),
             "bits_per_byte": bits,
             "rank": ours["rank"],
             "published_rank": theirs["rank"],
@@ -182,8 +200,8 @@ class Report:
 
     def _verdict(self, row: Row, test: str = "verdict") -> str:
         """Return a verdict as words for a row; empty without one."""
-        verdict = self.decided[test].get(row.label)
-        return f"{WORDS[verdict]} {row.mark}".rstrip() if verdict else ""
+        judged = self.decided.get(row.label)
+        return f"{WORDS[judged[test]]} {row.mark}".rstrip() if judged else ""
 
     @cached_property
     def lines(self) -> dict[str, dict[str, Any]]:
@@ -193,7 +211,7 @@ class Report:
         return dict(lines)
 
 
-def parts(part: str, *folders: str) -> dict[str, Callable[..., Any]]:
+def parts(part: str, *folders: str) -> dict[str, Any]:
     """Return a function of every file of these folders that has it, by its NAME and in its ORDER.
 
     The file's own name and 0 are the defaults.
@@ -238,10 +256,11 @@ def build(
     losses = table[[*ordered]].dropna(axis="columns", how="all")
     noise = stats.noise_of(losses, paired=is_always_paired(runs))
     alone = noise and replace(noise, is_paired=True)
-    families = {
-        "published": [*source.signs],
-        "reference": [(label, row) for row in losses if row != label],
-        "all": [*itertools.combinations(losses, 2)],
+    trained = [*map(str, losses)]
+    families: dict[str, Iterable[tuple[str, str]]] = {
+        "published": source.signs,
+        "reference": [(label, row) for row in trained if row != label],
+        "all": [*itertools.combinations(trained, 2)],
     }
     pairs = {}
     for name, family in families.items():
@@ -317,8 +336,7 @@ def _words(report: Report, row: Row) -> dict[str, Any]:
     low, high = line["delta_ci_low"], line["delta_ci_high"]
     ci = interval(low, high)
     p = marked = None
-    if row.label in report.decided.index:
-        decided = report.decided.loc[row.label]
+    if decided := report.decided.get(row.label):
         p = adjusted_p(decided)
         marked = line["verdict"]
         if marked != line["verdict_alone"]:
@@ -342,7 +360,7 @@ def _words(report: Report, row: Row) -> dict[str, Any]:
     }
 
 
-def adjusted_p(pair: Mapping[str, Any]) -> str:
+def adjusted_p(pair: Pair) -> str:
     """Return the adjusted p-value of the test that gave a pair's verdict, as text."""
     return spell_p(pair["p_equivalent" if pair["verdict"] == "equivalent" else "p_adjusted"])
 
@@ -431,11 +449,12 @@ def write(
         raise ReportError("--factors seed: rows need another factor besides the seed, such as pe")
     report = build(read, keys, reference, left_out)
     ours = theirs = {row.runs[0].group for row in report.rows.values()}
-    with suppress(ReportError):  # There is no table yet.
-        theirs = ours if replace else set(load_table(out)["group"].astype(str))
+    table = out / "table.csv"
+    with suppress(OSError, ValueError, KeyError):  # There is no table yet.
+        theirs = ours if replace else set(pd.read_csv(table, converters={"group": str})["group"])
     if theirs != ours:
         raise ReportError(
-            f"{out / 'table.csv'} is the table of group {', '.join(sorted(theirs))}; pass "
+            f"{table} is the table of group {', '.join(sorted(theirs))}; pass "
             "--out FOLDER to keep it, or --force to replace it"
         )
     files = files_of(report) | pages_of({".": report}, report.runs)

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
@@ -25,6 +25,7 @@ from rope_exp.identity import (
     Sha256,
     Share,
     Size,
+    choices,
     chosen,
     labelled,
     numeric,
@@ -35,17 +36,15 @@ from rope_exp.identity import (
     settle,
 )
 
-if TYPE_CHECKING:
-    from rope_exp.rows import Facts
-
 SITES = ("q", "k", "v", "o")
 EVERY = (1,)  # as a pattern of layers
 PAIRS = ("qk", "vo")  # of sites that share frequencies
 MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
 PERIOD_S = 1e-4  # of the fastest pair if positions are times, as POYO's t_min
 INIT_STD = 0.02  # of weight matrices; times 1/sqrt(2 layers) for those onto the residual stream
-TEXT = ("stdlib", "files", "hub")
-DATASETS = ("files", "hub")
+# Kinds of data: those with a path (the files of corpora/), and those of text.
+DATASETS = tuple(choices("corpora"))
+TEXT = ("stdlib", *DATASETS)
 
 # Safe in float32.
 Base = Annotated[float, Field(gt=1, le=1e30)]
@@ -61,6 +60,7 @@ ClassOfFile = Annotated[str, Field(pattern=rf"^{_IDENTIFIER}\.{_IDENTIFIER}$")]
 # The trainer of merges reserves memory for the whole requested size.
 VocabSize = Annotated[int, Field(ge=MIN_VOCAB_SIZE, le=2**24)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
+
 
 SUBSETS = [subset for size in range(5) for subset in itertools.combinations(SITES, size)]
 _INPUTS = {"none": "", "sinusoidal": "Sinusoidal", "learned": "Learned"}
@@ -271,7 +271,7 @@ class DataConfig:
     # stdlib, files, hub, or a file of tasks/.
     kind: str = numeric("stdlib", of_tokens=True)
     # files: a file or folder; hub: owner/name.
-    path: PathText | None = None
+    path: PathText | None = numeric(None, kinds=DATASETS)
     # The config of the dataset's card; for hub, and for files with such a card.
     subset: str | None = numeric(None, kinds=DATASETS, of_tokens=True)
     # hub: the commit or branch; null: the default branch. Its commit is recorded.
@@ -323,8 +323,8 @@ class DataConfig:
         settle(self, name=name)
 
     @property
-    def task(self) -> "Facts | None":
-        """Facts about generated data; None for text."""
+    def task(self) -> Any:
+        """The FACTS of a file of tasks/, about generated data; None for text."""
         if self.kind in TEXT:
             return None
         return chosen("tasks", self.kind, "data.kind", core=", ".join(TEXT)).FACTS
@@ -380,6 +380,50 @@ class ScheduleConfig:
 
 
 @section
+class TrackerConfig:
+    """The tracker of curves; where a key has its default, WANDB_MODE and the like apply."""
+
+    # none, or a file of trackers/.
+    name: Name = "none"
+    mode: Literal["online", "offline"] = "online"
+    project: Name = "rope_exp"
+
+
+@section
+class LaunchConfig:
+    """Placement of runs on the machine."""
+
+    name: Name = "local"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    # Processes of one run; all: one per GPU.
+    num_processes: Count | Literal["all"] = 1
+    # Threads of each process; auto: its share of the cores.
+    num_threads: Count | Literal["auto"] = "auto"
+    # Concurrent runs; auto: as many as the GPUs allow, one on a CPU.
+    max_parallel: Count | Literal["auto"] = "auto"
+    # Run in the current process, for a debugger.
+    inline: bool = False
+    # Runs that share a GPU.
+    runs_per_gpu: Count = 1
+    # Runs of one job, for `rope-exp campaign` and `rope-exp sweep` on a cluster.
+    cells_per_job: Count = 1
+
+
+@section
+class PlaceConfig:
+    """The run's folder, its group, and the run from which it starts."""
+
+    # null: results/runs/<group>/<pe>/seed<k>.
+    dir: PathText | None = None
+    # null: a name derived from everything but pe and seed.
+    group: Name | None = None
+    # Move an old folder aside instead of resuming in it.
+    fresh: bool = False
+    # Folder of a finished run that provides the initial weights; init_weights is their hash.
+    init_from: PathText | None = None
+
+
+@section
 class Kind:
     """Base class of attention kinds: dataclasses of config keys, starting with the kind's name."""
 
@@ -425,22 +469,6 @@ class Kind:
     def head_states(self, model: ModelConfig) -> int:
         """Return the count of numbers in the states of all query heads, as in training."""
         return 0
-
-    def flops(self, model: ModelConfig, seq_len: int, *, causal: bool = True) -> int:
-        """Return the operations of one training token in a layer's attention, weights apart.
-
-        A score and a weighted sum take 2 operations a feature and key, as does adding to and
-        reading a number of a state; the backward pass takes twice as many.
-        """
-        if not self.keeps_keys:
-            return 12 * self.head_states(model)
-        pairs = seq_len * seq_len
-        if causal:
-            layers = range(model.num_hidden_layers)
-            windows = [min(model.window_of(layer) or seq_len, seq_len) for layer in layers]
-            # The mean over layers.
-            pairs = sum(n * (n + 1) // 2 + (seq_len - n) * n for n in windows) // len(windows)
-        return 6 * model.num_attention_heads * sum(self.widths(model)) * pairs // seq_len
 
     def rules(self, model: ModelConfig) -> Iterator[Rule]:
         """Yield what this kind alone refuses, as `config.rules` does."""

@@ -45,6 +45,10 @@ def held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
+class Stopped(Exception):  # noqa: N818
+    """The run was asked to stop; the same command starts the probes again."""
+
+
 class StopSignal:
     """Records requests to stop this process, from its construction on.
 

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 Array = NDArray[np.float64]
+# A line of `judge` as a mapping.
+Pair = Mapping[Any, Any]
 
 ALPHA = 0.05
 # Smaller differences, in nats, do not matter: the source calls 0.007 "≈" and 0.012 ">".
@@ -189,16 +191,16 @@ def judge(
 def turned(pairs: pd.DataFrame) -> pd.DataFrame:
     """Return judged pairs with a and b exchanged."""
     opposite = {"low": "high", "high": "low"}
-    deltas = [name for name in pairs if "delta" in name]
+    deltas = [name for name in map(str, pairs) if name.startswith("delta")]
+    verdicts = [name for name in map(str, pairs) if name.startswith(("verdict", "sign"))]
     names = {name: re.sub("low|high", lambda end: opposite[end[0]], name) for name in deltas}
     words = {"better": "worse", "worse": "better", ">": "<", "<": ">"}
-    verdicts = [name for name in pairs if name.startswith(("verdict", "sign"))]
     exchanged = pairs.assign(**{name: -pairs[name] for name in deltas})
     exchanged[verdicts] = exchanged[verdicts].replace(words)
     return exchanged.rename(columns={"a": "b", "b": "a", **names})
 
 
-def outcome(pair: Mapping[str, Any], published: str) -> str:
+def outcome(pair: Pair, published: str) -> str:
     """Return the outcome of a published relation between a and b: ">", a is better, or "≈"."""
     if pair["sign"] == published:
         return "confirmed"
@@ -211,7 +213,7 @@ def outcome(pair: Mapping[str, Any], published: str) -> str:
     return "contradicted" if is_equivalent or pair["verdict"] == "worse" else "open"
 
 
-def _seeds_needed(pair: Mapping[str, Any]) -> list[int | None]:
+def _seeds_needed(pair: Pair) -> list[int | None]:
     """Return the fewest and the most seeds that would settle an open pair with the power `POWER`.
 
     The true difference may lie anywhere in the 95 % interval: a large one and none at all need the

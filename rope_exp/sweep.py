@@ -1,108 +1,30 @@
-"""The dispatcher: admit the runs of a command, bring them to their end, and show their progress."""
+"""The dispatcher: admit the runs of a command, and bring them to their end."""
 
-import atexit
 import contextlib
 import math
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, JobStatus
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
-
-from rope_exp import ranks
+from rope_exp import ranks, worker
 from rope_exp.admit import acquire, acquire_or_refuse, admit, resolved
-from rope_exp.compose import titles, to_run_config, without_hydra
 from rope_exp.config import DEFAULT_OUTPUT, RunConfig
 from rope_exp.errors import (
-    EXIT_DIVERGED,
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_STOPPED,
-    Bars,
     ConfigError,
-    Estimate,
     RecordError,
-    describe_row,
-    explained,
     keep_log,
     log,
 )
 from rope_exp.files import disk_full, free_bytes
-from rope_exp.folder import LOG, describe_done, newest_values, read_result
-from rope_exp.jobs import Job, lease_gpus
-from rope_exp.ranks import POLL_SECONDS, SignalRelay, is_rank, run_as_rank, run_here
-from rope_exp.signals import interrupt, on_signal
+from rope_exp.folder import LOG
+from rope_exp.identity import choices, chosen
+from rope_exp.ranks import POLL_SECONDS, Job, SignalRelay, lease_gpus
 
-REFRESH_SECONDS = 1.0
 LOG_BYTES = 1 << 16  # below this, a log may lack its last words
-LINE_SECONDS = 30.0  # between plain lines about all running jobs
 # Between two attempts to start waiting runs, whose GPU or folder another dispatcher may release.
 WAIT_SECONDS = 1.0
-
-# A stopped run has not ended: the same command resumes it.
-ENDED = ("finished", "diverged", "failed")
-
-
-class SweepView(Bars):
-    """Displays runs, read from their metrics: bars on a terminal, plain lines otherwise."""
-
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        super().__init__()
-        self._jobs = jobs
-        self._num_steps = sum(job.config.train.num_steps for job in jobs)
-        self._estimate: Estimate | None = None
-        self._line_at = time.monotonic() + LINE_SECONDS
-        self._show_at = 0.0
-        # First, so that a terminal too short for all bars shows it.
-        self._sweep = self.add_task("sweep", total=self._num_steps, words="")
-        for job in jobs:
-            steps = job.config.train.num_steps
-            self.add_task(job.name, total=steps, words="", status="waiting", row={})
-        self.show()
-
-    def close(self) -> None:
-        """Show the last state of the runs."""
-        self._show_at = 0.0
-        self.show()
-        super().close()
-
-    def show(self, *_: object) -> None:
-        """Show the current state of the runs, at most once a second."""
-        now = time.monotonic()
-        if now < self._show_at:
-            return
-        self._show_at = now + REFRESH_SECONDS
-
-        # The steps that are done or no longer due, and the runs in progress.
-        done = 0
-        running = []
-        for bar, job in zip(self.tasks[1:], self._jobs, strict=True):
-            status = job.status
-            row = bar.fields["row"] | newest_values(job.folder)
-            step = row.get("step", 0)
-            done += job.config.train.num_steps if status in ENDED else step
-            words = status + describe_row(row)
-            if status == "running":
-                running.append(f"{job.name} at step {step}")
-                words += ", compiling" * (job.config.train.compile and not row)
-            if self.disable and status != bar.fields["status"]:
-                log(f"{job.name}: {words}")
-            self.update(bar.id, completed=step, words=words, status=status, row=row)
-
-        if self._estimate is None:
-            self._estimate = Estimate(now, done)
-        left = self._estimate.left(now, done, self._num_steps)
-        num_ended = sum(job.status in ENDED for job in self._jobs)
-        words = f"{num_ended} of {len(self._jobs)} runs ended, {left}"
-        self.update(self._sweep, completed=done, words=words)
-        self.draw()
-        if self.disable and now >= self._line_at:
-            self._line_at = now + LINE_SECONDS
-            log(f"running: {', '.join(running)}; {words}")
 
 
 def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, list[Job]]:
@@ -123,16 +45,13 @@ def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, 
 
 def _run_one(job: Job) -> int:
     """Run the only run of a command; its ranks write to the terminal."""
-    if job.exit_code is None:
-        acquire_or_refuse(job)
+    acquire_or_refuse(job)
     if job.exit_code is not None:
-        print(describe_done(job.folder))
         return job.exit_code
-
     if job.config.launch.inline:
-        return run_here(job.config)
+        return worker.run_here(job.config)
 
-    if not _lease(job):
+    if not lease_gpus(job):
         log(f"{job.name}: every GPU is leased to another run; waiting for one")
     bring_to_end([job])
     if job.reason:
@@ -149,8 +68,13 @@ def run_all(
     """Bring a sweep to its end and return its exit code; ranks write to a log in each folder."""
     for job in jobs:
         job.log = job.folder / LOG
-    with contextlib.closing(SweepView(jobs)) as view:
-        bring_to_end(jobs, [on_end, view.show], deadline)
+    with contextlib.ExitStack() as views:
+        on_poll = [on_end]
+        for name in choices("view"):
+            view = chosen("view", name, "view").View(jobs)
+            views.callback(view.close)
+            on_poll.append(view.show)
+        bring_to_end(jobs, on_poll, deadline)
 
     failed = [job for job in jobs if job.status in ("failed", "diverged")]
     for job in failed:
@@ -191,23 +115,29 @@ def bring_to_end(
             for job in running:
                 ranks.poll(job)
                 if job.exit_code is not None:
-                    try_again_at = 0.0
-                    if job.log and job.status == "failed" and not job.reason:
-                        # On a full disk, ranks cannot write their own reason to the log.
-                        if free_bytes(job.folder) < LOG_BYTES:
-                            job.reason = str(disk_full(job.folder, LOG_BYTES, "its log"))
-                    elif job.log and job.reason:
-                        # The log may lie on a full disk.
-                        with contextlib.suppress(OSError), job.log.open("a") as file:
-                            file.write(f"error: {job.reason}\n")
-                    job.release()
+                    try_again_at = now
+                    _release(job)
             if now >= try_again_at and not relay.requested:
                 try_again_at = now + WAIT_SECONDS
                 _start_waiting(left, relay)
+
             ended = [job for job in left if job.exit_code is not None]
             for call in on_poll:
                 call(ended)
             time.sleep(POLL_SECONDS)
+
+
+def _release(job: Job) -> None:
+    """Complete the log of a run that has ended, and release its folder and GPUs."""
+    if job.log and job.ranks and job.status == "failed":
+        # The log may lie on a full disk, where ranks cannot write their own reason.
+        if not job.reason and free_bytes(job.folder) < LOG_BYTES:
+            job.reason = str(disk_full(job.folder, LOG_BYTES, "its log"))
+        elif job.reason:
+            with contextlib.suppress(OSError), job.log.open("a") as file:
+                file.write(f"error: {job.reason}\n")
+    job.unlock()
+    job.release_gpus()
 
 
 def _start_waiting(jobs: Sequence[Job], relay: SignalRelay) -> None:
@@ -215,115 +145,21 @@ def _start_waiting(jobs: Sequence[Job], relay: SignalRelay) -> None:
     running = [job for job in jobs if job.status == "running"]
     for job in jobs:
         limit = min(int(other.config.launch.max_parallel) for other in [job, *running])
-        if job.status in ("waiting", "elsewhere") and len(running) < limit and _lease(job):
-            try:
-                if (job.lock >= 0 or acquire(job)) and job.exit_code is None:
-                    ranks.start(job)
-                    running.append(job)
-                    # A stop may have been requested meanwhile.
-                    if relay.requested:
-                        ranks.stop(job)
-                    continue
-            except (ConfigError, RecordError, OSError) as error:
-                # Only this run fails; the others continue.
-                job.fail(error)
-                ranks.kill(job)
-            job.release()
+        is_waiting = job.status in ("waiting", "elsewhere")
+        if not is_waiting or len(running) >= limit or not lease_gpus(job):
+            continue
+        try:
+            if (job.lock >= 0 or acquire(job)) and job.exit_code is None:
+                ranks.start(job)
+        except (ConfigError, RecordError, OSError) as error:
+            # Only this run fails; the others continue.
+            job.fail(error)
+            ranks.kill(job)
 
-
-def _lease(job: Job) -> bool:
-    """Lease the run's GPUs if they are free; return whether the run holds them."""
-    leases = job.leases or lease_gpus(job.config)
-    job.leases = leases or {}
-    return leases is not None
-
-
-# -- as Hydra runs it ------------------------------------------------------------------------------
-
-# The exit code of each sweep that our launcher has run in this process.
-exit_codes: list[int] = []
-
-
-def _sweep_dir(launcher: str, sweeper: str) -> str:
-    """Return the folder where plugins write, such as optuna; ours and Hydra's own need none."""
-    if not ("rope_exp" in launcher and "basic_sweeper" in sweeper):
-        return "results/launcher"
-    folder = tempfile.mkdtemp(prefix="rope-exp-sweep-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-OmegaConf.register_new_resolver("sweep_dir", _sweep_dir, use_cache=True, replace=True)
-
-
-def run_job(values: DictConfig) -> float | None:
-    """Run one job, and return its `val/loss` if another launcher started it, in a sweep."""
-    if HydraConfig.get().mode == RunMode.RUN:
-        # Hydra would print its own line before an exception.
-        if code := explained(lambda: _run_task(values)[0]):
-            raise SystemExit(code)
-        return None
-    code, config = _run_task(values)
-    if code not in (EXIT_DONE, EXIT_DIVERGED):
-        raise ChildProcessError(f"the run ended with exit code {code}; see its own words")
-    return _loss(config)
-
-
-def _run_task(values: DictConfig) -> tuple[int, RunConfig]:
-    """Dispatch one run, or train it if this process is a rank.
-
-    Returns:
-        The exit code, and the config by which it ran, with `auto` keys resolved.
-    """
-    config = to_run_config(values, HydraConfig.get())
-    # Until the dispatcher or the worker takes over, a signal interrupts data preparation.
-    on_signal(interrupt)
-    if is_rank():
-        return run_as_rank(config), config
-    code, [job] = dispatch([config], [config.name])
-    return code, job.config
-
-
-def launch(trees: Sequence[DictConfig], overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
-    """Check all jobs of a sweep, then run them; a failed run does not stop the others.
-
-    Args:
-        trees: the composed config of each job, with Hydra's node.
-    Returns:
-        The result of each job, with its `val/loss`; inf for a run that diverged.
-    Raises:
-        SystemExit: the sweep was stopped.
-    """
-    if is_rank():
-        reason = "every rank of `accelerate launch` would run the sweep; use `rope-exp train`"
-        raise ConfigError("--multirun", ..., reason)
-    if not trees:
-        raise ConfigError("--multirun", ..., "the sweep is empty: no choice matches its pattern")
-
-    configs = []
-    for tree in trees:
-        # A config may read Hydra's own values (`${hydra:job.num}`).
-        HydraConfig.instance().set_config(tree)
-        configs.append(to_run_config(tree))
-    on_signal(interrupt)
-    code, jobs = dispatch(configs, titles(overrides, configs))
-    exit_codes.append(code)
-    if code == EXIT_STOPPED:
-        raise SystemExit(code)
-
-    results = []
-    for tree, words, job in zip(trees, overrides, jobs, strict=True):
-        result = JobReturn(overrides=words, cfg=without_hydra(tree), task_name="train")
-        result.status = JobStatus.FAILED
-        result.return_value = ChildProcessError(f"{job.name}: {job.status}")
-        if job.status in ("finished", "diverged"):
-            result.status = JobStatus.COMPLETED
-            result.return_value = _loss(job.config)
-        results.append(result)
-    return results
-
-
-def _loss(config: RunConfig) -> float:
-    """Return the loss of a run that is done, or infinity if it diverged."""
-    result = read_result(config.folder)
-    return math.inf if result is None or result["val/loss"] is None else float(result["val/loss"])
+        if job.status != "running":
+            _release(job)
+            continue
+        running.append(job)
+        # A stop may have been requested meanwhile.
+        if relay.requested:
+            ranks.stop(job)

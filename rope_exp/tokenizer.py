@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from rope_exp.corpora import explaining
 from rope_exp.errors import ConfigError, DataError, first_line
 from rope_exp.files import check_regular
+from rope_exp.identity import chosen
 from rope_exp.sections import TokenizerConfig
 
 END_OF_TEXT = "<|endoftext|>"
@@ -18,14 +18,14 @@ PIECE_CHARS = 1 << 16
 # The byte-level pre-tokenizer always cuts here: in a token of its pattern (GPT-2's), a space or
 # newline follows only whitespace.
 CUT = re.compile(r"(?<=\S)(?=[ \n])")
-# The files of a tokenizer on the hub or in a folder.
-TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
 
 
 def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> tuple[Tokenizer, int]:
     """Make the tokenizer of a config, bpe from these texts; return also the id that ends a text."""
     if config.kind == "pretrained":
-        return _pretrained_tokenizer(config)
+        hub = chosen("corpora", "hub", "tokenizer.kind")
+        pretrained: tuple[Tokenizer, int] = hub.pretrained_tokenizer(config)
+        return pretrained
     tokenizer = train_bpe(config, texts) if config.kind == "bpe" else byte_tokenizer()
     return tokenizer, tokenizer.get_vocab()[END_OF_TEXT]
 
@@ -110,46 +110,6 @@ def _byte_level(model: models.BPE) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.encode_special_tokens = True
     return tokenizer
-
-
-def _pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
-    """Read a transformers tokenizer from a folder or the hub, set to encode plain text."""
-    from transformers import AutoTokenizer
-
-    path = str(config.path)
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        from huggingface_hub import snapshot_download
-
-        # transformers itself skips a file that it cannot fetch, and would build another tokenizer.
-        names = [f"*{suffix}" for suffix in TOKENIZER_SUFFIXES]
-        with explaining("tokenizer.path", path, from_hub=True):
-            folder = Path(snapshot_download(path, revision=config.revision, allow_patterns=names))
-    try:
-        pretrained = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        tokenizer = Tokenizer.from_str(pretrained.backend_tokenizer.to_str())
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # a panic of the library is no Exception
-        raise ConfigError("tokenizer.path", path, f"cannot be read: {first_line(error)}") from None
-    if pretrained.eos_token_id is None:
-        reason = "has no end-of-text token, which must end each document"
-        raise ConfigError("tokenizer.path", path, reason)
-
-    # The tokenizer then encodes plain text, which the model was trained on.
-    tokenizer.encode_special_tokens = True
-    tokenizer.post_processor = None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    if isinstance(tokenizer.model, models.BPE):
-        # Dropout draws other tokens each time, and data_sha256 with them.
-        tokenizer.model.dropout = None
-
-    for id_, token in tokenizer.get_added_tokens_decoder().items():
-        if token.special and id_ in tokenizer.encode(token.content, add_special_tokens=False).ids:
-            reason = f"reads the text {token.content!r} as a special token, even in documents"
-            raise ConfigError("tokenizer.path", path, reason)
-    return tokenizer, pretrained.eos_token_id
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:

@@ -3,8 +3,8 @@
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired
@@ -14,33 +14,30 @@ from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from rope_exp import checkpoint
-from rope_exp.batches import chain_sha256
+from rope_exp.batches import chain_sha256, held_out_rows, training_batch
 from rope_exp.config import RunConfig, TrainConfig, differing_keys
 from rope_exp.costs import flops_per_token
 from rope_exp.decoder import Decoder, weights
 from rope_exp.errors import CheckpointError, Progress, log
-from rope_exp.evaluate import Finished, Inputs, held_out_loss, on_device
+from rope_exp.evaluate import Inputs, held_out_loss, on_device
 from rope_exp.files import json_sha256, read_json, write_json
 from rope_exp.folder import PROBES, RESULT, MetricsWriter, checked
-from rope_exp.generated import DataSet
-from rope_exp.identity import Natural, NonNegative, OrderSha256, Sha256
+from rope_exp.identity import Natural, NonNegative, OrderSha256, Sha256, chosen
+from rope_exp.machine import MARKED, machine_facts, spelled
 from rope_exp.origin import begin, find_origin
 from rope_exp.parallel import Parallel
-from rope_exp.provenance import MARKED, machine_facts, spelled
-from rope_exp.signals import StopSignal
-from rope_exp.sources import held_out_rows, training_batch
+from rope_exp.prepare import DataSet
+from rope_exp.signals import Stopped, StopSignal
 from rope_exp.step import (
     CaptureError,
     StepGraphs,
     Throughput,
     build_optimizer,
-    crossings,
     learning_rate,
     make_state,
     optimizer_tensors,
     peak_flops_per_s,
 )
-from rope_exp.tracker import Tracker
 
 # -- one step ------------------------------------------------------------------------------------
 
@@ -304,16 +301,14 @@ class Trainer:
         Returns "finished", "diverged", or "stopped": the same command resumes from the last step.
         """
         record = Record(self) if self.parallel.is_main else None
-        with record.tracker if record else nullcontext():
+        status = "failed"
+        try:
             status = self._loop(record)
             probes = self.config.train.probes if status == "finished" else ()
             answers: dict[str, Any] | None = {}
             if probes and record is not None:
-                counts = crossings(self.train_step.optimizer, self.decoder)
-                asked = (self.decoder, self.config, self.data, self.rows_at_once)
-                finished = Finished(*asked, lambda: self.stop.requested, counts)
                 with self.parallel.autocast():
-                    answers = finished.ask(probes)
+                    answers = self.ask(probes)
                 if answers is not None:
                     write_json(self.folder / PROBES, answers)
             # The other ranks wait here until rank 0 has its answers or was asked to stop.
@@ -321,6 +316,9 @@ class Trainer:
                 status = "stopped"
             if record is not None:
                 record.end(status)
+        finally:
+            if record is not None and record.tracker is not None:
+                record.tracker.end(status)
         return status
 
     def _loop(self, record: "Record | None") -> str:
@@ -383,6 +381,13 @@ class Trainer:
 
         yield from (read() for read in unread)
 
+    @torch.no_grad()
+    def ask(self, probes: Sequence[str]) -> dict[str, Any] | None:
+        """Return each probe's answer, as plain values, by its name; None if asked to stop."""
+        with torch.compiler.set_stance("force_eager"), suppress(Stopped):
+            return {name: chosen("probes", name, "train.probes").ask(self) for name in probes}
+        return None
+
     def should_stop(self) -> bool:
         """Return whether any rank was asked to stop, on every rank."""
         return self.parallel.any(self.stop.requested)
@@ -434,7 +439,9 @@ class Record:
         checkpoint.clear_leftovers(folder / "checkpoints")
         # A step whose evaluation was interrupted gets its row when it is evaluated again.
         self.writer = MetricsWriter(folder, start["step"] - (start["unrecorded"] is not None))
-        self.tracker = Tracker(self.config, folder)
+        self.tracker: Any = None
+        if (name := self.config.tracker.name) != "none":
+            self.tracker = chosen("trackers", name, "tracker.name").Tracker(self.config, folder)
         self.progress = Progress(self.config.name, self.config.train.num_steps)
         # The time at which the run would have begun without interruptions.
         self.began = time.perf_counter() - start["elapsed_s"]
@@ -457,7 +464,8 @@ class Record:
             "elapsed_s": self.elapsed_s(),
         }
         self.writer.write(row)
-        self.tracker.row(row)
+        if self.tracker is not None:
+            self.tracker.row(row)
         self.progress.row(row)
 
     def end(self, status: str) -> None:

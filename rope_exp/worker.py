@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,7 @@ from rope_exp.errors import (
     EXIT_STOPPED,
     EXIT_USAGE,
     explained,
-    explained_by,
     ignoring_output_errors,
-    keep,
     keep_log,
     log,
 )
@@ -52,10 +51,7 @@ def main() -> int:
     try:
         code = explained(lambda: run(read_config(folder), folder, stop), prints=False)
     except Exception:
-        keep(traceback.format_exc())
-        if _world_size() == 1:
-            raise
-        traceback.print_exc()
+        log(traceback.format_exc().rstrip())
         code = EXIT_FAILED
     return end_process(code)
 
@@ -89,8 +85,8 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     gc.disable()
     set_up_process(config)
 
-    from rope_exp.generated import open_data
     from rope_exp.parallel import Parallel
+    from rope_exp.prepare import open_data
     from rope_exp.trainer import Trainer
 
     gc.freeze()
@@ -106,7 +102,10 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
 
     gc.collect()
     gc.freeze()
-    with explained_by(config.pe.code, every=False):
+    own_errors: AbstractContextManager[None] = nullcontext()
+    if code := config.pe.code:
+        own_errors = chosen("position", "own", "pe.code").explaining(code, every=False)
+    with own_errors:
         status = trainer.train()
 
     del trainer
@@ -117,6 +116,11 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
             end = f"{describe(read_json(folder / RESULT))}, in {folder}"
         log(f"{config.name}: {end}")
     return EXIT_CODES[status]
+
+
+def run_here(config: RunConfig) -> int:
+    """Train one run in this process, and return its exit code."""
+    return end_process(explained(lambda: run(config, config.folder, StopSignal()), prints=False))
 
 
 def _begin(trainer: Any, laws: Mapping[str, Any]) -> None:

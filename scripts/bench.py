@@ -22,13 +22,12 @@ from gpu_tune import NEVER, WARM_UP, Loop
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from rope_exp.compose import run_config
+from rope_exp.batches import training_batch
+from rope_exp.compose import resolve, run_config
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder, weights
 from rope_exp.errors import EXIT_DONE, explained
-from rope_exp.generated import DataSet, open_data
-from rope_exp.settle import resolve
-from rope_exp.sources import training_batch
+from rope_exp.prepare import DataSet, open_data
 from rope_exp.worker import set_up_process
 
 

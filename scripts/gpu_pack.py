@@ -40,7 +40,7 @@ def pack(folder: Path, campaigns: Sequence[str], config_dir: Path | None, python
     """
     from rope_exp.campaign.cells import load_campaign
     from rope_exp.config import DEFAULT_OUTPUT
-    from rope_exp.corpora import list_files
+    from rope_exp.corpora.files import list_files
     from rope_exp.prepare import prepare
 
     shutil.rmtree(folder, ignore_errors=True)

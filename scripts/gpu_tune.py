@@ -23,16 +23,15 @@ import torch
 import torch._functorch.config as functorch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from rope_exp.compose import run_config
+from rope_exp.compose import resolve, run_config
 from rope_exp.config import RunConfig
 from rope_exp.costs import flops_per_token, peak_flops_per_s
 from rope_exp.decoder import Decoder
 from rope_exp.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, first_line, log
 from rope_exp.files import read_json, write_json
+from rope_exp.machine import machine_facts
 from rope_exp.parallel import Parallel
 from rope_exp.plan.tables import vocabulary
-from rope_exp.provenance import machine_facts
-from rope_exp.settle import resolve
 from rope_exp.trainer import TrainingStep
 
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}

@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rope_exp.attention import Attention, LayerCache, Positions
-from rope_exp.kernels import for_queries, wide
+from rope_exp.attention import Attention, LayerCache, Positions, for_queries, wide
 
 # Tokens between two states held in training.
 CHUNK = 64

@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rope_exp.attention import Positions, linears, split_heads
+from rope_exp.attention import Positions, linears, split_heads, wide
 from rope_exp.attn._recurrence import StateAttention, Terms
 from rope_exp.identity import section
-from rope_exp.kernels import wide
 from rope_exp.sections import Kind, ModelConfig
 
 

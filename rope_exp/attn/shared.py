@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from rope_exp.attention import Attention, LayerCache, Positions, linears, normed, split_heads
+from rope_exp.attention import Attention, LayerCache, Positions, linears, normed, split_heads, wide
 from rope_exp.identity import Even, Rule, Size, section
-from rope_exp.kernels import wide
 from rope_exp.sections import SITES, Kind, ModelConfig
 
 

@@ -1,5 +1,6 @@
 """A campaign: many runs that answer one question, listed in a file (file.py)."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,17 +11,24 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 
 from rope_exp.campaign.file import CampaignFile, Entry, read_campaign
+from rope_exp.campaign.records import cell_name
 from rope_exp.comparable import ORDER, SEEDS
-from rope_exp.compose import CAMPAIGNS, Jobs, compose_jobs, explain
+from rope_exp.compose import (
+    CAMPAIGNS,
+    Jobs,
+    compose_jobs,
+    explain,
+    operations,
+    without_hydra,
+)
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, show
+from rope_exp.folder import Test
 from rope_exp.identity import Natural, Rule, convert, refuse
-from rope_exp.records import cell_name
-from rope_exp.runs import Test
 from rope_exp.sections import is_commit
-from rope_exp.settle import operations
 
 # Values that a campaign must not leave: the machine's choice could change a number, or a cell's
 # cores. launch.max_parallel may be open on GPUs, because each run has its own.
@@ -118,12 +126,12 @@ def _cell(
         words = [str(overrides[key].input_line) for key in factors if key != "seed"]
         words = [*file.fixed, *entry.fixed, *file.rows[row], *words]
         jobs = compose(tuple(words))
-        if jobs.have_references:
+        if "${" in OmegaConf.to_yaml(without_hydra(jobs.tree)):
             # A reference may be to the seed.
             jobs = compose((*words, f"seed={seed}"))
         if len(jobs.configs) > 1:
             raise ConfigError("hydra.mode", ..., "is a sweep of several runs, and a cell is one")
-        if jobs.have_launcher:
+        if not re.search("basic_launcher|rope_exp", jobs.tree.hydra.launcher._target_):
             raise ConfigError("launch", ..., "is given to `rope-exp campaign NAME launch=...`")
 
         config = replace(jobs.configs[0], seed=seed)

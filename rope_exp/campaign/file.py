@@ -16,8 +16,8 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from rope_exp.compose import CAMPAIGNS, CONFIGS, split
 from rope_exp.errors import ConfigError, first_line
+from rope_exp.folder import Test
 from rope_exp.identity import Name, convert
-from rope_exp.runs import Test
 
 
 class Entry(BaseModel, strict=True, extra="forbid"):

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rope_exp.campaign.cells import Campaign, Cell
+from rope_exp.campaign.records import read_record, stored_records
+from rope_exp.compose import operations, runs_at_a_time
 from rope_exp.config import RunConfig, differing_keys
 from rope_exp.errors import ConfigError
-from rope_exp.folder import last_step
-from rope_exp.records import read_record, stored_records
-from rope_exp.runs import Run
-from rope_exp.settle import operations, runs_at_a_time
+from rope_exp.folder import Run, last_step
 
 # Keys that a record must share with its cell, in addition to those that can change a number:
 # rounding depends on the threads, and a record contains the probes' results.

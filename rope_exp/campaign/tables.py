@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rope_exp.comparable import SEEDS, check_blocks, has_blocks, level_name, telling
+from rope_exp.campaign.records import read_records, recorded_campaigns
+from rope_exp.comparable import ORDER, SEEDS, check_blocks, spelled, telling
 from rope_exp.errors import log
-from rope_exp.records import read_records, recorded_campaigns
+from rope_exp.folder import ReportError, Run
 from rope_exp.report import Report, build, files_of, pages_of, parts, write_all
-from rope_exp.runs import ReportError, Run
 
 
 def tables_of(runs: Sequence[Run]) -> dict[str, Report]:
@@ -16,12 +16,13 @@ def tables_of(runs: Sequence[Run]) -> dict[str, Report]:
     If a table has named rows, each kind of attention with several variants, all of one size and
     each once, gets a further table. A campaign without blocks has no table.
     """
-    if not has_blocks(runs):
+    if any(ORDER in run.factors for run in runs):
         return {}
     levels: dict[str, list[Run]] = {}
     for run in runs:
         keys = [key for key in run.factors if key not in SEEDS]
-        levels.setdefault(level_name(run, keys), []).append(run)
+        level = "-".join(f"{key}={spelled(run.config, key)}" for key in keys)
+        levels.setdefault(level, []).append(run)
 
     tables: dict[str, Report] = {}
     for level, members in levels.items():

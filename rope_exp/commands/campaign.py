@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from rope_exp.commands._parser import CONFIG_DIR, Parser
+from rope_exp.commands._rank import is_rank
 from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.errors import ConfigError
 from rope_exp.identity import Count, convert
@@ -18,8 +19,7 @@ def main(words: list[str]) -> int:
     from rope_exp.campaign.cells import load_campaign
     from rope_exp.campaign.file import campaign_files
     from rope_exp.campaign.progress import Progress
-    from rope_exp.ranks import is_rank
-    from rope_exp.records import DEFAULT_RECORDS
+    from rope_exp.campaign.records import DEFAULT_RECORDS
     from rope_exp.slurm.campaign import submit_campaign
     from rope_exp.slurm.cluster import FOLDER
     from rope_exp.slurm.queue import Queue

@@ -8,8 +8,8 @@ from rope_exp.errors import EXIT_DONE, EXIT_FAILED, ConfigError, RecordError
 
 def main(words: list[str]) -> int:
     """Check records, such as somebody else's: one sentence for each campaign."""
+    from rope_exp.campaign.records import read_records, recorded_campaigns
     from rope_exp.campaign.tables import tables_of
-    from rope_exp.records import read_records, recorded_campaigns
 
     parser = Parser("check-records", "Check records, such as somebody else's.")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="of campaigns' records")

@@ -8,19 +8,19 @@ def main(words: list[str]) -> int:
     about = "Prepare a corpus ahead of training; only data, tokenizer and train.seq_len matter."
     _, jobs = parse_jobs(Parser("prepare", about), words)
 
-    from rope_exp.generated import Generated, open_data
+    from rope_exp.prepare import Prepared, open_data
 
     # A sweep's first run stands for all.
     config = jobs.configs[0]
     data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
-    if isinstance(data, Generated):
-        print(f"data={config.data.name} is generated as it is read: there is nothing to prepare")
-    else:
+    if isinstance(data, Prepared):
         names = f"data={config.data.name}, tokenizer={config.tokenizer.name}"
         print(f"{data.folder}: {names}, verified")
         for key in ("documents", "text_bytes", "tokens"):
             train, validation = (data.corpus[key][side] for side in ("train", "validation"))
             print(f"  {key + ':':11} {train:,} train, {validation:,} validation")
+    else:
+        print(f"data={config.data.name} is generated as it is read: there is nothing to prepare")
     print(f"  vocabulary: {data.vocab_size:,}")
     print(f"  sha256:     {data.data_sha256}")
     return 0

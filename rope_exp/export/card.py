@@ -7,7 +7,7 @@ from rope_exp.config import RunConfig
 from rope_exp.errors import show
 from rope_exp.folder import read_env, read_result
 from rope_exp.identity import numeric_values
-from rope_exp.runs import bits_per_byte, perplexity
+from rope_exp.report import bits_per_byte, perplexity
 
 CARD = """\
 ---

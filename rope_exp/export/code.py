@@ -5,15 +5,15 @@ import re
 from pathlib import Path
 
 import rope_exp
-from rope_exp import encoding
 from rope_exp.errors import ConfigError
 from rope_exp.sections import PeConfig
 
 # The copies of modules, by the names under which a file may import them.
 COPIES = {
-    r"rope_exp(\.encoding|\.model\.position)?": "encoding_rope_exp",
+    r"rope_exp(\.position\._encoding|\.encoding|\.model\.position)?": "encoding_rope_exp",
     r"rope_exp(\.model)?\.rope": "rope_rope_exp",
 }
+ENCODING = ("Position", "ScoreBias", "Sizes")
 # An encoding of ours reads the same keys of either config.
 OUR_CONFIG = "from rope_exp.sections import PeConfig"
 THEIR_CONFIG = "from .configuration_rope_exp import RopeExpConfig as PeConfig"
@@ -24,8 +24,11 @@ def write_code(out: Path, pe: PeConfig) -> None:
     root = Path(rope_exp.__file__).parent
     chosen = {"added_positions": pe.input, "score_bias": pe.bias}
     chosen = {name: choice for name, choice in chosen.items() if choice != "none"}
-    files = ["encoding.py", "rope.py", *(f"position/{choice}.py" for choice in chosen.values())]
-    texts = {Path(name).stem: (root / name).read_text(encoding="utf-8") for name in files}
+    files = ["rope", *(f"position/{name}" for name in ("_encoding", *chosen.values()))]
+    texts = {
+        name.rpartition("/")[2].strip("_"): (root / f"{name}.py").read_text(encoding="utf-8")
+        for name in files
+    }
 
     lines = [f"from .{chosen[name]}_rope_exp import make as make_{name}" for name in chosen]
     makers = [f'"{name}": make_{name}' for name in chosen]
@@ -56,7 +59,7 @@ def copied(source: str, pe: PeConfig) -> str:
             continue
         has_other = re.search(r"\brope_exp\b", ast.unparse(node))
         if isinstance(node, ast.ImportFrom) and node.module == "encoding_rope_exp":
-            has_other = not all(hasattr(encoding, alias.name) for alias in node.names)
+            has_other = not {alias.name for alias in node.names} <= set(ENCODING)
         if has_other:
             reason = f"has `{ast.unparse(node)}`, and cannot be exported to transformers"
             raise ConfigError("pe.code", pe.code, reason)

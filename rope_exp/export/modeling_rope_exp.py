@@ -29,7 +29,7 @@ from transformers.models.llama.modeling_llama import (
     eager_attention_forward,
 )
 
-from rope_exp.encoding import Position, ScoreBias, Sizes
+from rope_exp import Position, Sizes
 from rope_exp.rope import angles, frequencies, rotate
 
 from .configuration_rope_exp import RopeExpConfig
@@ -59,11 +59,14 @@ def encodings(config: RopeExpConfig, layer: int | None) -> dict[str, Position]:
     return acting
 
 
-class Rotary(Position):
+class Rotary(nn.Module):
     """The rotation tables of every layer; frequencies are computed, or parameters."""
 
+    # Nothing is narrower than float32.
+    _apply = Position._apply
+
     def __init__(self, config: RopeExpConfig) -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         self.config = config
         for rotation in config.rotations:
             if rotation["learned"]:
@@ -105,7 +108,7 @@ class RopeExpAttention(LlamaAttention):
         hidden_states: Tensor,
         position_embeddings: dict[str, Tables],
         attention_mask: Tensor | None = None,
-        score_bias: ScoreBias | None = None,
+        score_bias: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         position_BT: Tensor = kwargs["position_ids"]
@@ -254,7 +257,7 @@ class RopeExpPreTrainedModel(LlamaPreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if not isinstance(module, Position) or isinstance(module, Rotary):
+        if not isinstance(module, Position):
             return
         # What is not saved is made again.
         config: Any = self.config

@@ -24,9 +24,9 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 from transformers.models.smollm3.modeling_smollm3 import SmolLM3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from rope_exp import Position
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder, weights, weights_sha256
-from rope_exp.encoding import Position
 from rope_exp.errors import ConfigError
 from rope_exp.export.card import card
 from rope_exp.export.code import copied, write_code

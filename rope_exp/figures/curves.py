@@ -18,8 +18,8 @@ from rope_exp.figures.style import (
     with_looks,
     zero_line,
 )
+from rope_exp.folder import Run
 from rope_exp.report import Report
-from rope_exp.runs import Run
 
 ORDER = 2
 # Axes are scaled to the curves after this share of the run; before it they fall too steeply.

@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 
 from rope_exp.figures.style import GREY, explanation, key_of, markers, row_lines, seeds, with_looks
-from rope_exp.frames import by_seed
-from rope_exp.report import Report
+from rope_exp.report import Report, parts
 
 ORDER = 5
 _DASHES = {"uniform": [5, 4], "bound": [1, 2]}
@@ -37,8 +36,9 @@ def figure(report: Report) -> alt.HConcatChart | None:
 
 def weights(report: Report) -> pd.DataFrame:
     """Return each row's mean weight by distance: columns label, distance and weight."""
+    places = parts("PLACES", "probes")
     means: dict[str, Any] = {
-        label: by_seed(report.rows[label], "distance")["distance"].mean()
+        label: places["distance"].by_seed(report.rows[label], "distance")["distance"].mean()
         for label in report.answers("distance")
     }
     return _on_log_axes(

@@ -16,12 +16,11 @@ from rope_exp.figures.style import (
     with_looks,
     zero_line,
 )
-from rope_exp.frames import by_seed
-from rope_exp.report import Report
+from rope_exp.report import Report, parts
 from rope_exp.sections import SITES
 
 ORDER = 4
-# The titles and axes of panels, by the name of their numbers in `by_seed`.
+# The titles and axes of panels, by the name of their numbers.
 _PANELS = {
     "bins": (
         "loss by position, minus {}'s",
@@ -94,9 +93,10 @@ def points(report: Report, name: str) -> pd.DataFrame:
     Losses by position are differences to the reference within a seed, and others are those added.
     """
     probe = "positions" if name == "bins" else name
+    places = parts("PLACES", "probes")
     # A line for each seed, a column for each place.
     tables: dict[str, Any] = {
-        label: by_seed(report.rows[label], probe).xs(name, axis="columns", level="probe")
+        label: places[probe].by_seed(report.rows[label], probe)[name]
         for label in report.answers(probe)
     }
     base = tables.get(report.reference.label, pd.DataFrame())

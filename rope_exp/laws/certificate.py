@@ -13,6 +13,7 @@ sequence; and a kind's other formulas (absorbed, parallel) give the same outputs
 """
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +22,8 @@ from torch import Tensor, nn
 
 from rope_exp.attention import LayerCache, make_attention, turned
 from rope_exp.decoder import OWN, Decoder, Rotary
-from rope_exp.encoding import Position
-from rope_exp.errors import ConfigError, LawError, explained_by
+from rope_exp.errors import ConfigError, LawError
+from rope_exp.identity import chosen
 from rope_exp.sections import SOFTMAX, Architecture, Kind, ModelConfig, PeConfig
 
 SHIFT = 5
@@ -87,12 +88,14 @@ def certificate(
         match_params=None,
     )
     decoder = small
+    explained: AbstractContextManager[None] = nullcontext()
     if pe.code is not None:
+        explained = chosen("position", "own", "pe.code").explaining(pe.code)
         # A class of one's own may depend on the heads and on the layer.
         layers = min(model.num_hidden_layers, OWN_LAYERS)
         decoder = replace(model, num_hidden_layers=layers, intermediate_size=1, window_layers=None)
     checked = _measured(small, pe, attn, pe.rotate, causal)
-    with explained_by(pe.code):
+    with explained:
         checked["decoder"] = _measured_decoder(decoder, pe, attn, causal)
 
     others = {pe.sites_of(layer) for layer in range(model.num_hidden_layers)} - {pe.rotate}
@@ -179,7 +182,7 @@ def _measured_decoder(small: ModelConfig, pe: PeConfig, attn: Kind, causal: bool
 
     tolerance = TOLERANCE * (100 + pe.start) if pe.code is None else OWN_TOLERANCE
     measured = INVARIANT if error < tolerance else "changed"
-    stated = [module.relative for module in decoder.modules() if isinstance(module, Position)]
+    stated = [module.relative for module in decoder.modules() if hasattr(module, "relative")]
     expected: str | None = "changed"
     if expected_class(pe.rotate) == INVARIANT and all(stated):
         expected = INVARIANT

@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
+from rope_exp.compose import operations
 from rope_exp.config import RunConfig
 from rope_exp.costs import (
-    PEAK_TFLOPS,
     attention_flops_per_token,
-    checkpoint_bytes,
     kept,
-    memory_bytes,
+    layer_weights,
     num_parameters,
-    run_flops,
+    peak_flops_per_s,
 )
+from rope_exp.decoder import TOKENS_OF_A_CHUNK
 from rope_exp.errors import ConfigError
 
 ASSUMED_MFU = 0.4
@@ -21,6 +21,8 @@ ASSUMED_MFU = 0.4
 LEAST_ESTIMATED = 100_000_000
 SHOWN = ("A100", "H100", "H200")
 GIB = 2**30
+# Float32 weights, their gradient and two moments. Every process holds all of them.
+BYTES_A_PARAMETER = 16
 
 
 def cost_lines(config: RunConfig) -> list[str]:
@@ -30,7 +32,7 @@ def cost_lines(config: RunConfig) -> list[str]:
     vocab_size = vocabulary(config)
     architecture = config.architecture(vocab_size)
     params = num_parameters(architecture)
-    total = run_flops(config, vocab_size)
+    total = operations(config)
     tokens = train.num_tokens
     widths = " and ".join(map(str, dict.fromkeys(config.attn.widths(model))))
     steps = [
@@ -67,9 +69,46 @@ def cost_lines(config: RunConfig) -> list[str]:
     ]
 
 
+def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
+    """Return the size of weights and moments in float32, plus a margin for small files."""
+    model = config.model
+    architecture = config.architecture(vocab_size)
+    # A tied head is saved under both its names, and matrices may have fewer moments than two.
+    tied = architecture.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
+    in_layers = model.num_hidden_layers * layer_weights(architecture)
+    spared = in_layers * (2 - config.optim.moments_of_matrices)
+    return 12 * num_parameters(architecture) - 4 * spared + 4 * tied + 2**20
+
+
+def memory_bytes(config: RunConfig, vocab_size: int) -> int:
+    """Estimate one process's peak memory in bytes, roughly.
+
+    Counts weights, gradients and moments in float32; the activations of the largest micro-batch, at
+    34 bytes a feature, token and layer in bf16, twice that in float32; the head's gradient three
+    times; and the logits of one chunk of the loss three times (bf16, float32, gradient). Scores
+    that a bias adds, and the states of kinds that keep one, come on top.
+    """
+    train = config.train
+    model = config.model
+    architecture = config.architecture(vocab_size)
+
+    world_size = int(config.launch.num_processes)
+    num_tokens = max(
+        train.rows_at_once(stage.batch_size // world_size, stage.seq_len) * stage.seq_len
+        for stage in train.staged
+    )
+
+    width = 2 if train.precision == "bf16" else 4
+    activations = 17 * width * num_tokens * model.num_hidden_layers * model.hidden_size
+    head = 12 * architecture.vocab_size * model.hidden_size
+    chunk = min(num_tokens, TOKENS_OF_A_CHUNK[config.launch.device])
+    logits = 10 * chunk * architecture.vocab_size
+    return BYTES_A_PARAMETER * num_parameters(architecture) + activations + head + logits
+
+
 def sweep_lines(configs: Sequence[RunConfig]) -> list[str]:
     """Return lines that describe the total cost of a sweep."""
-    total = sum(run_flops(config, vocabulary(config)) for config in configs)
+    total = sum(map(operations, configs))
     tokens = sum(config.train.num_tokens for config in configs)
     return [
         f"sweep        {len(configs)} runs, of which the above is the first: {tokens:,} tokens, "
@@ -88,10 +127,13 @@ def vocabulary(config: RunConfig) -> int:
 
 def _times(configs: Sequence[RunConfig]) -> list[str]:
     """Return a line with the estimated time of all runs for each card, unless a model is small."""
-    total = sum(run_flops(config, vocabulary(config)) for config in configs)
+    total = sum(map(operations, configs))
     smallest = min(num_parameters(config.architecture(vocabulary(config))) for config in configs)
+    if smallest < LEAST_ESTIMATED:
+        return []
     lines = []
-    for card in SHOWN if smallest >= LEAST_ESTIMATED else ():
-        time = timedelta(seconds=round(total / (PEAK_TFLOPS[card] * 1e12 * ASSUMED_MFU)))
+    for card in SHOWN:
+        speed = (peak_flops_per_s(card) or 0.0) * ASSUMED_MFU
+        time = timedelta(seconds=round(total / speed))
         lines.append(f"time         {time} on one {card} at an assumed {ASSUMED_MFU:.0%} MFU")
     return lines

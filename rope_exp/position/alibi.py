@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rope_exp.encoding import ScoreBias, Sizes
+from rope_exp.position._encoding import ScoreBias, Sizes
 from rope_exp.sections import PeConfig
 
 

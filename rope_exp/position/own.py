@@ -4,19 +4,22 @@ import ast
 import functools
 import linecache
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from rope_exp import encoding, rope
+from rope_exp import rope
 from rope_exp.config import RunConfig
-from rope_exp.encoding import Position, Sizes
-from rope_exp.errors import ConfigError, explained_by, first_line
+from rope_exp.errors import ConfigError, first_line, log, out_of_memory
 from rope_exp.files import text_sha256
+from rope_exp.position import _encoding
+from rope_exp.position._encoding import Position, Sizes
 from rope_exp.sections import PeConfig
 
 # Files on record import these names, and a file's text is part of a run's identity.
-sys.modules["rope_exp.model.position"] = encoding
+sys.modules["rope_exp.model.position"] = sys.modules["rope_exp.encoding"] = _encoding
 sys.modules["rope_exp.model.rope"] = rope
 
 # Packages that a user's file may import.
@@ -28,8 +31,31 @@ def make(pe: PeConfig, sizes: Sizes) -> Position | None:
     assert pe.code is not None
     if pe.source is None:
         raise ConfigError("pe.code", pe.code, "needs its file's text: name its --config-dir")
-    with explained_by(pe.code):
+    with explaining(pe.code):
         return _executed(pe.code, pe.source).placed(sizes)
+
+
+@contextmanager
+def explaining(code: str, *, every: bool = True) -> Iterator[None]:
+    """Turn an error of a user's class into one sentence, after its own traceback.
+
+    `every`: also an error that is raised elsewhere, such as for a wrong shape.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        path = f"{code.partition('.')[0]}.py"
+        stack = traceback.extract_tb(error.__traceback__)
+        frames = [frame for frame in stack if frame.filename == path]
+        if out_of_memory(error) or not (frames or every):
+            raise
+        message = f"{type(error).__name__}: {first_line(error)}"
+        if frames:
+            log("".join(traceback.format_list(frames)).rstrip())
+            message = f"{path}, line {frames[-1].lineno}: {message}"
+        raise ConfigError("pe.code", code, message) from error
 
 
 @functools.cache

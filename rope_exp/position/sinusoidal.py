@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rope_exp.encoding import Position, Sizes
+from rope_exp.position._encoding import Position, Sizes
 from rope_exp.rope import angles, frequencies
 from rope_exp.sections import PeConfig
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from rope_exp.encoding import ScoreBias, Sizes
+from rope_exp.position._encoding import ScoreBias, Sizes
 from rope_exp.sections import PeConfig
 
 # Buckets of distances that a head distinguishes.

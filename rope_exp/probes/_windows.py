@@ -4,23 +4,60 @@ Losses are mean nats per predicted token, in the run's training precision; null 
 Shapes: N windows, S = T + 1 tokens, P predicted places, D model width, C tokens of a chunk.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rope_exp.attention import Attention
-from rope_exp.batches import Ints, validation_ids
-from rope_exp.corpora import VALIDATION
+from rope_exp.attention import Attention, wide
+from rope_exp.batches import Batch, Ints, read, validation_ids
+from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder, at_places, chunks
-from rope_exp.evaluate import Finished, Inputs
-from rope_exp.kernels import wide
-from rope_exp.sources import read
+from rope_exp.evaluate import Inputs, on_device
+from rope_exp.prepare import VALIDATION
+from rope_exp.signals import Stopped, StopSignal
 
 LONGEST = 8  # longest windows, in training lengths
 # Probes other than windows and positions read 1/SHARE of the windows.
 SHARE = 4
+
+
+class Finished(Protocol):
+    """A finished model, which the files of probes/ question: its trainer.
+
+    Attributes:
+        rows_at_once: the rows of the training length in a micro-batch.
+    """
+
+    decoder: Decoder
+    config: RunConfig
+    data: Any
+    rows_at_once: int
+    stop: StopSignal
+    train_step: Any
+
+
+def batches(model: Finished, rows: Batch, at_once: int) -> Iterator[Inputs]:
+    """Yield the rows on the device, `at_once` at a time; raise Stopped if the run is to stop."""
+    device = model.decoder.lm_head.weight.device
+    for start in range(0, len(rows.ids_BT), at_once):
+        if model.stop.requested:
+            raise Stopped
+        yield on_device(rows.rows(slice(start, start + at_once)), device)
+
+
+def rounded(losses: Iterable[Any]) -> list[float | None]:
+    """Return losses rounded to six decimals; None for one that is not finite."""
+    return [round(loss, 6) if math.isfinite(loss) else None for loss in map(float, losses)]
+
+
+def significant(numbers_N: Tensor) -> list[float | None]:
+    """Return numbers with six significant digits; None for one that is not finite."""
+    numbers = numbers_N.double().tolist()
+    return [float(f"{number:.6g}") if math.isfinite(number) else None for number in numbers]
 
 
 def windows(model: Finished, count: int, length: int) -> Ints:
@@ -60,8 +97,9 @@ def nats(model: Finished, windows_NS: Ints) -> Tensor:
     """Return nats_NP: -log p of each target token of windows, in float64."""
     tokens_at_once = model.rows_at_once * model.config.train.seq_len
     rows = read(model.config, model.data, windows_NS)
-    batches = model.batches(rows, max(1, tokens_at_once // rows.ids_BT.shape[1]))
-    return torch.cat([token_nats(model.decoder, inputs).double().cpu() for inputs in batches])
+    at_once = max(1, tokens_at_once // rows.ids_BT.shape[1])
+    parts = batches(model, rows, at_once)
+    return torch.cat([token_nats(model.decoder, inputs).double().cpu() for inputs in parts])
 
 
 def token_nats(decoder: Decoder, inputs: Inputs) -> Tensor:

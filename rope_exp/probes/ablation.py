@@ -4,11 +4,11 @@ from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
-from rope_exp.evaluate import Finished, rounded
-from rope_exp.probes._windows import attentions, loss
+from rope_exp.probes._places import Places
+from rope_exp.probes._windows import Finished, attentions, loss, rounded
 
 ORDER = 3
-PLACES = {"ablation": ("without", "loss")}
+PLACES = Places(ablation=("without", "loss"))
 
 
 def ask(model: Finished) -> dict[str, Any]:

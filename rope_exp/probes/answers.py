@@ -11,12 +11,12 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 
+from rope_exp.attention import wide
 from rope_exp.batches import NO_TARGET
 from rope_exp.config import RunConfig
-from rope_exp.evaluate import Finished, rounded
-from rope_exp.kernels import wide
+from rope_exp.prepare import TRAIN
+from rope_exp.probes._windows import Finished, batches, rounded
 from rope_exp.report import Report, is_always_paired
-from rope_exp.rows import TRAIN, Facts
 from rope_exp.stats import ROOM, judge, noise_of, outcome
 from rope_exp.table import Column, Table, interval, number, span, spell_p
 
@@ -33,13 +33,13 @@ def why_not(config: RunConfig) -> str:
 def ask(model: Finished) -> dict[str, Any]:
     """Return, for each split, the examples of each span, those without a wrong token, the loss."""
     answer = {}
-    for split in model.data.facts.splits:
+    for split in model.config.data.task.splits:
         if split == TRAIN:
             continue
         rows = model.data.rows(split, range(model.config.train.eval_sequences))
         right = []
         nats = []
-        for inputs in model.batches(rows.batch, model.rows_at_once):
+        for inputs in batches(model, rows.batch, model.rows_at_once):
             logits_BTV = wide(model.decoder(inputs.ids_BT))
             target_BT = inputs.target_BP
             right.append(logits_BTV.argmax(dim=-1) == target_BT)
@@ -157,7 +157,7 @@ def _shares(report: Report) -> pd.DataFrame:
     return shares.assign(share=shares["right"] / shares["count"])
 
 
-def _task(report: Report) -> Facts | None:
+def _task(report: Report) -> Any:
     """Return the facts of the generated data if all runs share its kind; None for text."""
     kinds = {run.config.data.kind: run.config.data.task for run in report.runs}
     return next(iter(kinds.values())) if len(kinds) == 1 else None

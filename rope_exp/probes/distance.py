@@ -13,16 +13,23 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from rope_exp.attention import Attention, Positions, turned
+from rope_exp.attention import Attention, Positions, turned, wide
+from rope_exp.batches import read
 from rope_exp.config import RunConfig
-from rope_exp.evaluate import Finished, significant
-from rope_exp.kernels import wide
-from rope_exp.probes._windows import attentions, bin_edges, share, windows
+from rope_exp.probes._places import Places
+from rope_exp.probes._windows import (
+    Finished,
+    attentions,
+    batches,
+    bin_edges,
+    share,
+    significant,
+    windows,
+)
 from rope_exp.rope import rotate
-from rope_exp.sources import read
 
 ORDER = 6
-PLACES = {"distance": ("m", "attention"), "uniform": ("m", "uniform")}
+PLACES = Places(distance=("m", "attention"), uniform=("m", "uniform"))
 
 
 def why_not(config: RunConfig) -> str:
@@ -58,7 +65,7 @@ def ask(model: Finished) -> dict[str, Any]:
     with ExitStack() as stack:
         for number, layer in enumerate(layers):
             stack.enter_context(weighed(layer, partial(see, number)))
-        for inputs in model.batches(rows, at_once=1):
+        for inputs in batches(model, rows, at_once=1):
             inputs.features(decoder)
 
     distances = bin_edges((length + 1) // 2)[:-1]

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from rope_exp.config import RunConfig
-from rope_exp.evaluate import Finished, rounded, significant
+from rope_exp.probes._windows import Finished, rounded, significant
 from rope_exp.report import Report
+from rope_exp.step import crossings
 
 ORDER = 4
 PAIRS = {"qk": "q and k", "vo": "v and o"}
@@ -31,6 +32,7 @@ def ask(model: Finished) -> dict[str, Any]:
     """
     pe = model.decoder.architecture.pe
     rotary = model.decoder.model.rotary_emb
+    counts = crossings(model.train_step.optimizer, model.decoder)
     sites = {}
     for pair in pe.learned:
         theta0_F = rotary.get_buffer(f"theta0_{pair}").double().cpu()
@@ -46,8 +48,8 @@ def ask(model: Finished) -> dict[str, Any]:
             "theta": [significant(theta_F) for theta_F in theta_NF],
             "median": rounded(torch.quantile(moved_NF, 0.5)[None])[0],
         }
-        if pair in model.crossings:
-            answer["crossings"] = int(model.crossings[pair].sum())
+        if pair in counts:
+            answer["crossings"] = int(counts[pair].sum())
         sites[pair] = answer
     return {"sites": sites}
 

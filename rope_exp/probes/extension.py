@@ -23,8 +23,15 @@ from torch import Tensor
 
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
-from rope_exp.evaluate import Finished, rounded
-from rope_exp.probes._windows import attentions, factors, long_windows, nats, share
+from rope_exp.probes._windows import (
+    Finished,
+    attentions,
+    factors,
+    long_windows,
+    nats,
+    rounded,
+    share,
+)
 from rope_exp.report import Report
 from rope_exp.sections import PAIRS
 from rope_exp.table import NOTHING, markdown_table

@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import torch
 
+from rope_exp.batches import held_out_rows
 from rope_exp.config import RunConfig
-from rope_exp.evaluate import Finished, rounded
+from rope_exp.probes._windows import Finished, batches, rounded
 from rope_exp.report import Report
-from rope_exp.sources import held_out_rows
 from rope_exp.table import Column, Table
 
 ORDER = 3
@@ -29,7 +29,7 @@ def ask(model: Finished) -> dict[str, Any]:
     batch = held_out_rows(model.config, model.data)
     parts = [
         model.decoder(inputs.ids_BT, **inputs.further).double().cpu()
-        for inputs in model.batches(batch, model.rows_at_once)
+        for inputs in batches(model, batch, model.rows_at_once)
     ]
     truth_NQD = batch.target_BP.astype(np.float64)
     error_NQD = (torch.cat(parts).numpy() - truth_NQD) ** 2

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from rope_exp.config import RunConfig
 from rope_exp.errors import show
-from rope_exp.evaluate import Finished, rounded
-from rope_exp.probes._windows import attentions, loss
+from rope_exp.probes._windows import Finished, attentions, loss, rounded
 from rope_exp.report import Report
 
 # Below other notes of probes.

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from rope_exp.evaluate import Finished, rounded
-from rope_exp.probes._windows import bin_edges, factors, long_windows, nats
-from rope_exp.sources import read
+from rope_exp.batches import read
+from rope_exp.probes._places import Places
+from rope_exp.probes._windows import Finished, bin_edges, factors, long_windows, nats, rounded
 
 ORDER = 1
-PLACES = {"positions": ("lengths", "loss_at_length"), "bins": ("edges", "loss")}
+PLACES = Places(positions=("lengths", "loss_at_length"), bins=("edges", "loss"))
 
 
 def ask(model: Finished) -> dict[str, Any]:

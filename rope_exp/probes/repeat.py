@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 
 from rope_exp.config import RunConfig
-from rope_exp.evaluate import Finished, rounded
-from rope_exp.probes._windows import nats, share, windows
+from rope_exp.probes._places import Places
+from rope_exp.probes._windows import Finished, nats, rounded, share, windows
 from rope_exp.report import Report
 from rope_exp.table import markdown_table
 
 # Below longer contexts.
 ORDER = 5
-PLACES = {"repeat": ("reading", "loss")}
+PLACES = Places(repeat=("reading", "loss"))
 # A run copies if a text's second reading has a loss lower by so many nats
 # (docs/paper/protocol-2.md).
 COPIES = 0.3

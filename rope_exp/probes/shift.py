@@ -3,11 +3,11 @@
 from typing import Any
 from unittest.mock import patch
 
-from rope_exp.evaluate import Finished, rounded
-from rope_exp.probes._windows import loss
+from rope_exp.probes._places import Places
+from rope_exp.probes._windows import Finished, loss, rounded
 
 ORDER = 2
-PLACES = {"shift": ("start", "loss")}
+PLACES = Places(shift=("start", "loss"))
 # In training lengths: from within the first window to far outside.
 SHIFTS = (0, 0.25, 1, 4, 16)
 

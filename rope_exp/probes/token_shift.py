@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from rope_exp.config import RunConfig
-from rope_exp.evaluate import Finished, significant
-from rope_exp.probes._windows import attentions
+from rope_exp.probes._windows import Finished, attentions, significant
 from rope_exp.report import Report
 
 # Below learned frequencies.

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from rope_exp.evaluate import Finished, rounded
-from rope_exp.probes._windows import nats, windows
+from rope_exp.probes._windows import Finished, nats, rounded, windows
 
 
 def ask(model: Finished) -> dict[str, Any]:

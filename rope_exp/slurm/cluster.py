@@ -26,8 +26,8 @@ from rope_exp.errors import (
     explained,
     first_line,
 )
-from rope_exp.jobs import Job
 from rope_exp.machine import output_of
+from rope_exp.ranks import Job
 from rope_exp.signals import held_back, interrupt, on_signal, starting_runs
 from rope_exp.slurm.queue import Queue
 from rope_exp.sweep import dispatch

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pandas as pd
 
-from rope_exp.comparable import OWN_RATE, alike, check_blocks
+from rope_exp.comparable import OWN_RATE, check_blocks
+from rope_exp.folder import ReportError, Run
 from rope_exp.published import REFERENCE
 from rope_exp.report import (
     Report,
@@ -16,7 +17,7 @@ from rope_exp.report import (
     main_table,
     paragraphs,
 )
-from rope_exp.runs import ReportError, Run
+from rope_exp.studies.rates import alike
 
 
 def files(

@@ -13,10 +13,11 @@ import numpy as np
 import pandas as pd
 
 from rope_exp import comparable
-from rope_exp.comparable import OF_ROW, OWN_RATE, ROW, SEEDS, label_of, telling
+from rope_exp.comparable import OF_ROW, OWN_RATE, ROW, SEEDS, label_of, spelled, telling
+from rope_exp.config import differing_keys
 from rope_exp.errors import log
+from rope_exp.folder import ReportError, Run
 from rope_exp.report import Report, build, paragraphs
-from rope_exp.runs import ReportError, Run
 from rope_exp.stats import adjusted_means
 from rope_exp.table import markdown_table, number, span
 
@@ -42,7 +43,8 @@ def files(
         sweeps = find_sweeps(records[name], others)
         for runs in sweeps:
             keys = sorted(runs[0].factors.keys() - {OWN_RATE, *SEEDS})
-            level = comparable.level_name(runs[0], keys)
+            values = [f"{key}={spelled(runs[0].config, key)}" for key in keys]
+            level = "-".join(values)
             file = f"rates-{level}.md" if level and len(sweeps) > 1 else "rates.md"
             made |= {f"{name}/{path}": content for path, content in of_group(runs, file).items()}
     return made
@@ -69,14 +71,16 @@ def find_sweeps(runs: Sequence[Run], others: Iterable[Run]) -> list[list[Run]]:
     Other campaigns' runs of its variants that fit are added, unless they have row names, the seed's
     runs were computed elsewhere, or the campaign ran the cell itself.
     """
-    if not comparable.has_blocks(runs) or not any(OWN_RATE in run.factors for run in runs):
+    # Runs of one seed that read different tokens form no block.
+    factors = {factor for run in runs for factor in run.factors}
+    if comparable.ORDER in factors or OWN_RATE not in factors:
         return []
     sweeps: list[list[Run]] = []
-    factors = (OWN_RATE, "seed", *(OF_ROW if telling(runs) == [ROW] else ("pe",)))
+    but = (OWN_RATE, "seed", *(OF_ROW if telling(runs) == [ROW] else ("pe",)))
     labels = {_label(run) for run in runs}
     lent = [run for run in others if run.config.row_name is None and _label(run) in labels]
     for run in [*runs, *lent]:
-        sweep = next((sweep for sweep in sweeps if comparable.alike(sweep[0], run, factors)), None)
+        sweep = next((sweep for sweep in sweeps if alike(sweep[0], run, but)), None)
         if sweep is None and run.group == runs[0].group:
             sweeps.append([run])
         elif sweep is not None and all(_cell(run) != _cell(other) for other in sweep):
@@ -85,6 +89,12 @@ def find_sweeps(runs: Sequence[Run], others: Iterable[Run]) -> list[list[Run]]:
             if run in runs or differing.keys().isdisjoint(comparable.REFUSED_WITHIN_A_BLOCK):
                 sweep.append(run)
     return [sweep for sweep in sweeps if len(_rates(sweep)) > 1]
+
+
+def alike(first: Run, second: Run, but: Sequence[str]) -> bool:
+    """Return whether two runs have one corpus, and equal numeric values except for some keys."""
+    is_one_corpus = first.result.get("data_sha256") == second.result.get("data_sha256")
+    return is_one_corpus and not differing_keys(first.config.numeric, second.config.numeric, but)
 
 
 def _cell(run: Run) -> tuple[float, str, int]:

@@ -10,8 +10,9 @@ are trained and tested, since there are only 4^L of length L.
 
 from collections.abc import Iterable
 
-from rope_exp.rows import END, LONGER, PAD, TEST, TRAIN, Draws, Example, Facts, Rows, pack, stack
+from rope_exp.prepare import TEST, TRAIN
 from rope_exp.sections import DataConfig
+from rope_exp.tasks._rows import END, LONGER, PAD, Draws, Example, Facts, Rows, pack, stack
 
 LETTERS = "abcd"
 SEPARATOR = "|"

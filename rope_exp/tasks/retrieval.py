@@ -13,8 +13,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from rope_exp.rows import NO_ANSWER, Draws, Facts, Row, Rows, stack
 from rope_exp.sections import DataConfig
+from rope_exp.tasks._rows import NO_ANSWER, Draws, Facts, Row, Rows, stack
 
 FILLER = string.ascii_lowercase
 KEYS = string.ascii_uppercase

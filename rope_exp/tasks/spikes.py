@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_exp.batches import Batch, Ints, Reals
-from rope_exp.rows import Draws, Facts
 from rope_exp.sections import PERIOD_S, DataConfig
+from rope_exp.tasks._rows import Draws, Facts
 
 NUM_UNITS = 16
 QUERY = NUM_UNITS

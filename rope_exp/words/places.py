@@ -2,16 +2,15 @@
 
 import pandas as pd
 
-from rope_exp.frames import by_seed, probes_by_place
-from rope_exp.report import Report
+from rope_exp.report import Report, parts
 
 
 def files(report: Report) -> dict[str, str]:
     """Return probes.csv, if runs were probed: a line for each row, number and place."""
     tables = []
-    for probe in probes_by_place():
+    for probe, places in parts("PLACES", "probes").items():
         for label in report.answers(probe):
-            losses = by_seed(report.rows[label], probe)
+            losses = places.by_seed(report.rows[label], probe)
             numbers = {"mean": losses.mean(skipna=False), "sd": losses.std(skipna=False)}
             table = pd.DataFrame(numbers).reset_index()
             table.insert(0, "row", label)

@@ -5,8 +5,7 @@ from typing import Any
 import pandas as pd
 
 from rope_exp.report import OWN, Report, adjusted_p
-from rope_exp.rows import TEST
-from rope_exp.stats import MOST_SEEDS, ROOM, SEEDS_NEEDED, SIGNS, outcome
+from rope_exp.stats import MOST_SEEDS, ROOM, SEEDS_NEEDED, SIGNS, Pair, outcome
 from rope_exp.table import Column, Table, interval, number, span
 
 
@@ -50,16 +49,17 @@ def relations(report: Report) -> list[str]:
     return [Table(columns, table).markdown()]
 
 
-def outcomes(report: Report) -> list[dict[Any, Any]]:
+def outcomes(report: Report) -> list[Pair]:
     """Return the judged published relations, with `published`, `outcome` and `outcome_alone`."""
     lines = []
-    for pair in report.pairs["published"].to_dict("records"):
+    pairs: Any = report.pairs["published"].to_dict("records")
+    for pair in pairs:
         a, b = pair["a"], pair["b"]
         sign = report.source.signs[a, b]
         # If nearly all examples like those in training are solved, neither losses nor matches
         # show which is better (docs/paper/protocol.md, section 8).
         runs = [*report.rows[a].runs, *report.rows[b].runs]
-        answers = filter(None, (run.probes.get("answers", {}).get(TEST) for run in runs))
+        answers = filter(None, (run.probes.get("answers", {}).get("test") for run in runs))
         counts = [(sum(answer["count"]), sum(answer["right"])) for answer in answers]
         shares = [right / count for count, right in counts if count]
         own = {key.removesuffix("_alone"): pair[key] for key in pair if key.endswith("_alone")}
@@ -70,7 +70,7 @@ def outcomes(report: Report) -> list[dict[Any, Any]]:
     return lines
 
 
-def _settling(pair: dict[Any, Any]) -> str:
+def _settling(pair: Pair) -> str:
     """Say how an open published relation could be settled."""
     if pair["verdict"] != "open":
         return "a difference is shown, but not whether it exceeds the margin"

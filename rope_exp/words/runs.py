@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from rope_exp.comparable import differing_surroundings, mixed_blocks
+from rope_exp.comparable import differing_surroundings
 from rope_exp.report import Report
 from rope_exp.table import span
 
@@ -36,12 +36,14 @@ def notes(report: Report) -> list[str]:
             "loss = seed + row."
         )
 
-    mixed = mixed_blocks(report.runs)
-    for seed, differing in mixed.items():
-        for key, values in differing.items():
+    mixed = set()
+    for seed in sorted({run.config.seed for run in report.runs}):
+        block = [run for run in report.runs if run.config.seed == seed]
+        for key, values in differing_surroundings(block).items():
             sentences.append(f"Runs of seed {seed} differ in {key}: {', '.join(values)}.")
+            mixed.add(key)
     for key, values in differing_surroundings(report.runs).items():
-        if not any(key in differing for differing in mixed.values()):
+        if key not in mixed:
             sentences.append(f"Seeds differ in {key}: {', '.join(values)}.")
     left_out = [f"{folder} was left out: {reason}." for folder, reason in report.left_out.items()]
     return sentences + left_out

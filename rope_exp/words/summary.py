@@ -8,7 +8,7 @@ from scipy import stats
 from rope_exp.comparable import Row
 from rope_exp.report import Report, main_table
 from rope_exp.stats import MARGIN
-from rope_exp.table import millions, span, spell_p
+from rope_exp.table import span, spell_p
 from rope_exp.words.runs import spell_seeds
 
 # On a terminal, above the warnings.
@@ -35,15 +35,6 @@ def caption(report: Report) -> list[str]:
         f"Losses are validation losses in {report.unit}; "
         f"Δ is the mean within-seed difference from {report.reference.name}."
     ]
-
-
-def setting(report: Report) -> list[str]:
-    """Name the corpus, tokens and warmup steps of runs: `English, 2M tokens, warmup 100`."""
-    config = report.runs[0].config
-    corpus = {"wikipedia-en-good-featured": "English"}.get(config.data.name, config.data.name)
-    # Two digits are enough to distinguish token budgets.
-    tokens = millions(float(f"{config.train.num_tokens:.2g}"))
-    return [f"{corpus}, {tokens} tokens, warmup {config.num_warmup_steps}"]
 
 
 def summary(report: Report) -> list[str]:

@@ -1,5 +1,7 @@
 """Notes on verdicts: the published source, the reference, and the tests."""
 
+from typing import Any
+
 from rope_exp.report import Report, is_always_paired
 from rope_exp.table import spell_p
 from rope_exp.words.relations import outcomes
@@ -68,9 +70,10 @@ def _test_notes(report: Report) -> list[str]:
             "adjusted interval (Bonferroni) follows. The p of an equivalent row is from the "
             "equivalence test."
         )
-    judged = report.pairs["reference"].set_index("b")
-    if len(labels := judged.compare(report.decided.loc[judged.index]).index):
-        names = ", ".join(report.rows[label].name for label in labels)
+    judged: Any = report.pairs["reference"].set_index("b").to_dict("index")
+    primary = [label for label in judged if judged[label] != report.decided[label]]
+    if primary:
+        names = ", ".join(report.rows[label].name for label in primary)
         sentences.append(
             f"{names}: p and verdict are of the published relations, the primary family."
         )
@@ -95,8 +98,9 @@ def _alone(report: Report) -> list[str]:
     elif relations:
         sentence += " The published relations have the same outcomes."
 
-    verdicts = report.decided[["verdict", "verdict_alone"]]
-    marked |= {own for pooled, own in verdicts.to_numpy() if own != pooled}
+    for pair in report.decided.values():
+        if pair["verdict_alone"] != pair["verdict"]:
+            marked.add(pair["verdict_alone"])
     if not marked:
         return [sentence]
     word = "open" if marked <= {"open"} else "another verdict"

@@ -11,9 +11,9 @@ from support.refused import refused
 
 from rope_exp.campaign.cells import load_campaign
 from rope_exp.campaign.file import campaign_files
+from rope_exp.campaign.records import cell_name
 from rope_exp.compose import run_config
 from rope_exp.errors import ConfigError
-from rope_exp.records import cell_name
 
 RUNS = Path("results/runs")
 

@@ -125,11 +125,9 @@ def test_a_run_is_called_by_what_its_sweep_changes() -> None:
 def test_a_launcher_and_its_options_are_for_the_command_line() -> None:
     words = ["hydra.launcher.partition=gpu", "+hydra.launcher.additional_parameters.mail-user=me"]
     jobs = compose_jobs(["launch=slurm", *words, "pe=glob(q_*)", "seed=1"])
-    assert jobs.have_launcher
     assert jobs.tree.hydra.launcher.partition == "gpu"
     assert jobs.tree.hydra.launcher.additional_parameters == {"mail-user": "me"}
     assert jobs.overrides == [["launch=slurm", "pe=q_rope", "seed=1"]]
-    assert not compose_jobs(["seed=0,1"], multirun=True).have_launcher
 
 
 def test_cfg_job_prints_every_key(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from rope_exp.costs import (
     peak_flops_per_s,
 )
 from rope_exp.decoder import Decoder
-from rope_exp.sections import Architecture, Kind, SoftmaxConfig
+from rope_exp.sections import Architecture, Kind
 
 
 @pytest.mark.parametrize("size", ["nano", "1b"])
@@ -69,7 +69,8 @@ STATE_FLOPS = [
 def test_a_state_costs_the_same_at_any_length(attn: Kind, expected: int) -> None:
     sizes = make_sizes()
     for length in (1, 32, 4096):
-        assert attn.flops(sizes, length) == expected
+        config = RunConfig(attn=attn, model=sizes, pe=make_pe())
+        assert attention_flops_per_token(config, length) == sizes.num_hidden_layers * expected
 
 
 def test_a_window_costs_the_keys_that_are_met() -> None:
@@ -77,8 +78,9 @@ def test_a_window_costs_the_keys_that_are_met() -> None:
     for length, window in ((32, 5), (5, 5), (4, 5), (1, 1)):
         met = sum(min(position + 1, window) for position in range(length))
         sizes = make_sizes(window=window)
-        expected = 6 * sizes.hidden_size * 2 * met // length
-        assert SoftmaxConfig().flops(sizes, length) == expected
+        in_layer = 6 * sizes.hidden_size * 2 * met // length
+        expected = sizes.num_hidden_layers * in_layer
+        assert attention_flops_per_token(RunConfig(model=sizes), length) == expected
 
 
 def test_looking_both_ways_costs_a_whole_row_of_keys() -> None:

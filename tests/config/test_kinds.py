@@ -6,7 +6,6 @@ from support.kinds import KINDS
 from support.models import SIZES, make_pe
 
 from rope_exp.compose import CONFIGS, compose_jobs, run_config
-from rope_exp.config import RunConfig
 from rope_exp.costs import kept, num_parameters
 from rope_exp.decoder import Decoder
 from rope_exp.sections import Architecture, Kind
@@ -84,15 +83,3 @@ def test_softmax_is_in_no_identity() -> None:
         assert same.config_sha256 == plain.config_sha256
         assert same.group == plain.group
     assert run_config(["model.head_dim=32"]).config_sha256 != plain.config_sha256
-
-
-@pytest.mark.parametrize("words", [["attn=mla"], ["attn=shared_s2", "pe=qkvo_rope"], []])
-def test_matched_parameters_are_met_before_anything_is_hashed(words: list[str]) -> None:
-    wanted = 1_500_000
-    config = run_config([*words, f"model.match_params={wanted}"])
-    assert abs(num_parameters(config.architecture(2048)) - wanted) <= 0.001 * wanted
-
-    width = config.model.intermediate_size
-    spelled = run_config([*words, f"model.intermediate_size={width}"])
-    assert config.config_sha256 == spelled.config_sha256
-    assert RunConfig.from_dict(config.to_dict()) == config

@@ -80,9 +80,9 @@ attn=shared_s2 attn.groups=3 | attn.groups=3: must divide |
 attn=linear model.token_shift=true | model.token_shift=true: attn.kind=linear has none; attn=softmax has |
 attn=decay pe=vo_rope attn.gamma=learned model.num_attention_heads=64 model.hidden_size=256 | attn.gamma=learned: | too near 1 to be learned in more than 59
 
-data=files | data.path=null: must name the corpus |
+data=files | data.path=null: must be set for data=files |
 data.sample_by=line | data.sample_by=line: is for data=files or hub alone |
-data=files data.path=x data.text_column='' | data.text_column=: must name the text's column |
+data=files data.path=x data.text_column='' | data.text_column=: must be set for data=files |
 tokenizer=bytes tokenizer.revision=a | tokenizer.revision=a: needs tokenizer.path |
 tokenizer.train_bytes=null | tokenizer.train_bytes=null: must be set |
 tokenizer=bytes tokenizer.vocab_size=512 | tokenizer.vocab_size=512: must be set for tokenizer.kind=bpe |
@@ -90,7 +90,7 @@ tokenizer=pretrained | tokenizer.path=null: must be set for tokenizer.kind=pretr
 tokenizer=task | tokenizer.kind=task: | such as data=addition
 data=addition tokenizer=bytes | tokenizer.kind=bytes: must be task for generated data |
 data=addition train.seq_len=32 | train.seq_len=32: must be at least 33 |
-data=addition data.path=x | data.path=x: | no other has a path
+data=addition data.path=x | data.path=x: is for data=files or hub alone |
 data=copy data.order=reversed | data.order=reversed: is for data=addition alone |
 data=copy train.seq_len=256 train.stages=[[256,400],[512,100]] | train.stages= | data=copy has rows of one length; leave null
 train.objective=regression | train.objective=regression: is for data=spikes alone |

@@ -7,9 +7,8 @@ from support.gpus import show_gpus
 from support.refused import refused
 
 from rope_exp import machine
-from rope_exp.compose import run_config
+from rope_exp.compose import resolve, run_config
 from rope_exp.config import RunConfig
-from rope_exp.settle import resolve
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Tests of the windows of each step, their order and its hash, and of places within rows."""
 
 import hashlib
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,18 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.corpora import philox
+from support.corpora import philox, text_of
 
 from rope_exp.batches import (
     Batch,
     chain_sha256,
     epoch_order,
+    held_out_rows,
     random_starts,
+    training_batch,
     training_ids,
     validation_ids,
 )
 from rope_exp.config import RunConfig
-from rope_exp.sources import training_batch
 
 TOKENS = np.arange(1009, dtype=np.uint16)  # each token is its own index
 seeds = st.integers(0, 2**63 - 1)
@@ -71,14 +71,6 @@ def test_validation_windows_are_spread_and_disjoint(num_sequences: int, seq_len:
     assert gaps.max() - gaps.min() <= 1
 
 
-@pytest.mark.parametrize("seq_len", [1009, 5000])
-def test_a_stream_without_a_whole_window_is_refused(seq_len: int) -> None:
-    with pytest.raises(ValueError, match=f"1009 tokens hold no window of {seq_len + 1}"):
-        training_ids(TOKENS, 0, [0], seq_len)
-    with pytest.raises(ValueError, match="1009"):
-        validation_ids(TOKENS, 1, seq_len)
-
-
 def test_the_hash_of_the_order_needs_the_last_digest_only() -> None:
     batches = [training_ids(TOKENS, 1, range(4 * step, 4 * step + 4), 16) for step in range(3)]
     digest = ""
@@ -112,8 +104,7 @@ def placed(step: int, **data: Any) -> Batch:
     """Return the batch of a step on text, with these keys of `data`."""
     train = {"num_steps": 50, "global_batch_size": 4, "seq_len": 16}
     config = RunConfig.from_dict({"seed": 3, "train": train, "data": data})
-    text: Any = SimpleNamespace(tokens={"train": TEXT}, vocab_size=9, corpus={"end_id": END})
-    return training_batch(config, text, step)
+    return training_batch(config, text_of(TEXT, 9, END), step)
 
 
 @pytest.mark.parametrize("resets", [False, True])
@@ -148,3 +139,57 @@ def test_the_hash_of_the_order_covers_where_rows_begin() -> None:
     hashed_BS = placed(2, random_start=40).hashed_BS
     assert (hashed_BS[:, :-1] == plain).all()
     assert (hashed_BS[:, -1] == random_starts(3, 2, 4, 40)).all()
+
+
+# -- the batches of a run -------------------------------------------------------------------------
+
+STAGES = ((8, 5), (32, 3), (8, 4), (16, 2, 5))
+NUM_STEPS = 14
+PREPARED = text_of(TOKENS, len(TOKENS), end_id=7)
+
+
+def make_config(**changes: Any) -> RunConfig:
+    train = {"num_steps": NUM_STEPS, "global_batch_size": 8, "seq_len": 16, "stages": STAGES}
+    sections = {name: changes.pop(name) for name in ("pe", "data") if name in changes}
+    values: dict[str, Any] = {"seed": 3, "train": train | changes, **sections}
+    return RunConfig.from_dict(values)
+
+
+def batches(**changes: Any) -> list[Batch]:
+    config = make_config(**changes)
+    return [training_batch(config, PREPARED, step) for step in range(1, NUM_STEPS + 1)]
+
+
+def test_a_stage_reads_what_a_run_of_its_length_would() -> None:
+    """Sample numbers continue after all stages before it, so none of an epoch is read twice."""
+    shapes = [batch.ids_BT.shape for batch in batches()]
+    assert shapes == [(16, 8)] * 5 + [(4, 32)] * 3 + [(16, 8)] * 4 + [(5, 16)] * 2
+    first = 0
+    for batch in batches():
+        num_rows, length = batch.ids_BT.shape
+        alone = training_ids(TOKENS, 3, range(first, first + num_rows), length)
+        assert np.array_equal(batch.hashed_BS, alone)
+        first += num_rows
+
+
+@pytest.mark.parametrize("objective", ["causal", "mlm"])
+def test_all_variants_read_the_same(objective: str) -> None:
+    """The order of tokens and their masks depend only on the data seed."""
+    ours = batches(objective=objective)
+    others = batches(objective=objective, pe={"rotate": ["v", "o"]})
+    elsewhere = batches(objective=objective, data={"seed": 4})
+    for one, same, other in zip(ours, others, elsewhere, strict=True):
+        assert np.array_equal(one.hashed_BS, same.hashed_BS)
+        assert not np.array_equal(one.hashed_BS, other.hashed_BS)
+
+
+def test_held_out_rows_are_those_of_every_run() -> None:
+    windows_NS = validation_ids(TOKENS, 6, 16)
+    causal = held_out_rows(make_config(eval_sequences=6), PREPARED)
+    assert np.array_equal(causal.target_BP, windows_NS[:, 1:])
+
+    first = held_out_rows(make_config(eval_sequences=6, objective="mlm"), PREPARED)
+    assert first.target_BP.shape == (6, 2)
+    others = {"pe": {"rotate": ["v", "o"]}, "data": {"seed": 4}, "stages": None}
+    again = held_out_rows(make_config(eval_sequences=6, objective="mlm", **others), PREPARED)
+    assert np.array_equal(again.hashed_BS, first.hashed_BS)

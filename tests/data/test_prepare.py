@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import hashlib
+import json
 import os
 import shutil
 import socket
@@ -14,16 +15,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.configs import left_in
-from support.corpora import BPE, BYTES, TEXTS, data_config, start_python, write_parquet
+from support.corpora import (
+    BPE,
+    BYTES,
+    TEXTS,
+    all_documents,
+    corpus_of,
+    data_config,
+    start_python,
+    write_parquet,
+)
 from support.refused import refused
 from tokenizers import Tokenizer
 
 from rope_exp import prepare as prepare_module
-from rope_exp.corpora import SIDES
 from rope_exp.errors import ConfigError, DataError, DiskError
 from rope_exp.files import json_sha256
-from rope_exp.prepare import BLOCK_BYTES, prepare, token_dtype
+from rope_exp.prepare import BLOCK_BYTES, SIDES, library_files, prepare, token_dtype
 from rope_exp.sections import TokenizerConfig
 
 
@@ -42,7 +53,7 @@ def test_what_was_prepared_is_found_without_reading_or_network(
     copied.parent.mkdir()
     shutil.copy2(path, copied)
     monkeypatch.setattr(socket, "socket", None)
-    monkeypatch.setattr(prepare_module, "open_dataset", None)
+    monkeypatch.setattr("rope_exp.corpora.files.open_corpus", None)
     changes = {"reset_positions": True, "document_mask": True, "random_start": 256}
     data = data_config(path=copied, name="other", seed=5, **changes)
     again = prepare(data, dataclasses.replace(BYTES, name="x"), seq_len=16)
@@ -253,3 +264,46 @@ def test_a_damaged_folder_is_refused(tmp_path: Path, name: str) -> None:
 
 def test_ids_are_as_wide_as_the_vocabulary_asks() -> None:
     assert [token_dtype(size).itemsize for size in (257, 65536, 65537)] == [2, 2, 4]
+
+
+# -- sides and the stdlib --------------------------------------------------------------------------
+
+
+@given(st.lists(st.sampled_from(["", *TEXTS[:30]]), max_size=200), st.floats(0.01, 0.99))
+def test_equal_documents_never_are_on_both_sides(texts: list[str], fraction: float) -> None:
+    """Empty documents are passed over."""
+    documents = [*corpus_of(texts, holdout_fraction=fraction).documents("train")]
+    assert [text for _, text in documents] == [*filter(None, texts)]
+    assert len(set(documents)) == len({*texts} - {""})
+
+
+def test_about_the_asked_share_is_held_out() -> None:
+    texts = [f"text {number}" for number in range(4000)]
+    documents = corpus_of(texts, holdout_fraction=0.2).documents("train")
+    assert 700 < sum(side == "validation" for side, _ in documents) < 900
+
+
+def test_the_library_without_tests_and_build_output() -> None:
+    files = library_files()
+    assert files["json/__init__.py"] == Path(json.__file__)
+    assert {"json/decoder.py", "os.py", "asyncio/base_events.py"} <= files.keys()
+    for name in files:
+        assert not {"test", "site-packages"} & set(name.split("/"))
+        assert not ("_sysconfigdata" in name or name.startswith("config-"))
+
+
+def test_what_cannot_be_decoded_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "lib"
+    library.mkdir()
+    for number in range(40):
+        (library / f"m{number}.py").write_text(f"x = {number}\n" * 20)
+    (library / "bad.py").write_bytes(b"x = '\xff'\n")
+    (library / "latin.py").write_bytes(b"# coding: latin-1\nx = '\xe9'\n")
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(library))
+
+    prepared = prepare(data_config(kind="stdlib"), BYTES)
+    assert prepared.corpus["files_not_decoded"] == 1
+    assert prepared.corpus["python"] == sys.version.split()[0]
+    documents = all_documents(prepared)
+    assert "# coding: latin-1\nx = 'é'\n" in documents
+    assert len(documents) == 41

@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import start_python, tokenizer_config
 from support.refused import refused
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
 from rope_exp.errors import ConfigError, DataError
 from rope_exp.tokenizer import (
     END_OF_TEXT,
-    build_tokenizer,
     byte_tokenizer,
     load_tokenizer,
     pieces,
@@ -99,54 +98,3 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
     path.write_text('{"model": ')
     with refused(f"{path} cannot be read as a tokenizer: ", by=DataError):
         load_tokenizer(path)
-
-
-# -- pretrained ------------------------------------------------------------------------------------
-
-
-def build(path: Path | str) -> Any:
-    return build_tokenizer(tokenizer_config("pretrained", path=str(path)), [])
-
-
-def save_as_transformers_does(tokenizer: Tokenizer, folder: Path, **settings: str) -> Path:
-    folder.mkdir()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
-
-
-def test_a_pretrained_tokenizer_keeps_its_ids(bpe: Tokenizer, tmp_path: Path) -> None:
-    """A text has the same tokens each time: the stored file asks for no dropout."""
-    values = json.loads(bpe.to_str())
-    values["model"]["dropout"] = 0.3
-    random = Tokenizer.from_str(json.dumps(values))
-    folder = save_as_transformers_does(random, tmp_path / "random", eos_token=END_OF_TEXT)
-    tokenizer, end_id = build(folder)
-    assert end_id == bpe.token_to_id(END_OF_TEXT)
-    text = " ".join(TEXTS) + f"naïve {END_OF_TEXT} text"
-    assert encode(tokenizer, text) == bpe.encode(text).ids
-    assert json.loads(tokenizer.to_str())["model"]["dropout"] is None
-
-
-def test_a_pretrained_tokenizer_that_cannot_be_used_is_refused(
-    bpe: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A word-level model finds "</s>" in its vocabulary in spite of encode_special_tokens."""
-    with refused("tokenizer.path=", "nowhere: cannot be read", by=ConfigError):
-        build(tmp_path / "nowhere")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with refused("tokenizer.path=nobody/nothing: the hub did not give it", by=DataError):
-        build("nobody/nothing")
-
-    folder = save_as_transformers_does(bpe, tmp_path / "endless")
-    with refused("tokenizer.path=", "endless: has no end-of-text token", by=ConfigError):
-        build(folder)
-
-    words = Tokenizer(models.WordLevel({"</s>": 0, "a": 1, "[UNK]": 2}, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    words.decoder = decoders.Fuse()
-    words.add_special_tokens(["</s>"])
-    folder = save_as_transformers_does(words, tmp_path / "words", eos_token="</s>")
-    with refused("reads the text '</s>' as a special token", by=ConfigError):
-        build(folder)

@@ -12,8 +12,7 @@ from rope_exp.commands.generate import main as generate
 from rope_exp.commands.prepare import main as prepare
 from rope_exp.errors import ConfigError
 from rope_exp.files import read_json
-from rope_exp.folder import read_metrics
-from rope_exp.runs import read_run
+from rope_exp.folder import read_metrics, read_run
 
 SMALL = """
 model.hidden_size=32 model.intermediate_size=64 model.num_hidden_layers=2 pe=qkvo_rope

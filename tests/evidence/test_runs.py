@@ -7,7 +7,7 @@ import pytest
 from support.refused import refused
 from support.reports import ask, begun_from, make_run, sha256_of
 
-from rope_exp.runs import Run, find_groups, read_runs
+from rope_exp.folder import Run, find_groups, read_runs
 
 
 def read(runs: Path) -> list[Run]:

@@ -9,11 +9,11 @@ from support.refused import refused
 from rope_exp import admit as admit_module
 from rope_exp import sweep
 from rope_exp.admit import acquire, acquire_or_refuse, admit, resolved
+from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
 from rope_exp.errors import EXIT_STOPPED
 from rope_exp.files import write_json
-from rope_exp.jobs import Job
-from rope_exp.settle import resolve
+from rope_exp.ranks import Job
 
 OnCpu = Callable[..., RunConfig]
 
@@ -102,8 +102,11 @@ def test_a_fresh_run_does_not_move_its_own_origin(begun: Job, on_cpu: OnCpu) -> 
     assert (begun.folder / "config.yaml").exists()
 
 
-def test_runs_of_two_configs_do_not_enter_one_group(on_cpu: OnCpu) -> None:
+def test_runs_of_two_configs_do_not_enter_one_group(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_cpu: OnCpu
+) -> None:
     """Both were admitted before either began."""
+    monkeypatch.chdir(tmp_path)
     words = (["pe=nope", "optim.lr=0.001"], ["pe=vo_rope", "optim.lr=0.003"])
     jobs = [admit([on_cpu("run.group=g", *more).replace("run", dir=None)])[0] for more in words]
     assert acquire(jobs[0])

@@ -6,7 +6,7 @@ import pytest
 from support.command import assert_refused, command
 from support.refused import refused
 
-from rope_exp.ranks import check_ranks
+from rope_exp.commands._rank import check_ranks
 
 
 @pytest.mark.parametrize(

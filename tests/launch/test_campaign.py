@@ -11,16 +11,16 @@ from support.campaigns import FIXED, RECORDS, RUNS, load, progress, records_of
 from support.configs import RECORDED
 from support.refused import refused
 
-from rope_exp import settle, sweep
+from rope_exp import compose, sweep
 from rope_exp.campaign import campaign as campaigns
 from rope_exp.campaign.campaign import run_campaign
 from rope_exp.campaign.cells import load_campaign
 from rope_exp.campaign.progress import Progress
+from rope_exp.campaign.records import canonical, digest, recorded_campaigns, stored_records
 from rope_exp.commands import campaign as commands
 from rope_exp.commands.campaign import main as command
 from rope_exp.errors import ConfigError
 from rope_exp.files import read_json, write_json
-from rope_exp.records import canonical, digest, recorded_campaigns, stored_records
 
 Capture = pytest.CaptureFixture[str]
 
@@ -117,11 +117,11 @@ def test_the_cells_of_a_cpu_run_on_gpus(clone: Path, monkeypatch: pytest.MonkeyP
     asked: list[Progress] = []
     monkeypatch.setattr(campaigns, "run_campaign", lambda mine, _: asked.append(mine) or 0)
     monkeypatch.setattr(commands, "on_signal", lambda _: None)
-    monkeypatch.setattr(settle, "gpus", lambda: ["one", "other"])
+    monkeypatch.setattr(compose, "gpus", lambda: ["one", "other"])
     records_of(clone)[0].unlink()
     assert command(["mine", "--config-dir", str(clone), "--on-gpus", "14"]) == 0
     [cell] = asked[0].left
-    settled = settle.resolve(cell.config)
+    settled = compose.resolve(cell.config)
     assert (settled.launch.device, settled.launch.max_parallel) == ("cuda", 28)
     assert settled.numeric == progress(clone).left[0].config.numeric
     assert len(asked[0].done) == 1

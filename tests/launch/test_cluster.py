@@ -10,13 +10,11 @@ from support.configs import TINY
 from support.refused import refused
 from support.slurm import until
 
-from rope_exp import prepare as prepare_module
 from rope_exp.admit import admit
 from rope_exp.commands.campaign import main as campaign
 from rope_exp.commands.sweep import main as sweep
-from rope_exp.compose import run_config
+from rope_exp.compose import resolve, run_config
 from rope_exp.folder import read_result, write_config
-from rope_exp.settle import resolve
 from rope_exp.slurm.queue import Queue
 
 
@@ -104,7 +102,7 @@ def test_a_sweep_compares_all_but_what_a_node_resolves(
     slurm: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run with a window is not one without; commits of the hub are looked up at submission."""
-    monkeypatch.setattr(prepare_module, "newest_commit", lambda *_: "a" * 40)
+    monkeypatch.setattr("rope_exp.corpora.hub.newest_commit", lambda *_: "a" * 40)
     hub = ["data=hub", "data.path=me/texts", "data.text_column=text"]
     write_config(slurm, resolve(run_config([*WORDS[:2], *hub, "model.window=64"])))
     with refused("belongs to another config (", "model.window: 64 -> null"):

@@ -9,11 +9,8 @@ import pytest
 from support.gpus import show_gpus
 
 from rope_exp import ranks, sweep
-from rope_exp.compose import run_config
-from rope_exp.config import RunConfig
-from rope_exp.jobs import Job, Leases, lease_gpus, release
-from rope_exp.ranks import SignalRelay
-from rope_exp.settle import resolve
+from rope_exp.compose import resolve, run_config
+from rope_exp.ranks import Job, SignalRelay, lease_gpus
 
 
 @pytest.fixture(autouse=True)
@@ -22,67 +19,67 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
 
 
-def settled(*overrides: str) -> RunConfig:
-    return resolve(run_config(overrides))
+def waiting(*overrides: str) -> Job:
+    """Return a run that waits for its GPUs."""
+    return Job(resolve(run_config(overrides)))
 
 
-def leased(config: RunConfig) -> Leases:
-    """Return a run's leases; the GPUs must be free."""
-    leases = lease_gpus(config)
-    assert leases is not None
-    return leases
+def leased(*overrides: str) -> Job:
+    """Return a run that has its GPUs, which must be free."""
+    job = waiting(*overrides)
+    assert lease_gpus(job)
+    return job
 
 
 def test_a_gpu_is_leased_once_and_two_or_none() -> None:
     """A run that waits for two GPUs does not hold the free one, so another run gets it."""
-    one = settled()
-    both = settled("launch=all_gpus")
-    first = leased(one)
-    assert lease_gpus(both) is None
-    second = leased(one)
-    assert {*first, *second} == {"0", "1"}
-    assert lease_gpus(one) is None
-    assert lease_gpus(settled("launch.device=cpu")) == {}
+    first = leased()
+    both = waiting("launch=all_gpus")
+    assert not lease_gpus(both)
+    second = leased()
+    assert {*first.leases, *second.leases} == {"0", "1"}
+    assert not lease_gpus(waiting())
+    assert leased("launch.device=cpu").leases == {}
 
-    release(first)
-    release(second)
-    taken = leased(both)
-    assert list(taken) == ["0", "1"]
-    release(taken)
+    first.release_gpus()
+    second.release_gpus()
+    assert lease_gpus(both)
+    assert lease_gpus(both)
+    assert list(both.leases) == ["0", "1"]
+    both.release_gpus()
 
 
 def test_a_lease_lives_as_long_as_a_child_that_holds_it() -> None:
     """The dispatcher may die before its ranks."""
-    config = settled("launch=all_gpus")
-    leases = leased(config)
+    job = leased("launch=all_gpus")
     child = subprocess.Popen(
         [sys.executable, "-c", "input()"],
         stdin=subprocess.PIPE,
-        pass_fds=[*itertools.chain(*leases.values())],
+        pass_fds=[*itertools.chain(*job.leases.values())],
     )
-    release(leases)
-    assert lease_gpus(config) is None
+    job.release_gpus()
+    assert not lease_gpus(job)
 
     child.communicate(b"\n", timeout=30)
-    release(leased(config))
+    leased("launch=all_gpus").release_gpus()
 
 
 def test_runs_share_a_gpu_if_each_allows_it() -> None:
     """With two runs per GPU, a third one waits, and so does a run that needs a GPU alone."""
-    one = settled("launch.num_processes=2")
-    two = settled("launch.num_processes=2", "launch.runs_per_gpu=2")
-    assert settled("launch.runs_per_gpu=2").launch.max_parallel == 4
-    first, second = leased(two), leased(two)
-    assert first.keys() == second.keys() == {"0", "1"}
-    assert lease_gpus(two) is None
-    release(first)
-    assert lease_gpus(one) is None
-    third = leased(two)
-    release(second)
-    release(third)
-    alone = leased(one)
-    assert lease_gpus(two) is None
-    release(alone)
+    one = ["launch.num_processes=2"]
+    two = [*one, "launch.runs_per_gpu=2"]
+    assert waiting("launch.runs_per_gpu=2").config.launch.max_parallel == 4
+    first, second = leased(*two), leased(*two)
+    assert first.leases.keys() == second.leases.keys() == {"0", "1"}
+    assert not lease_gpus(waiting(*two))
+    first.release_gpus()
+    assert not lease_gpus(waiting(*one))
+    third = leased(*two)
+    second.release_gpus()
+    third.release_gpus()
+    alone = leased(*one)
+    assert not lease_gpus(waiting(*two))
+    alone.release_gpus()
 
 
 @pytest.mark.parametrize(
@@ -92,10 +89,11 @@ def test_runs_share_a_gpu_if_each_allows_it() -> None:
 def test_as_many_run_as_each_of_them_allows(
     monkeypatch: pytest.MonkeyPatch, limits: list[int], num_started: int
 ) -> None:
-    config = settled("launch.device=cpu")
+    config = waiting("launch.device=cpu").config
     jobs = [Job(config.replace("launch", max_parallel=limit), lock=0) for limit in limits]
-    started: list[Job] = []
-    monkeypatch.setattr(ranks, "start", started.append)
+    rank = subprocess.Popen(["true"])
+    monkeypatch.setattr(ranks, "start", lambda job: job.ranks.append(rank))
     with SignalRelay([]) as relay:
         sweep._start_waiting(jobs, relay)
-    assert len(started) == num_started
+    rank.wait()
+    assert sum(job.status == "running" for job in jobs) == num_started

@@ -10,9 +10,9 @@ import pytest
 from support.slurm import until
 
 from rope_exp import ranks
+from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
-from rope_exp.jobs import Job
-from rope_exp.settle import resolve
+from rope_exp.ranks import Job
 
 
 @pytest.fixture

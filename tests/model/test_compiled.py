@@ -5,7 +5,7 @@ import torch
 from support.configs import REPOSITORY, composed
 from support.models import tokens
 
-from rope_exp import kernels as kernel
+from rope_exp import attention as kernel
 from rope_exp.decoder import Decoder
 
 # Raised by torch's compiler.

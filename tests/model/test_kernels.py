@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rope_exp import kernels as kernel
-from rope_exp.kernels import MAX_WRITTEN_OUT, MIN_BLOCK, attention
+from rope_exp import attention as kernel
+from rope_exp.attention import MAX_WRITTEN_OUT, MIN_BLOCK, attention
 
 LENGTHS = st.sampled_from(
     [1, 2, 3, MIN_BLOCK - 1, MIN_BLOCK, MIN_BLOCK + 1, 2 * MIN_BLOCK, 4 * MIN_BLOCK + 37]

@@ -5,11 +5,11 @@ from support.models import VOCAB, make_pe, make_sizes, tokens
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from rope_exp.compose import run_config
+from rope_exp.compose import resolve, run_config
 from rope_exp.config import RunConfig, TrainConfig
-from rope_exp.costs import checkpoint_bytes, flops_per_token, num_parameters
+from rope_exp.costs import flops_per_token, num_parameters
 from rope_exp.decoder import Decoder
-from rope_exp.settle import resolve
+from rope_exp.plan.tables import checkpoint_bytes
 
 MLM = "train.objective=mlm"
 

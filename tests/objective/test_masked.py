@@ -22,7 +22,7 @@ def make_decoder(*rotate: str, **changes: Any) -> Decoder:
 
 
 def read(windows_NS: Ints) -> Batch:
-    """Return masked rows, as data/sources.py makes them for a run."""
+    """Return masked rows, as those of a run."""
     plain = next_tokens(windows_NS)
     return hidden(plain, (0, 0), VOCAB)
 

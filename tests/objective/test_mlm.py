@@ -6,9 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rope_exp.batches import Batch, chain_sha256, next_tokens, training_ids
+from rope_exp.batches import HELD_OUT, Batch, chain_sha256, next_tokens, training_ids
 from rope_exp.objective.mlm import hidden, num_predicted
-from rope_exp.sources import HELD_OUT
 
 VOCAB = 50
 MASK = VOCAB

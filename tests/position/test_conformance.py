@@ -9,9 +9,9 @@ from support.models import SIZES, VOCAB, fed, make_decoder, make_pe, tokens
 from support.own import example
 
 from rope_exp.decoder import Decoder, llama_weights, weights, weights_sha256
-from rope_exp.encoding import Position
 from rope_exp.identity import choices
 from rope_exp.laws.certificate import certificate
+from rope_exp.position._encoding import Position
 from rope_exp.sections import SOFTMAX, Architecture, PeConfig
 
 LENGTH = 12
@@ -62,7 +62,7 @@ def deviation(ours: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def test_every_file_is_covered() -> None:
-    assert {"own", "trainable", *ADDED} - {"learned and t5"} == {*choices("position")}
+    assert {"encodings", "own", "trainable", *ADDED} - {"learned and t5"} == {*choices("position")}
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from rope_exp.attention import Attention
 from rope_exp.config import RunConfig
-from rope_exp.costs import kept, with_matched
+from rope_exp.costs import kept
 from rope_exp.decoder import Decoder
-from rope_exp.errors import ConfigError, explained_by
+from rope_exp.errors import ConfigError
 from rope_exp.laws.certificate import certificate
-from rope_exp.position.own import with_source
+from rope_exp.plan.match import with_matched
+from rope_exp.position.own import explaining, with_source
 from rope_exp.rope import frequencies, rotate
 from rope_exp.sections import SOFTMAX, Architecture, PeConfig
 
@@ -240,5 +241,5 @@ def test_a_config_that_is_read_runs_no_code() -> None:
 
 def test_a_class_without_memory_is_no_mistake() -> None:
     """It ends with exit code 1 and advice, as for any variant."""
-    with pytest.raises(MemoryError), explained_by(own(FAULTY)):
+    with pytest.raises(MemoryError), explaining("mine.Own"):
         raise MemoryError

@@ -16,7 +16,7 @@ from transformers.models.marian.modeling_marian import MarianSinusoidalPositiona
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from rope_exp.decoder import Decoder
-from rope_exp.encoding import Sizes
+from rope_exp.position._encoding import Sizes
 from rope_exp.position.alibi import alibi_slopes
 from rope_exp.position.sinusoidal import Sinusoids
 from rope_exp.position.t5 import t5_buckets

@@ -5,13 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.probes import Finished
 
+from rope_exp.batches import held_out_rows
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
-from rope_exp.evaluate import Finished, held_out_loss, on_device
-from rope_exp.generated import Generated, open_data
-from rope_exp.sources import held_out_rows
+from rope_exp.evaluate import held_out_loss, on_device
+from rope_exp.prepare import open_data
 
 CPU = torch.device("cpu")
 SIZES = (
@@ -21,14 +22,13 @@ SIZES = (
 )
 
 
-Prepared = tuple[RunConfig, Generated, Decoder]
+Prepared = tuple[RunConfig, Any, Decoder]
 
 
 def prepared(kind: str, num_rows: int = 5, scale: float = 1) -> Prepared:
     """Return a config, its data, and a decoder with a head of larger weights."""
     config = run_config([f"data={kind}", *SIZES, f"train.eval_sequences={num_rows}"])
     data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
-    assert isinstance(data, Generated)
     decoder = Decoder(config.architecture(data.vocab_size))
     decoder.initialise(0)
     with torch.no_grad():
@@ -69,7 +69,7 @@ def test_an_exact_match_is_what_greedy_decoding_writes(
             is_match = written == ids_S[: len(written)].tolist()
             matches.setdefault(int(span_T[places[0]]), []).append(is_match)
 
-    monkeypatch.setattr(Generated, "rows", lambda *_: rows)
+    monkeypatch.setattr(type(data), "rows", lambda *_: rows)
     found = ask(of, "answers")["test"]
     spans = sorted(matches)
     assert found["span"] == spans

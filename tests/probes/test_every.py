@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import torch
 from support.models import VOCAB, make_sizes, opinionated
-from support.probes import END, HELD_OUT
+from support.probes import END, HELD_OUT, Finished
 from support.refused import refused
 
 from rope_exp.compose import run_config
-from rope_exp.evaluate import Finished
-from rope_exp.generated import open_data
 from rope_exp.identity import choices
+from rope_exp.prepare import open_data
 from rope_exp.probes._windows import attentions
 
 SMALL = ("train.seq_len=16", "train.eval_sequences=16")

@@ -81,7 +81,7 @@ def test_a_file_that_the_system_refuses_is_a_refusal(
     def broken(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "config.yaml")
 
-    monkeypatch.setattr("rope_exp.runs.read_config", broken)
+    monkeypatch.setattr("rope_exp.folder.read_config", broken)
     with refused("Permission denied: 'config.yaml'"):
         write(tmp_path / "runs", None, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -27,10 +27,10 @@ from rope_exp.folder import (
     read_env,
     read_metrics,
     read_result,
+    read_runs,
     write_config,
 )
 from rope_exp.report import build
-from rope_exp.runs import read_runs
 from rope_exp.tokenizer import load_tokenizer
 
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -139,9 +139,10 @@ def write_rows(folder: Path, steps: Iterable[int]) -> None:
     [
         ("not json\n", 1),
         ('{"loss": 1}\n', 1),
-        ('{"step": "1"}\n', 1),
-        ('{"step": 2}\n{"step": 2}\n', 2),
-        ('{"step": 2}\n\n', 2),
+        ('{"step": "1", "train/loss": 1}\n', 1),
+        ('{"step": 1, "train/loss": "low"}\n', 1),
+        ('{"step": 2, "train/loss": 1}\n{"step": 2, "train/loss": 1}\n', 2),
+        ('{"step": 2, "train/loss": 1}\n\n', 2),
     ],
 )
 def test_a_line_that_is_no_row_is_refused_by_number(tmp_path: Path, text: str, line: int) -> None:
@@ -174,14 +175,14 @@ def test_a_run_that_goes_on_leaves_each_row_once(
     write_rows(tmp_path, range(1, saved + 1))
     path = tmp_path / METRICS
     before = path.read_bytes()
-    later = b"".join(b'{"step": %d}\n' % step for step in range(saved + 1, 12))
+    later = b"".join(b'{"step": %d, "train/loss": 1}\n' % step for step in range(saved + 1, 12))
     content = before + later
     path.write_bytes(content[: data.draw(st.integers(len(before), len(content)))])
 
     writer = MetricsWriter(tmp_path, saved)
     assert path.read_bytes() == before
     assert writer.last.get("step", 0) == saved
-    writer.write({"step": saved + 1})
+    writer.write({"step": saved + 1, "train/loss": 1})
     writer.close()
     steps = [row["step"] for row in read_metrics(tmp_path)]
     assert steps == list(range(1, saved + 2))

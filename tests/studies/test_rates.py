@@ -13,7 +13,7 @@ from support.records import diverged, ended_at, runs_of
 from support.refused import refused
 from support.reports import all_runs, make_run
 
-from rope_exp.runs import Run
+from rope_exp.folder import Run
 from rope_exp.stats import adjusted_means
 from rope_exp.studies import rates
 from rope_exp.studies.rates import find_sweeps, markdown

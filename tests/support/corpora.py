@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rope_exp.corpora import Corpus
-from rope_exp.prepare import Prepared
+from rope_exp.prepare import SIDES, Corpus, Prepared
 from rope_exp.sections import DataConfig, TokenizerConfig
 from rope_exp.tokenizer import load_tokenizer
 from support.configs import REPOSITORY
@@ -53,6 +52,13 @@ BPE = tokenizer_config("bpe", vocab_size=300, train_bytes=100_000)
 def corpus_of(texts: list[str], *, holdout_fraction: float) -> Corpus:
     data = data_config(path="memory", holdout_fraction=holdout_fraction)
     return Corpus(data, {"train": texts}, iter)
+
+
+def text_of(tokens: Any, vocab_size: int, end_id: int) -> Prepared:
+    """Return a corpus that was never on disk, with the same tokens on both sides."""
+    sides = dict.fromkeys(SIDES, tokens)
+    corpus = {"end_id": end_id}
+    return Prepared(vocab_size, "", corpus, "", len(tokens), Path("nowhere"), sides)
 
 
 def write_parquet(

@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rope_exp.records import canonical, digest, read_records, stored_records
+from rope_exp.campaign.records import canonical, digest, read_records, stored_records
+from rope_exp.folder import Run
 from rope_exp.report import Report, build
-from rope_exp.runs import Run
 from support.configs import RECORDED
 
 

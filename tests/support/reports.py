@@ -11,8 +11,7 @@ from typing import Any
 from rope_exp.comparable import Row, rows_of
 from rope_exp.config import RunConfig
 from rope_exp.files import json_sha256, read_json, write_json
-from rope_exp.folder import MetricsWriter, write_config
-from rope_exp.runs import Run, find_groups, read_runs
+from rope_exp.folder import MetricsWriter, Run, find_groups, read_runs, write_config
 from support.configs import composed
 
 BUDGET = (

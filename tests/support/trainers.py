@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
 from rope_exp.files import read_json
 from rope_exp.folder import PROBES, read_metrics, write_config
 from rope_exp.parallel import Parallel
 from rope_exp.prepare import prepare
-from rope_exp.settle import resolve
 from rope_exp.step import WARMUP_STEPS, StepGraphs, optimizer_tensors
 from rope_exp.trainer import Outcome, Trainer
 

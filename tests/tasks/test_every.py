@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 from support.corpora import spell
 
-from rope_exp.batches import Batch
+from rope_exp.batches import Batch, held_out_rows, training_batch
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
-from rope_exp.generated import Generated, open_data
 from rope_exp.identity import choices
-from rope_exp.rows import Rows
-from rope_exp.sources import held_out_rows, training_batch
+from rope_exp.prepare import open_data
+from rope_exp.tasks._rows import Generated, Rows
 from rope_exp.tasks.spikes import PADDING, QUERY_S
 from rope_exp.tokenizer import load_tokenizer
 
@@ -50,10 +49,11 @@ def assert_equal(one: Batch, other: Batch) -> None:
 @each_kind
 def test_a_row_is_a_pure_function_of_seed_split_and_number(kind: str) -> None:
     """Neither earlier calls, nor the other rows of a call, nor their order matter."""
-    data = data_of(config_of(kind))
+    config = config_of(kind)
+    data = data_of(config)
     picked = [8, 2, 2, 5]
     hashed = []
-    for split in data.facts.splits:
+    for split in config.data.task.splits:
         whole = data.rows(split, range(9), 3)
         some = data.rows(split, np.array(picked), 3)
         for name, value in vars(some).items():
@@ -68,9 +68,9 @@ def test_a_row_is_a_pure_function_of_seed_split_and_number(kind: str) -> None:
 def test_shapes_types_and_ids(kind: str) -> None:
     """Facts hold for the shortest rows: the vocabulary, what is predicted, the first bin."""
     config = config_of(kind)
-    facts = data_of(config).facts
+    facts = config.data.task
     assert len(set(facts.tokens)) == len(facts.tokens) == config.known_vocab_size
-    data = Generated(config.data, facts.least_seq_len)
+    data = facts.open(config.data, facts.least_seq_len)
     for split in facts.splits:
         rows = data.rows(split, range(9))
         batch = rows.batch
@@ -97,9 +97,9 @@ GOLDEN_STARTS = {
 def test_the_rows_are_those_that_were_published(name: str) -> None:
     """Golden values: with every numpy on every machine, or results could not be compared."""
     words = ["addition", f"data.order={name}"] if name in ("plain", "reversed") else [name]
-    data = data_of(config_of(*words, *(["train.seq_len=512"] if name == "retrieval" else [])))
-    (ids_S,) = data.rows("train", [0], 3).ids_NS
-    assert spell(ids_S, data.facts.tokens).startswith(GOLDEN_STARTS[name])
+    config = config_of(*words, *(["train.seq_len=512"] if name == "retrieval" else []))
+    (ids_S,) = data_of(config).rows("train", [0], 3).ids_NS
+    assert spell(ids_S, config.data.task.tokens).startswith(GOLDEN_STARTS[name])
 
 
 # -- batches ---------------------------------------------------------------------------------------
@@ -158,16 +158,17 @@ def test_the_hash_is_of_what_rows_follow_from(kind: str, monkeypatch: pytest.Mon
     assert same.data_sha256 == before
     assert len({data_of(config_of(each)).data_sha256 for each in KINDS}) == len(KINDS)
 
-    facts = dataclasses.replace(data.facts, version=data.facts.version + 1)
-    monkeypatch.setattr(f"rope_exp.tasks.{kind}.FACTS", facts)
-    assert data.data_sha256 != before
+    facts = data.data.task
+    newer = dataclasses.replace(facts, version=facts.version + 1)
+    monkeypatch.setattr(f"rope_exp.tasks.{kind}.FACTS", newer)
+    assert data_of(config_of(kind)).data_sha256 != before
 
 
 @each_kind
 def test_the_choice_of_data_is_enough(kind: str) -> None:
     """It chooses its tokenizer, whatever the size prefers, its objective and its head."""
     config = run_config([f"data={kind}", "model=10m"])
-    facts = data_of(config).facts
+    facts = config.data.task
     assert (config.tokenizer.name, config.tokenizer.kind) == ("task", "task")
     assert config.train.objective == facts.objective
     assert config.causal == (facts.objective == "causal")
@@ -181,8 +182,9 @@ def test_its_tokenizer_reads_and_writes_its_characters(kind: str, tmp_path: Any)
     data = data_of(config_of(kind))
     (tmp_path / "tokenizer.json").write_text(data.tokenizer_json)
     tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
-    between = " " if max(map(len, data.facts.tokens)) > 1 else ""
-    text = between.join(data.facts.tokens)
+    tokens = data.data.task.tokens
+    between = " " if max(map(len, tokens)) > 1 else ""
+    text = between.join(tokens)
     assert tokenizer.encode(text).ids == list(range(data.vocab_size))
     assert tokenizer.decode(list(range(data.vocab_size))) == text
     assert tokenizer.get_vocab_size() == data.vocab_size

@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 from support.corpora import spell
 
-from rope_exp.rows import Rows
 from rope_exp.sections import DataConfig
 from rope_exp.tasks import repeats as task
+from rope_exp.tasks._rows import Rows
 
 each_split = pytest.mark.parametrize("split", task.FACTS.splits)
 

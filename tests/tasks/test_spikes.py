@@ -5,8 +5,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from rope_exp.rows import Draws
 from rope_exp.sections import DataConfig
+from rope_exp.tasks._rows import Draws
 from rope_exp.tasks.spikes import (
     DIRECTION_UD,
     FREQUENCY_F,

@@ -12,8 +12,8 @@ from support.trainers import Make, losses, same, snapshot
 from rope_exp import checkpoint
 from rope_exp import trainer as record
 from rope_exp.files import read_json, write_json
+from rope_exp.folder import read_run
 from rope_exp.probes import _windows as probes
-from rope_exp.runs import read_run
 
 ASKED = ("train.probes=[windows,shift,positions]", "train.micro_batch_size=1")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.trainers import Make, same, state, take_bad_step, uncaptured
 
-from rope_exp.sources import training_batch
+from rope_exp.batches import training_batch
 
 # Steps launched kernel by kernel, and steps from tensors that stay in place, as in a CUDA graph.
 PLACED = pytest.mark.parametrize("place", [lambda trainer: trainer, uncaptured])

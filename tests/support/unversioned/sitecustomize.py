@@ -3,6 +3,6 @@
 A campaign refuses a checkout with uncommitted changes, but its tests must run in one.
 """
 
-from rope_exp import provenance
+from rope_exp import machine
 
-provenance.git_state = lambda: None
+machine.git_state = lambda: None

@@ -1,0 +1,223 @@
+"""Records of a campaign's runs: written once, verified at each reading, packed into one file.
+
+A record is <records>/<campaign>/<cell>.json, or a line of <records>/<campaign>.jsonl.gz, whose
+place is called <campaign>.jsonl.gz/<cell>.json. Errors name that place.
+"""
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NotRequired
+
+from pydantic import FiniteFloat
+from typing_extensions import TypedDict
+
+from rope_exp.config import RunConfig
+from rope_exp.errors import ConfigError, show
+from rope_exp.files import (
+    check_regular,
+    make_folders,
+    parse_json,
+    read_json,
+    readable,
+    text_sha256,
+    write_atomically,
+)
+from rope_exp.folder import (
+    PROBES,
+    Env,
+    ReportError,
+    Run,
+    Test,
+    check_probes,
+    check_result,
+    checked,
+    read_run,
+    with_nan,
+)
+from rope_exp.identity import Count, Name, Sha256
+
+DEFAULT_RECORDS = Path("results/records")
+PACKED = ".jsonl.gz"
+
+# Left out of a record: these keys only describe a run's place and trackers, not its numbers.
+_NOT_OF_CONFIG = ("run", "tracker")
+_NOT_OF_ENV = ("accelerate", "platform", "params")
+_Curve = TypedDict(
+    "_Curve",
+    {"step": list[Count], "train/loss": list[FiniteFloat], "val/loss": list[FiniteFloat | None]},
+)
+
+
+class _Record(TypedDict):
+    format: Literal[1]
+    campaign: Name
+    cell: str
+    row: Name
+    factors: dict[str, Any]
+    config: dict[str, Any]
+    env: Env
+    result: dict[str, Any]
+    curve: _Curve
+    probes: dict[str, Any]
+    sha256: Sha256
+    test: NotRequired[Test]
+
+
+def cell_name(row: str, factors: Mapping[str, Any]) -> str:
+    """Return a cell's unique name, made of its row, its factors and its seed."""
+    # Sorted, because a record keeps no other order.
+    parts = [f"{key}={show(value)}" for key, value in sorted(factors.items()) if key != "seed"]
+    name = "-".join([row, *parts, f"s{show(factors.get('seed'))}"])
+    return re.sub(r"[^\w.+=,-]", "_", name)
+
+
+def write_record(
+    path: Path, folder: Path, row: str, factors: Mapping[str, Any], test: Test | None = None
+) -> None:
+    """Write the record of a finished run's folder, all of whose code is in a commit; once."""
+    if path.exists():
+        return
+    run = read_run(folder)
+    if not run.result:
+        raise ReportError(f"{folder} holds no result: the run is not done")
+    git = run.env.get("git") or {}
+    if any(state and state["dirty"] for state in [git, *run.env.get("earlier_git", ())]):
+        raise ReportError(
+            f"{folder} was trained with code that was changed since {git.get('commit')!s:.10}: "
+            "remove it and commit, and the campaign reruns this cell"
+        )
+
+    config = run.config.to_dict()
+    # This path is valid on one machine only.
+    config["data"]["cache_dir"] = None
+    record = {
+        "format": 1,
+        "campaign": path.parent.name,
+        "cell": path.stem,
+        "row": row,
+        "factors": dict(factors),
+        "config": {key: config[key] for key in config if key not in _NOT_OF_CONFIG},
+        "env": {key: run.env[key] for key in run.env if key not in _NOT_OF_ENV},
+        "result": run.result,
+        "curve": {key: [line.get(key) for line in run.metrics] for key in _Curve.__annotations__},
+        "probes": read_json(folder / PROBES) if (folder / PROBES).exists() else {},
+        **({"test": test} if test else {}),
+    }
+    text = canonical({**record, "sha256": digest(record)})
+    # A record that cannot be read back is not written; otherwise the cell would count as done.
+    read_record(path, text.encode())
+    make_folders(path.parent)
+    # Another process may have written it meanwhile.
+    if not path.exists():
+        write_atomically(path, text)
+
+
+def stored_records(records: Path, campaign: str) -> dict[Path, bytes]:
+    """Return the content of every record of a campaign, by place, in the order of the cells."""
+    packed = records / f"{campaign}{PACKED}"
+    stored: dict[str, tuple[Path, bytes]] = {}
+    lines = []
+    if packed.exists():
+        with readable(packed, EOFError, zlib.error):
+            lines = gzip.decompress(packed.read_bytes()).splitlines(keepends=True)
+    for line in lines:
+        cell = parse_json(packed, line).get("cell")
+        if f"{cell}.json" in stored:
+            raise ReportError(f"{packed} has two records of {cell}")
+        stored[f"{cell}.json"] = packed / f"{cell}.json", line
+
+    for path in (records / campaign).glob("*.json"):
+        check_regular(path)
+        with readable(path):
+            content = path.read_bytes()
+        if path.name in stored and stored[path.name][1] != content:
+            raise ReportError(f"{path} differs from the record of this cell in {packed}")
+        stored[path.name] = path, content
+    return dict(stored[name] for name in sorted(stored))
+
+
+def read_records(records: Path, campaign: str) -> list[Run]:
+    """Read and verify every record of a campaign, in the order of the cells."""
+    return [read_record(*stored) for stored in stored_records(records, campaign).items()]
+
+
+def recorded_campaigns(records: Path) -> list[str]:
+    """Return the names of campaigns with records."""
+    packed = {path.name.removesuffix(PACKED) for path in records.glob(f"*{PACKED}")}
+    return sorted(packed | {path.parent.name for path in records.glob("*/*.json")})
+
+
+def read_record(path: Path, content: bytes | None = None) -> Run:
+    """Read and verify the record at a place, whose content may be given; else RecordError."""
+    values = read_json(path) if content is None else parse_json(path, content)
+    # JSON may hold numbers past a float's range, which Python reads as infinity.
+    with readable(path):
+        sha256 = digest(values)
+    if values.get("sha256") != sha256:
+        raise ReportError(
+            f"{path} was changed since it was written: its content has the SHA-256 {sha256:.12}, "
+            f"but it states {values.get('sha256')!s:.12}"
+        )
+    record = checked(path, values, _Record)
+    where = f"{record['campaign']}/{record['cell']}"
+    if where != f"{path.parent.name.removesuffix(PACKED)}/{path.stem}":
+        raise ReportError(f"{path} is the record of {where}: moved or renamed")
+
+    try:
+        config = RunConfig.from_dict(record["config"])
+    except ConfigError as error:
+        raise ReportError(f"{path} holds no config of this version: {error}") from error
+    result = check_result(path, record["result"])
+    check_probes(path, record["probes"], result)
+    run = Run(
+        folder=path,
+        config=config,
+        result=result,
+        metrics=_rows(path, record["curve"], config),
+        env=values["env"],
+        where=where,
+        group=record["campaign"],
+        row=record["row"],
+        factors=record["factors"],
+        probes=with_nan(record["probes"]),
+        test=record.get("test"),
+    )
+    run.check()
+    if record["cell"] != cell_name(run.row, run.factors) or run.factors.get("seed") != config.seed:
+        raise ReportError(
+            f"{path} states the row {run.row} and the factors {show(run.factors)}, which do not "
+            "match its cell or its config"
+        )
+    asked = config.train.probes if run.status == "finished" else ()
+    if run.probes.keys() != {*asked}:
+        raise ReportError(
+            f"{path} holds the probes {show(sorted(run.probes))}, but its config asks for "
+            f"{show(sorted(asked))}"
+        )
+    return run
+
+
+def _rows(path: Path, curve: Mapping[str, Any], config: RunConfig) -> list[dict[str, Any]]:
+    """Return a curve's rows as in metrics.jsonl."""
+    steps = curve["step"]
+    if steps != sorted({*steps}) or any(len(column) != len(steps) for column in curve.values()):
+        raise ReportError(f"{path} holds a curve whose steps are out of order, or without a loss")
+    rows = []
+    for values in zip(*curve.values(), strict=True):
+        row = {key: value for key, value in zip(curve, values, strict=True) if value is not None}
+        rows.append({**row, "tokens": config.train.tokens_until(row["step"])})
+    return rows
+
+
+def canonical(values: Mapping[str, Any]) -> str:
+    """Return a record's canonical JSON, which is hashed and stored."""
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def digest(values: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a record without its own digest."""
+    return text_sha256(canonical({key: values[key] for key in values if key != "sha256"}))

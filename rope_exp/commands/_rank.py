@@ -1,0 +1,74 @@
+"""This process as a rank that a launcher started, such as torchrun or `accelerate launch`."""
+
+import os
+from collections.abc import Iterator
+
+from rope_exp.admit import acquire_or_refuse, admit, resolved
+from rope_exp.config import RunConfig
+from rope_exp.errors import EXIT_CODES, ConfigError
+from rope_exp.folder import read_result
+from rope_exp.identity import Rule
+from rope_exp.worker import run_here
+
+
+def is_rank() -> bool:
+    """Return whether a launcher started this process."""
+    return "RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
+
+
+def check_ranks() -> None:
+    """Refuse invalid variables of a rank, missing ranks, and settings of accelerate."""
+    for is_broken, name, reason in _rules():
+        if is_broken:
+            raise ConfigError(name, os.environ.get(name, ...), reason)
+
+
+def _rules() -> Iterator[Rule]:
+    given = os.environ.get
+    # Accelerate would divide losses by it.
+    name = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+    yield given(name, "1") != "1", name, "must be 1: train.micro_batch_size splits a batch"
+    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
+        is_used = given(name, "").lower() not in ("", "0", "no", "false")
+        yield is_used, name, "must be unset: every rank holds all weights"
+    is_number = given("LOCAL_RANK", "0").isdecimal()
+    yield not is_number, "LOCAL_RANK", "must be a number; without a launcher it is unset"
+
+    world_size = given("WORLD_SIZE", "1")
+    if "RANK" not in os.environ and world_size == "1":
+        # `accelerate launch` sets the address if asked for several processes. On a CPU, or without
+        # --multi_gpu, it starts only one.
+        reason = "asked for several processes, and one was started; use --multi_gpu on GPUs, "
+        reason += "or launch.num_processes=N without a launcher"
+        asked_for_several = is_rank() and "MASTER_ADDR" in os.environ
+        yield asked_for_several, "accelerate launch --num_processes", reason
+        return
+
+    for name in ["RANK"] if world_size == "1" else ["RANK", "MASTER_ADDR", "MASTER_PORT"]:
+        yield not given(name), name, f"a launcher sets it beside WORLD_SIZE={world_size}"
+    rank = os.environ["RANK"]
+    is_valid = rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)
+    yield not is_valid, "RANK", f"must be a number below WORLD_SIZE={world_size}"
+
+
+def run_as_rank(config: RunConfig) -> int:
+    """Train one run in this process, which is a rank, and return the exit code."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    asked = config.launch.num_processes
+    # 1 is the default, and `all` leaves the number to the launcher.
+    if asked not in (1, "all", world_size):
+        raise ConfigError("launch.num_processes", asked, f"but this launcher started {world_size}")
+    config = resolved(config, world_size)
+    name = "ACCELERATE_MIXED_PRECISION"
+    precision = os.environ.get(name, "no").lower()
+    if precision not in ("no", config.train.precision):
+        reason = f"is not followed: train.precision={config.train.precision} decides"
+        raise ConfigError(name, precision, reason)
+
+    # The other ranks need only the config; the first rank prepares the data.
+    if os.environ.get("RANK", "0") == "0":
+        [job] = admit([config])
+        acquire_or_refuse(job)
+
+    result = None if config.run.fresh else read_result(config.folder)
+    return run_here(config) if result is None else EXIT_CODES[result["status"]]

@@ -1,0 +1,175 @@
+"""`rope-exp train`: Hydra composes the jobs of a command line, and the dispatcher runs them."""
+
+import atexit
+import logging
+import math
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import hydra
+import yaml
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rope_exp.commands._rank import check_ranks, is_rank, run_as_rank
+from rope_exp.compose import CONFIGS, HYDRA_VERSION, explain, titles, to_run_config, without_hydra
+from rope_exp.config import RunConfig
+from rope_exp.errors import (
+    EXIT_DIVERGED,
+    EXIT_DONE,
+    EXIT_STOPPED,
+    ConfigError,
+    RecordError,
+    explained,
+)
+from rope_exp.folder import read_result
+from rope_exp.machine import PACKAGE, child_environment
+from rope_exp.signals import interrupt, on_signal
+from rope_exp.sweep import dispatch
+
+# The exit code of each sweep that our launcher has run in this process.
+exit_codes: list[int] = []
+
+
+def main(words: list[str]) -> int:
+    """Let Hydra compose and run the jobs of a command line, or print the output of its flags."""
+    check_ranks()
+    _add_plugin()
+    # Hydra's parser expects its flags first.
+    sys.argv[1:] = sorted(words, key=lambda word: "=" in word and not word.startswith("-"))
+    # Make Hydra raise errors instead of printing them.
+    shows_all = os.environ.setdefault("HYDRA_FULL_ERROR", "0") == "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    # Hydra prints through logging, which would show a traceback per line to a closed pipe.
+    logging.raiseExceptions = False
+
+    mistakes = (HydraException, OmegaConfBaseException, yaml.YAMLError)
+    try:
+        hydra.main(str(CONFIGS), "config", HYDRA_VERSION)(run_job)()
+    except SystemExit as end:
+        return int(end.code or 0)
+    except ChildProcessError:
+        # The sweep has already reported the failed runs.
+        if not exit_codes:
+            raise
+    except (ConfigError, RecordError):
+        raise
+    except (*mistakes, ValueError, RecursionError) as error:
+        if shows_all:
+            raise
+        raise explain(error) from error
+    except RuntimeError as error:
+        if '"srun"' not in str(error):
+            raise
+        reason = "there is no SLURM here (no srun); launch=slurm_local rehearses it"
+        raise ConfigError("launch", "slurm", reason) from None
+    return max(exit_codes, default=0)
+
+
+def _add_plugin() -> None:
+    """Make our launcher Hydra's default; Hydra finds plugins only in the package hydra_plugins."""
+    # A checkout adds its folder to the paths of this process and of those that a launcher starts.
+    folder = PACKAGE / "commands" / "plugin"
+    if folder.is_dir():
+        sys.path.append(str(folder))
+        paths = [child_environment().get("PYTHONPATH"), str(folder)]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+
+    # Discovery stores the plugins' own configs, so it must precede ours.
+    Plugins.instance()
+    launcher = {"_target_": "hydra_plugins.rope_exp_launcher.RopeExpLauncher"}
+    ConfigStore.instance().store("basic", launcher, group="hydra/launcher", provider="rope_exp")
+
+
+def _sweep_dir(launcher: str, sweeper: str) -> str:
+    """Return the folder where plugins write, such as optuna; ours and Hydra's own need none."""
+    if not ("rope_exp" in launcher and "basic_sweeper" in sweeper):
+        return "results/launcher"
+    folder = tempfile.mkdtemp(prefix="rope-exp-sweep-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+OmegaConf.register_new_resolver("sweep_dir", _sweep_dir, use_cache=True, replace=True)
+
+
+def run_job(values: DictConfig) -> float | None:
+    """Run one job, and return its `val/loss` if another launcher started it, in a sweep."""
+    if HydraConfig.get().mode == RunMode.RUN:
+        # Hydra would print its own line before an exception.
+        if code := explained(lambda: _run_task(values)[0]):
+            raise SystemExit(code)
+        return None
+    code, config = _run_task(values)
+    if code not in (EXIT_DONE, EXIT_DIVERGED):
+        raise ChildProcessError(f"the run ended with exit code {code}; see its own words")
+    return _loss(config)
+
+
+def _run_task(values: DictConfig) -> tuple[int, RunConfig]:
+    """Dispatch one run, or train it if this process is a rank.
+
+    Returns:
+        The exit code, and the config by which it ran, with `auto` keys resolved.
+    """
+    config = to_run_config(values, HydraConfig.get())
+    # Until the dispatcher or the worker takes over, a signal interrupts data preparation.
+    on_signal(interrupt)
+    if is_rank():
+        return run_as_rank(config), config
+    code, [job] = dispatch([config], [config.name])
+    return code, job.config
+
+
+def launch(trees: Sequence[DictConfig], overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
+    """Check all jobs of a sweep, then run them; a failed run does not stop the others.
+
+    Args:
+        trees: the composed config of each job, with Hydra's node.
+    Returns:
+        The result of each job, with its `val/loss`; inf for a run that diverged.
+    Raises:
+        SystemExit: the sweep was stopped.
+    """
+    if is_rank():
+        reason = "every rank of `accelerate launch` would run the sweep; use `rope-exp train`"
+        raise ConfigError("--multirun", ..., reason)
+    if not trees:
+        raise ConfigError("--multirun", ..., "the sweep is empty: no choice matches its pattern")
+
+    configs = []
+    for tree in trees:
+        # A config may read Hydra's own values (`${hydra:job.num}`).
+        HydraConfig.instance().set_config(tree)
+        configs.append(to_run_config(tree))
+    on_signal(interrupt)
+    code, jobs = dispatch(configs, titles(overrides, configs))
+    exit_codes.append(code)
+    if code == EXIT_STOPPED:
+        raise SystemExit(code)
+
+    results = []
+    for tree, words, job in zip(trees, overrides, jobs, strict=True):
+        result = JobReturn(overrides=words, cfg=without_hydra(tree), task_name="train")
+        result.status = JobStatus.FAILED
+        result.return_value = ChildProcessError(f"{job.name}: {job.status}")
+        if job.status in ("finished", "diverged"):
+            result.status = JobStatus.COMPLETED
+            result.return_value = _loss(job.config)
+        results.append(result)
+    return results
+
+
+def _loss(config: RunConfig) -> float:
+    """Return the loss of a run that is done, or infinity if it diverged."""
+    result = read_result(config.folder)
+    return math.inf if result is None or result["val/loss"] is None else float(result["val/loss"])

@@ -1,0 +1,209 @@
+"""Corpora that `datasets` finds, in files here or on the hub, and readers of their texts."""
+
+import functools
+import io
+import itertools
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO
+
+from rope_exp.errors import ConfigError, DataError, first_line, show
+from rope_exp.prepare import TRAIN, VALIDATION, Corpus
+from rope_exp.sections import DataConfig
+
+PACKED = (".gz", ".zst")
+ROWS = 64  # are read at once
+ENCODING = "utf-8-sig"  # a mark of the byte order is not text
+
+
+def with_card(data: DataConfig, place: str, facts: dict[str, Any]) -> Corpus:
+    """Open the corpus of a folder with a dataset card, or of a repository on the hub."""
+    # If the hub refuses, datasets would read its cache: it gets an empty one.
+    with TemporaryDirectory(prefix="rope_exp-") as empty:
+        builder = import_datasets().load_dataset_builder(
+            place, data.subset, revision=data.revision, cache_dir=empty
+        )
+    reader = type(builder).__module__.rpartition(".")[2].replace("text", "txt")
+    if reader not in TEXTS:
+        raise ConfigError("data.path", data.path, f"needs the reader {reader}, not ours")
+    return corpus_of(data, builder.config.data_files, facts, reader, builder.config)
+
+
+def corpus_of(
+    data: DataConfig,
+    splits: Any,
+    facts: dict[str, Any],
+    reader: str | None = None,
+    options: Any = None,
+) -> Corpus:
+    """Return the corpus of the files of each split.
+
+    Args:
+        reader: the key in TEXTS for all files; None: each file's name tells it.
+        options: of the dataset's card.
+    """
+    if data.validation_split == TRAIN:
+        reason = "is trained on; name another split, or null"
+        raise ConfigError("data.validation_split", TRAIN, reason)
+    if TRAIN not in splits:
+        names = ", ".join(sorted(map(str, splits)))
+        raise ConfigError("data.path", data.path, f"has no split named train; it has {names}")
+    # Other splits, such as test, are never read.
+    sides = {TRAIN: splits[TRAIN]}
+    if data.validation_split in splits:
+        sides[VALIDATION] = splits[data.validation_split]
+    read = functools.partial(_read, data=data, reader=reader, options=options)
+    return Corpus(data, sides, read, facts)
+
+
+@contextmanager
+def explaining(key: str, value: object, *, from_hub: bool = False) -> Iterator[None]:
+    """Explain any error of a library by the path `value` of `key`, or by a hub without answer."""
+    try:
+        yield
+    except (ConfigError, MemoryError):
+        raise
+    except Exception as error:
+        from datasets.exceptions import DatasetNotFoundError
+        from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+        # A missing subset or an invalid Parquet file raises a ValueError.
+        absent = (DatasetNotFoundError, RepositoryNotFoundError, RevisionNotFoundError)
+        if not from_hub or isinstance(error, (ValueError, *absent)):
+            raise ConfigError(key, value, f"cannot be read: {first_line(error)}") from None
+        reason = f"the hub did not give it: {first_line(error)}; the same command tries again"
+        raise DataError(f"{key}={value}: {reason}") from None
+
+
+def import_datasets() -> Any:
+    """Import `datasets` with zstd, and without progress bars, logs and requests beside the data."""
+    import datasets
+    import pyarrow
+    from fsspec.compression import compr, register_compression
+
+    if "zstd" not in compr:
+        # Arrow supports zstd; datasets would require one more package.
+        reader = functools.partial(pyarrow.CompressedInputStream, compression="zstd")
+        register_compression("zstd", lambda file, **_: reader(file), "zst")
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    # Hints from another server and a download count are not part of the data, and could fail.
+    datasets.config.USE_PARQUET_EXPORT = False
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
+    return datasets
+
+
+def format_of(path: str) -> str:
+    """Return the last suffix of a file's name, before .gz or .zst."""
+    suffixes = Path(path.lower()).suffixes
+    return next((suffix[1:] for suffix in reversed(suffixes) if suffix not in PACKED), "")
+
+
+def _read(
+    paths: Iterable[str], data: DataConfig, reader: str | None, options: Any
+) -> Iterator[str]:
+    """Yield the texts of files here or on the hub, by the reader of a card or of their names."""
+    from datasets import StreamingDownloadManager
+    from datasets.utils.file_utils import xopen
+
+    manager = StreamingDownloadManager()
+    from_hub = data.kind == "hub"
+    for path in paths:
+        with explaining("data.path", data.path if from_hub else path, from_hub=from_hub):
+            texts = TEXTS[reader or format_of(path)]
+            # The file itself, unpacked, or each member of an archive.
+            for url in manager.iter_files(manager.extract(path)):
+                with xopen(url, "rb") as file:
+                    for text in texts(file, data, options):
+                        if not isinstance(text, str | None):
+                            reason = f"holds {type(text).__name__}, not text"
+                            raise ConfigError("data.text_column", data.text_column, reason)
+                        # JSON can hold half of a surrogate pair, which is no text.
+                        (text or "").encode()
+                        yield text or ""
+
+
+def _parquet_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[Any]:
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(file) as table:
+        _check_column(data, table.schema_arrow.names)
+        for batch in table.iter_batches(ROWS, columns=[data.text_column]):
+            yield from batch.column(0).to_pylist()
+
+
+def _arrow_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[Any]:
+    from pyarrow import ipc
+
+    for batch in ipc.open_stream(file):
+        _check_column(data, batch.schema.names)
+        yield from batch.column(data.text_column).to_pylist()
+
+
+def _json_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[Any]:
+    """Yield the texts of JSON: an object a line, or one value, an object or an array."""
+    with io.TextIOWrapper(file, ENCODING) as lines:
+        filled = filter(str.strip, lines)
+        first = next(filled, "[]")
+        try:
+            is_lines = isinstance(json.loads(first), dict)
+        except ValueError:
+            is_lines = False
+
+        rows: Iterable[Any] = map(json.loads, itertools.chain([first], filled))
+        if not is_lines:
+            value = json.loads(first + lines.read())
+            rows = value if isinstance(value, list) else [value]
+
+        columns: dict[Any, None] = {}
+        for row in rows:
+            values: dict[Any, Any] = row if isinstance(row, dict) else {data.text_column: row}
+            columns |= dict.fromkeys(values)
+            yield values.get(data.text_column)
+        if columns:
+            _check_column(data, columns)
+
+
+def _csv_texts(file: BinaryIO, data: DataConfig, options: Any) -> Iterator[str]:
+    import pandas as pd
+
+    # Every cell is text: pandas would read NA and null as missing values, and digits as numbers.
+    as_text = {"dtype": str, "na_filter": False, "chunksize": ROWS}
+    with pd.read_csv(file, **(options.pd_read_csv_kwargs if options else {}) | as_text) as tables:
+        for table in tables:
+            _check_column(data, table.columns)
+            if not isinstance(table.index, pd.RangeIndex):
+                # pandas would take the first cell of each row for the row's name.
+                raise ValueError("rows have more cells than the header; quote a text with commas")
+            yield from table[data.text_column]
+
+
+def _plain_texts(file: BinaryIO, data: DataConfig, options: Any) -> Iterator[str]:
+    sample_by = data.sample_by or options.sample_by
+    with io.TextIOWrapper(file, ENCODING) as text:
+        if sample_by == "line":
+            yield from (line.rstrip("\n") for line in text)
+        elif sample_by == "paragraph":
+            yield from text.read().split("\n\n")
+        else:
+            yield text.read()
+
+
+# Readers by suffix: functions of a binary file, the config, and the options of a dataset's card.
+TEXTS: dict[str, Callable[[BinaryIO, DataConfig, Any], Iterator[Any]]] = {
+    "parquet": _parquet_texts,
+    "arrow": _arrow_texts,
+    "json": _json_texts,
+    "jsonl": _json_texts,
+    "csv": _csv_texts,
+    "txt": _plain_texts,
+}
+
+
+def _check_column(data: DataConfig, columns: Collection[Any]) -> None:
+    if data.text_column not in columns:
+        reason = f"is no column; there are {show(', '.join(columns))}"
+        raise ConfigError("data.text_column", data.text_column, reason)

@@ -1,0 +1,91 @@
+"""data=files: a file or a folder of Parquet, Arrow, JSON, CSV or text, also packed."""
+
+import glob
+from pathlib import Path
+from typing import Any
+
+from rope_exp.corpora._datasets import (
+    TEXTS,
+    corpus_of,
+    explaining,
+    format_of,
+    import_datasets,
+    with_card,
+)
+from rope_exp.errors import ConfigError
+from rope_exp.prepare import TRAIN, Corpus
+from rope_exp.sections import DataConfig
+
+# Files that `save_to_disk` of datasets writes beside its .arrow files.
+OF_ARROW = ("dataset_dict.json", "dataset_info.json", "state.json")
+
+
+def state(data: DataConfig) -> list[Any]:
+    """Return plain values that change with the files."""
+    states: list[Any] = list_files(data)
+    if any(format_of(name) in ("csv", "json", "jsonl") for name, *_ in states):
+        # Version 0.2.0 changed some texts of these formats: what it prepared is not used.
+        states.append("as text")
+    return states
+
+
+def open_corpus(data: DataConfig) -> Corpus:
+    """Open the corpus of data.path, with the splits of its dataset card or of its files' names."""
+    import_datasets()
+    from huggingface_hub import metadata_load
+
+    facts = {"path": data.path}
+    with explaining("data.path", data.path):
+        root = _root(data)
+        card = root / "README.md"
+        if card.is_file() and "configs" in (metadata_load(card) or {}):
+            return with_card(data, str(root), facts)
+        return corpus_of(data, _splits(data, root), facts)
+
+
+def list_files(data: DataConfig) -> list[tuple[str, int, int]]:
+    """Return the name, size and time (in nanoseconds) of each file that is not hidden."""
+    root = _root(data)
+    # Path.rglob follows no links.
+    names = sorted(map(Path, glob.glob("**", root_dir=root, recursive=True)))  # noqa: PTH207
+    # `datasets` skips these names, too.
+    names = [name for name in names if not any(part.startswith("__") for part in name.parts)]
+    files = {str(name): root / name for name in names if (root / name).is_file()}
+    if root.is_file():
+        files = {root.name: root}
+    return [(name, path.stat().st_size, path.stat().st_mtime_ns) for name, path in files.items()]
+
+
+def _root(data: DataConfig) -> Path:
+    path = Path(str(data.path)).expanduser().absolute()
+    if not path.exists():
+        raise ConfigError("data.path", data.path, "there is no such file or folder")
+    # datasets resolves links to a folder when it names the folder's files.
+    return path.resolve() if path.is_dir() else path
+
+
+def _splits(data: DataConfig, root: Path) -> dict[str, list[str]]:
+    """Return the readable files of a file or folder by split, as their names tell."""
+    if data.subset is not None:
+        reason = "is for a folder with a dataset card, or the hub; data.path has none"
+        raise ConfigError("data.subset", data.subset, reason)
+    names = [Path(name) for name, *_ in list_files(data) if format_of(name) in TEXTS]
+    if any(name.suffix == ".arrow" for name in names):
+        names = [name for name in names if name.name not in OF_ARROW]
+    if not names:
+        reason = f"holds no file that ends in .{', .'.join(TEXTS)} (or .gz or .zst after it)"
+        raise ConfigError("data.path", data.path, reason)
+    if root.is_file():
+        return {TRAIN: [str(root)]}
+
+    from datasets.data_files import DataFilesDict, get_data_patterns
+
+    files = {str(root / name) for name in names}
+    listed = DataFilesDict.from_patterns(get_data_patterns(str(root)), base_path=str(root))
+    splits = {str(split): [path for path in listed[split] if path in files] for split in listed}
+    # If some names contain a split, datasets leaves out all others, and what is behind links.
+    left_out = files.difference(*splits.values())
+    if left_out:
+        reason = f"would be left out beside the files of {', '.join(splits)}"
+        raise ConfigError("data.path", min(left_out), f"{reason}; move it, or name it for a split")
+    return {split: paths for split, paths in splits.items() if paths}

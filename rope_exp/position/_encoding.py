@@ -1,0 +1,100 @@
+"""The class from which a position encoding derives: a user's own, or one of ours without rotation.
+
+It acts in each layer (on q, k, v, scores and output) or at the input, or both, by the methods that
+it overrides. See docs/extending.md. This file is copied beside exported weights.
+
+Shapes: B batch, T position, E keys (the last T are the queries' own), H query heads, K features.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Self
+
+from torch import Tensor, nn
+
+
+class Sizes(NamedTuple):
+    """The sizes of a decoder, and the layer of one instance; None: the instance at the input."""
+
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    num_hidden_layers: int
+    num_positions: int
+    causal: bool
+    layer: int | None
+
+
+class Position(nn.Module):
+    """A position encoding. Override what it does; what is not overridden does nothing.
+
+    Matrices are drawn from N(0, 0.02^2) by their names; other parameters keep the values that
+    `__init__` gives them, which must not be random. A model may be built on torch's meta device,
+    where tensors have no values.
+
+    Attributes:
+        relative: whether the logits stay the same when all positions grow by the same number. It
+            is measured before training. None: no law is stated, and none is measured.
+        limit: one more than the last position that it has; None: it has every position.
+    """
+
+    relative: bool | None = True
+    limit: int | None = None
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Do to each tensor what `fn` does, but make nothing narrower than float32."""
+
+        def narrowed(x: Tensor) -> Tensor:
+            made = fn(x)
+            is_narrower = made.is_floating_point() and made.itemsize < min(x.itemsize, 4)
+            return x.to(made.device) if is_narrower else made
+
+        # Not super(): the rotation of an exported model borrows this method.
+        return nn.Module._apply(self, narrowed, recurse)  # type: ignore[no-untyped-call]
+
+    def embed(self, x_BTD: Tensor, position_T: Tensor) -> Tensor:
+        """Return the embeddings with something added; positions are [T] or [B, T]."""
+        return x_BTD
+
+    def turn(self, site: str, x_BTHK: Tensor, position_T: Tensor) -> Tensor:
+        """Return q, k or v before the scores, or the output `o` of the query's position."""
+        return x_BTHK
+
+    def of_tokens(self, x_BTD: Tensor, position_T: Tensor) -> dict[str, Tensor]:
+        """Return what `scores` needs of each token, [B, T, ...] by name; it is cached."""
+        return {}
+
+    def scores(self, kept: Mapping[str, Tensor], num_queries: int) -> Tensor | None:
+        """Return what is added to the scores, [H, T, E] or [B, H, T, E]; None: nothing.
+
+        `kept` is what `of_tokens` returned for all E tokens, and `position_BE`.
+        """
+        return None
+
+    @classmethod
+    def overrides(cls, *methods: str) -> bool:
+        """Return whether the class has a method of these of its own."""
+        return any(getattr(cls, name) is not getattr(Position, name) for name in methods)
+
+    @classmethod
+    def placed(cls, sizes: Sizes) -> Self | None:
+        """Return the instance of a layer, or of the input; None if it does nothing there."""
+        acts = ("embed",) if sizes.layer is None else ("turn", "of_tokens", "scores")
+        return cls(sizes) if cls.overrides(*acts) else None
+
+
+class ScoreBias(Position):
+    """An encoding of offsets alone: the instance at the input adds its scores in every layer."""
+
+    def of_offsets(self, offset_TE: Tensor) -> Tensor:
+        """Return what is added to the scores, [H, T, E], by j - i of query i and key j."""
+        raise NotImplementedError
+
+    def scores(self, kept: Mapping[str, Tensor], num_queries: int) -> Tensor:
+        # All rows count alike.
+        key_E = kept["position_BE"][0]
+        return self.of_offsets(key_E - key_E[-num_queries:, None])

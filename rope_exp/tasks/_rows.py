@@ -1,0 +1,217 @@
+"""The toolkit of generated tasks: random numbers, facts, packed rows, and a run's data set.
+
+Step s reads rows (s - 1) B to s B - 1 of split "train" under the data seed, so no row is repeated.
+Held-out rows have one fixed seed, so they are the same for every run.
+
+Random numbers are a pure function of (seed, stream, index). They are computed from the raw words of
+a Philox counter generator (Salmon et al. 2011), which numpy keeps stable over its versions. The key
+is (seed, stream) and the counter's second word is the index, so each index has 2^66 words of its
+own. Real numbers are the same on every machine up to the last bits of its logarithm and cosine.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from rope_exp.batches import NO_TARGET, Batch, Ints, Reals
+from rope_exp.files import json_sha256
+from rope_exp.identity import chosen
+from rope_exp.prepare import TEST, TRAIN, DataSet
+from rope_exp.sections import DataConfig
+
+Bools = NDArray[np.bool_]
+
+# A split beside TRAIN and TEST: examples longer than any of training, in rows of the same length.
+# Each split has its own random stream.
+LONGER = "longer"
+
+END = ";"
+PAD = "_"
+NO_ANSWER = -1
+# A row's text, and for each prediction the number of its example, or NO_ANSWER, and its span.
+Row = tuple[str, Ints, Ints]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts about a task; each file of tasks/ has them as FACTS.
+
+    Attributes:
+        least_seq_len: the smallest T at which rows hold its longest examples.
+        key: the key of `data` that only this kind has; empty: none.
+        span: the unit of an example's span; empty: there are no examples to be right or wrong.
+        bins: the first span of each bin in a table of matches.
+        num_queries: the places of a row at which something is predicted; None: all.
+        num_outputs: the count of real numbers predicted there; None: a token is predicted.
+    """
+
+    tokens: Sequence[str]  # in the order of ids
+    least_seq_len: int
+    splits: tuple[str, ...] = (TRAIN, TEST)
+    version: int = 1
+    unit: str = "nats per answer token"
+    objective: Literal["causal", "regression"] = "causal"
+    probe: str = "answers"
+    key: str = ""
+    span: str = ""
+    bins: tuple[int, ...] = ()
+    num_queries: int | None = None
+    num_outputs: int | None = None
+
+    def open(self, data: DataConfig, seq_len: int) -> "Generated":
+        """Open the data set of a run."""
+        tokens = list(self.tokens)
+        corpus: dict[str, Any] = {"name": data.name, "kind": data.kind}
+        corpus |= {"version": self.version, "vocabulary": tokens}
+        if END in tokens:
+            # It also ends a completion.
+            corpus["end_id"] = tokens.index(END)
+        return Generated(
+            vocab_size=len(tokens),
+            # Everything that determines the rows, except their seed and length.
+            data_sha256=json_sha256([data.kind, data.order, self.version, tokens]),
+            corpus=corpus,
+            tokenizer_json=_tokenizer(tokens).to_str(),
+            num_train_tokens=None,
+            data=data,
+            seq_len=seq_len,
+        )
+
+
+@dataclass(frozen=True)
+class Generated(DataSet):
+    """The generated data set of a config."""
+
+    data: DataConfig
+    seq_len: int
+
+    def rows(self, split: str, indices: Iterable[int], seed: int = 0) -> Any:
+        """Return the task's rows of a split by their numbers, counted from 0."""
+        task = chosen("tasks", self.data.kind, "data.kind")
+        return task.rows(self.data, seed, split, indices, self.seq_len)
+
+    def batch(self, split: str, indices: Iterable[int], seed: int = 0) -> Batch:
+        """Return the batch of rows of a split."""
+        batch: Batch = self.rows(split, indices, seed).batch
+        return batch
+
+
+def _tokenizer(tokens: Sequence[str]) -> Tokenizer:
+    """Make the tokenizer with one token per character or per word."""
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=""))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if max(map(len, tokens)) == 1:
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+        tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
+class Draws:
+    """The random numbers of one row of a stream such as "copying train", in the order of calls."""
+
+    def __init__(self, seed: int, stream: str, index: int) -> None:
+        digest = hashlib.sha256(stream.encode()).digest()
+        key = np.array([seed, int.from_bytes(digest[:8])], dtype=np.uint64)
+        counter = np.array([0, int(index), 0, 0], dtype=np.uint64)
+        self._bits = np.random.Philox(key=key, counter=counter)
+
+    def below(self, bound: int) -> int:
+        """Return a whole number from 0 to bound - 1, with a bias of 1 + bound / 2^64 at most."""
+        return int(self._bits.random_raw()) % bound
+
+    def many_below(self, bound: int, count: int) -> Ints:
+        """Return `count` whole numbers as `below` does."""
+        return (self._bits.random_raw(count) % np.uint64(bound)).astype(np.int64)
+
+    def order(self, count: int) -> Ints:
+        """Return the permutation of 0..count-1 that sorts `count` words."""
+        return np.argsort(self._bits.random_raw(count), kind="stable")
+
+    def uniforms(self, count: int) -> Reals:
+        """Return `count` numbers in [0, 1), multiples of 2^-53."""
+        whole = self._bits.random_raw(count) >> np.uint64(11)
+        return whole.astype(np.float64) * 2.0**-53
+
+    def exponentials(self, count: int) -> Reals:
+        """Return `count` numbers of density exp(-x), by the inverse of 1 - exp(-x)."""
+        return -np.log1p(-self.uniforms(count))
+
+    def normals(self, count: int) -> Reals:
+        """Return `count` numbers of mean 0 and variance 1 (Box and Muller 1958, the cosines)."""
+        radius = np.sqrt(2 * self.exponentials(count))
+        return radius * np.cos(2 * np.pi * self.uniforms(count))
+
+
+class Example(NamedTuple):
+    """A question, its answer with END, and its span: a length or distance, which matches go by."""
+
+    question: str
+    answer: str
+    span: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows as token ids."""
+
+    ids_NS: Ints
+    answer_NT: Ints
+    span_NT: Ints
+
+    @property
+    def mask_NT(self) -> Bools:
+        """True for the tokens of ids_NS[:, 1:] that are to be predicted."""
+        return np.not_equal(self.answer_NT, NO_ANSWER)
+
+    @property
+    def batch(self) -> Batch:
+        """The batch that predicts each token of an answer from the tokens before it."""
+        target_NT = np.where(self.mask_NT, self.ids_NS[:, 1:], NO_TARGET)
+        hashed_NS = np.concatenate([self.ids_NS, self.mask_NT], axis=1)
+        return Batch(self.ids_NS[:, :-1], target_NT, hashed_NS)
+
+    def exact_matches(self, is_right_NT: Bools) -> tuple[Ints, Bools]:
+        """Return the span of each example, row by row, and whether all of its answer is right."""
+        row_A, place_A = np.nonzero(self.mask_NT)
+        example_A = row_A * self.mask_NT.shape[1] + self.answer_NT[row_A, place_A]
+        _, first_E, which_A = np.unique(example_A, return_index=True, return_inverse=True)
+        num_wrong_E = np.bincount(which_A[~is_right_NT[row_A, place_A]], minlength=len(first_E))
+        return self.span_NT[row_A, place_A][first_E], num_wrong_E == 0
+
+
+def pack(draws: Draws, draw: Callable[[Draws], Example], longest: int, width: int) -> Row:
+    """Fill a row of `width` characters with examples while the longest possible one would fit.
+
+    Otherwise long ones would be rarer than they were drawn. The remaining width is padded before
+    and after, in a random proportion, so that the first example also begins anywhere.
+    """
+    examples = []
+    left = width
+    while left >= longest:
+        example = draw(draws)
+        examples.append(example)
+        left -= len(example.question + example.answer)
+
+    text = PAD * draws.below(left + 1)
+    answer_S = np.full(width, NO_ANSWER, dtype=np.int64)
+    span_S = np.zeros(width, dtype=np.int64)
+    for number, (question, answer, span) in enumerate(examples):
+        text += question
+        answer_S[len(text) : len(text + answer)] = number
+        span_S[len(text) : len(text + answer)] = span
+        text += answer
+    # Prediction t is for character t + 1.
+    return text.ljust(width, PAD), answer_S[1:], span_S[1:]
+
+
+def stack(rows: Iterable[Row], tokens: Sequence[str]) -> Rows:
+    """Stack rows, with their texts as ids."""
+    texts, answers, spans = zip(*rows, strict=True)
+    ids = [[tokens.index(token) for token in text] for text in texts]
+    return Rows(np.array(ids, dtype=np.int64), np.stack(answers), np.stack(spans))

@@ -1,0 +1,108 @@
+"""A run at a tracker, beside metrics.jsonl, which stays the source of truth."""
+
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rope_exp.config import RunConfig
+from rope_exp.errors import ConfigError, first_line, log
+from rope_exp.files import write_atomically
+from rope_exp.folder import METRICS, read_env, read_metrics, read_result
+from rope_exp.sections import TrackerConfig
+
+
+class Guarded:
+    """A run at a tracker. An exception there becomes one warning, and the run continues without it.
+
+    A tracker defines `begin`, which may raise, and if need be `first_step` and `finish`.
+
+    Attributes:
+        run: the tracker's run object; None after its first failure.
+    """
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        """Begin or resume the run, and send the rows of metrics.jsonl that it lacks."""
+        self.name = config.tracker.name
+        self.folder = folder
+        self.run: Any = None
+        with self._guarded():
+            self.run = self.begin(config, _facts(config, folder))
+            for row in read_metrics(folder):
+                self.row(row)
+
+    @classmethod
+    def check(cls, tracker: TrackerConfig) -> None:
+        """Refuse a tracker that is not installed."""
+        if find_spec(tracker.name) is None:
+            reason = f"is not installed; `pip install {tracker.name}`"
+            raise ConfigError("tracker", tracker.name, reason)
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Send a row of metrics, unless the run holds it already."""
+        if self.run is None:
+            return
+        values = known(row)
+        step = values.pop("step")
+        with self._guarded():
+            if step >= self.first_step():
+                self.run.log(values, step=step)
+
+    def end(self, status: str) -> None:
+        """Report the end of the run: the status in result.json, or else `status`."""
+        if self.run is not None:
+            with self._guarded():
+                self.finish(known(read_result(self.folder) or {"status": status}))
+
+    def begin(self, config: RunConfig, facts: dict[str, Any]) -> Any:
+        """Return the tracker's run, new or resumed; `facts` are shown as its config."""
+        raise NotImplementedError
+
+    def first_step(self) -> int:
+        """Return the first step that the run does not hold yet."""
+        return 0
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """End the tracker's run."""
+        self.run.finish()
+
+    def run_id(self) -> str:
+        """Return the run's id at its tracker, drawn once and kept in its folder."""
+        path = self.folder / f"{self.name}_id"
+        # A power cut may have left an empty file.
+        if not path.exists() or not path.read_text(encoding="ascii"):
+            write_atomically(path, secrets.token_hex(8))
+        return path.read_text(encoding="ascii")
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        # Some versions of wandb call sys.exit.
+        except (Exception, SystemExit) as error:
+            self.run = None
+            log(
+                f"warning: the {self.name} tracker failed ({type(error).__name__}: "
+                f"{first_line(error)}); the curves are in {self.folder / METRICS}"
+            )
+
+
+def known(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out null values, for which wandb would show an empty panel."""
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _facts(config: RunConfig, folder: Path) -> dict[str, Any]:
+    env = read_env(folder)
+    facts = {
+        # A tracker gets no code: its hash identifies it.
+        **config.replace("pe", source=None).to_dict(),
+        "rotate": "".join(config.pe.rotate) or "none",
+        "params": env.get("params"),
+        "tokens_planned": config.train.num_tokens,
+        "group_sha256": config.group_sha256,
+        "env": env,
+    }
+    return known(facts)

@@ -1,0 +1,263 @@
+"""Tests of records: they are written from a real run, read back equal, and refused if changed."""
+
+import functools
+import gzip
+import json
+import math
+import operator
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.records import edit_record
+from support.refused import refused
+from support.reports import ask, begun_from, make_run, sha256_of
+
+from rope_exp import load_runs
+from rope_exp.campaign.campaign import pack
+from rope_exp.campaign.records import read_record, read_records, recorded_campaigns, write_record
+from rope_exp.errors import RecordError
+from rope_exp.files import read_json, write_json
+from rope_exp.folder import read_config, read_run, write_config
+
+NAME = "vo-optim.betas=_0.9,_0.95_-s3"
+FACTORS = {"seed": 3, "optim.betas": [0.9, 0.95]}
+
+
+@pytest.fixture
+def record(recorded: Path, tmp_path: Path) -> Path:
+    """Return the path of a copy of a real run's record, which a test may damage."""
+    path = tmp_path / "mine" / f"{NAME}.json"
+    path.parent.mkdir()
+    shutil.copy(recorded / "results/records/mine" / path.name, path)
+    return path
+
+
+@pytest.fixture
+def folder(recorded: Path, tmp_path: Path) -> Path:
+    """Return a copy of the run's folder, which a test may change."""
+    return shutil.copytree(recorded / "results/runs/mine" / NAME, tmp_path / "runs" / NAME)
+
+
+def test_a_record_is_what_the_runs_folder_says(folder: Path, record: Path) -> None:
+    """The record's config, result, curve, environment and probes equal those in the run's files."""
+    run = read_run(folder)
+    copy = read_record(record)
+
+    assert copy.config.numeric == run.config.numeric
+    assert copy.result == run.result
+    assert copy.probes == read_json(folder / "probes.json")
+    assert copy.env.items() <= read_json(folder / "env.json").items()
+    assert {"torch", "cpu", "git", "num_threads", "corpus", "started"} <= copy.env.keys()
+    assert (copy.where, copy.group, copy.row) == (f"mine/{NAME}", "mine", "vo")
+    assert copy.factors == FACTORS
+
+    assert len(copy.metrics) == 200
+    for ours, theirs in zip(copy.metrics, run.metrics, strict=True):
+        assert ours.items() <= theirs.items()
+        assert ("val/loss" in ours) == ("val/loss" in theirs)
+
+
+def test_a_record_says_what_its_run_began_with(tmp_path: Path) -> None:
+    """The record keeps the hash of the initial weights and their run, but not that run's path."""
+    began = begun_from(sha256_of("weights"))
+    words = ["run.init_from=/nowhere/source", *began["overrides"]]
+    env = {"device": "a CPU", "torch": "2.13.0", **began["env"]}
+    path = tmp_path / "mine" / "qk-s0.json"
+    folder = make_run(tmp_path, overrides=words, result=began["result"], env=env)
+    write_record(path, folder, "qk", {"seed": 0})
+
+    run = read_record(path)
+    assert (run.config.init_weights, run.config.run.init_from) == (sha256_of("weights"), None)
+    assert run.env["init_from"] == env["init_from"]
+
+
+def test_the_same_folder_gives_the_same_bytes(folder: Path, record: Path, tmp_path: Path) -> None:
+    """They hold no local path, user name or tracker, nor the cache's path, and are few."""
+    write_config(folder, read_config(folder).replace("data", cache_dir="/a/cache"))
+    path = tmp_path / "again" / "mine" / f"{NAME}.json"
+    write_record(path, folder, "vo", FACTORS)
+    content = path.read_text()
+    assert content == record.read_text()
+    assert not {"run", "tracker"} & read_json(path)["config"].keys()
+    assert not any(word in content for word in ("/a/cache", "/tmp", str(Path.home())))
+    assert len(content) < 20_000
+
+
+def test_packed_records_are_the_same_in_one_file(recorded: Path, tmp_path: Path) -> None:
+    """A cell that is done later has a file beside the packed ones, until all are packed again."""
+    assert recorded_campaigns(tmp_path) == read_records(tmp_path, "mine") == []
+    shutil.copytree(recorded / "results/records", records := tmp_path / "records")
+    before = [replace(run, folder=Path()) for run in read_records(records, "mine")]
+    assert [run.row for run in before] == ["qk", "vo"]
+    first, second = sorted((records / "mine").glob("*.json"))
+    later = second.read_bytes()
+    second.unlink()
+    packed = pack(records, "mine")
+    second.parent.mkdir()
+    second.write_bytes(later)
+
+    for _ in range(2):
+        assert [replace(run, folder=Path()) for run in read_records(records, "mine")] == before
+        assert recorded_campaigns(records) == ["mine"]
+        assert load_runs(records).index.to_list() == [run.where for run in before]
+        assert len(load_runs(records / "mine")) == 2
+        pack(records, "mine")
+    assert [*records.iterdir()] == [packed]
+    assert gzip.decompress(packed.read_bytes()).splitlines(keepends=True)[1] == later
+    assert f"{packed}/{first.stem}.json" == str(read_records(records, "mine")[0].folder)
+
+
+def test_harmed_packed_records_are_refused(recorded: Path, tmp_path: Path) -> None:
+    shutil.copytree(recorded / "results/records", records := tmp_path / "records")
+    first, _ = sorted((records / "mine").glob("*.json"))
+    wrong = first.read_bytes().replace(b'"status":"finished"', b'"status":"diverged"')
+    packed = pack(records, "mine")
+    content = packed.read_bytes()
+    lines = gzip.decompress(content).splitlines(keepends=True)
+    for harmed, words in (
+        (content[:-9], "cannot be read"),
+        (gzip.compress(wrong), "was changed since it was written"),
+        (gzip.compress(b"".join([*lines, lines[0]])), f"has two records of {first.stem}"),
+    ):
+        packed.write_bytes(harmed)
+        with refused(str(packed), words):
+            read_records(records, "mine")
+
+    packed.write_bytes(content)
+    first.parent.mkdir()
+    first.write_bytes(wrong)
+    with refused(str(packed), "differs from the record of this cell in"):
+        read_records(records, "mine")
+
+
+CLEAN = {"commit": "0123456789abcdef", "dirty": False}
+DIRTY = {"commit": "0123456789abcdef", "dirty": True}
+
+
+@pytest.mark.parametrize(
+    "env", [{"git": DIRTY}, {"git": CLEAN, "earlier_git": [None, DIRTY]}], ids=["last", "earlier"]
+)
+def test_code_of_no_commit_leaves_no_record(
+    folder: Path, tmp_path: Path, env: dict[str, Any]
+) -> None:
+    """Each start of a run imports the tree anew, and may see edits after the campaign's check."""
+    before = read_json(folder / "env.json")
+    path = tmp_path / "mine" / f"{NAME}.json"
+    write_json(folder / "env.json", before | env)
+    with refused(NAME, "code that was changed since 0123456789: remove it", by=RecordError):
+        write_record(path, folder, "vo", FACTORS)
+    assert not path.exists()
+
+    write_json(folder / "env.json", before | {"git": CLEAN, "earlier_git": [CLEAN]})
+    write_record(path, folder, "vo", FACTORS)
+    assert read_record(path).env["git"] == CLEAN
+
+
+def test_a_probe_that_is_not_finite_is_null(folder: Path, tmp_path: Path) -> None:
+    """The file holds null, since JSON has no NaN; reading it gives NaN, which figures leave out."""
+    probes = read_json(folder / "probes.json")
+    probes["shift"]["loss"][-1] = None
+    ask(folder, probes)
+    path = tmp_path / "mine" / f"{NAME}.json"
+    write_record(path, folder, "vo", FACTORS)
+    *finite, last = read_record(path).probes["shift"]["loss"]
+    assert finite == probes["shift"]["loss"][:-1]
+    assert math.isnan(last)
+    assert read_json(path)["probes"] == probes
+
+
+@pytest.mark.parametrize("part", ["result", "metrics", "probes", "env"])
+def test_a_folder_that_is_not_whole_leaves_no_record(
+    folder: Path, tmp_path: Path, part: str
+) -> None:
+    """A record that cannot be read back is not written; otherwise the cell would count as done."""
+    [file] = folder.glob(f"{part}.*")
+    file.unlink()
+    path = tmp_path / "records/mine" / f"{NAME}.json"
+    with refused(NAME, part, by=RecordError):
+        write_record(path, folder, "vo", FACTORS)
+    assert not path.exists()
+
+
+def test_any_digit_that_was_changed_is_found(record: Path) -> None:
+    text = record.read_text()
+    digits = [match.start() for match in re.finditer(r"\d", text)]
+    for place in digits[:: len(digits) // 60]:
+        changed = text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :]
+        record.write_text(changed)
+        # The last digits of a long number may be beyond a float.
+        if json.loads(changed) != json.loads(text):
+            with refused(str(record), "was changed since it was written"):
+                read_record(record)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "{", "\0", '{"a": NaN}', '{"a": 1e999}'])
+def test_a_file_that_is_no_record(record: Path, content: str) -> None:
+    record.write_text(content)
+    with refused(str(record)):
+        read_record(record)
+
+
+@pytest.mark.parametrize("place", ["mine/qk-s3.json", f"yours/{NAME}.json"])
+def test_a_record_of_another_name_or_place(record: Path, place: str) -> None:
+    """A record copied to another cell or campaign would be counted twice, or for the wrong cell."""
+    with refused(place, f"is the record of mine/{NAME}: moved or renamed"):
+        read_record(Path(place), record.read_bytes())
+
+
+GONE = object()
+DEEP: list[Any] = functools.reduce(lambda inner, _: [inner], range(700), [])
+# The values at some places, and the words of the refusal.
+CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"format": 2}, "format=2: must be"),
+    ({"config > optim > lr": 0.5}, "group_sha256"),
+    ({"config > seed": 4}, "seed=3"),
+    ({"config > optim > rate": 1}, "holds no config"),
+    ({"result > val/loss": 1.5}, "val/loss"),
+    ({"result > status": "done"}, "status=done"),
+    ({"result > wall_s": 1e300}, "wall_s=1e+300: must be less than"),
+    ({"curve": GONE}, "curve: is missing"),
+    ({"curve > step > 1": 1}, "steps are out of order"),
+    ({"curve > step > 1": GONE}, "without a loss"),
+    ({"curve > val/loss > 0": True}, "curve.val/loss="),
+    ({"curve > val/loss > -1": 1.5}, "ends with val/loss=1.5"),
+    ({"row": "qk"}, "do not match"),
+    ({"factors > seed": 4}, "do not match"),
+    ({"probes > shift": GONE}, "holds other probes"),
+    ({"probes > shift > x": DEEP}, "recursion limit"),
+    (
+        {"probes > ablation": {"without": [""], "loss": [1.0]}, "result > probes_sha256": GONE},
+        "asks for",
+    ),
+    ({"env > git": "x"}, "git=x"),
+    ({"env > corpus > tokens > train": 0}, "train=0"),
+]
+
+
+@pytest.mark.parametrize(("values", "words"), CONTRADICTIONS)
+def test_a_record_that_contradicts_itself(record: Path, values: dict[str, Any], words: str) -> None:
+    """An edit with a recomputed digest is refused if it contradicts the record's other values."""
+
+    def edit(content: Any) -> None:
+        for place, value in values.items():
+            keys = [int(key) if key.lstrip("-").isdigit() else key for key in place.split(" > ")]
+            last = keys.pop()
+            inner = functools.reduce(operator.getitem, keys, content)
+            inner[last] = value
+            if value is GONE:
+                del inner[last]
+
+    edit_record(record, edit)
+    with refused(str(record), words, by=RecordError):
+        read_record(record)
+
+
+def test_the_spelling_is_no_part_of_the_digest(record: Path) -> None:
+    """A file that git or an editor reformatted still verifies."""
+    before = read_record(record)
+    record.write_text(json.dumps(read_json(record), indent=4))
+    assert read_record(record) == before

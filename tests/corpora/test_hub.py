@@ -1,0 +1,190 @@
+"""Tests of the hub, by commands against a stand-in on loopback, and of pretrained tokenizers."""
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.command import Done, assert_refused, command
+from support.configs import REPOSITORY, left_in
+from support.corpora import BPE, BYTES, TEXTS, data_config, tokenizer_config
+from support.hub import Hub
+from support.refused import refused
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from rope_exp.errors import ConfigError, DataError
+from rope_exp.files import read_json
+from rope_exp.prepare import prepare
+from rope_exp.tokenizer import END_OF_TEXT, build_tokenizer, byte_tokenizer, train_bpe
+
+TOKEN = "hf_thisMustNeverBeSeen"
+# Every process of a command imports it. The libraries would wait for minutes.
+IMPATIENT = "import time\nsleep = time.sleep\ntime.sleep = lambda s: sleep(min(s, 0.01))\n"
+
+
+def parquet(number: int) -> bytes:
+    texts = [f"{n}. " + str(n**99) for n in range(100 * number, 100 * number + 100)]
+    file = io.BytesIO()
+    pq.write_table(pa.table({"text": texts}), file, row_group_size=30)
+    return file.getvalue()
+
+
+CORPUS = {f"train-0000{number}.parquet": parquet(number) for number in range(3)}
+SETTINGS = b'{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}'
+WORDS = {
+    "config.json": b'{"model_type": "gpt2"}',
+    "tokenizer.json": byte_tokenizer().to_str().encode(),
+    "tokenizer_config.json": SETTINGS,
+}
+UNPINNED = ("data=hub", "data.path=owner/corpus", "data.holdout_fraction=0.1")
+UNPINNED += ("tokenizer=pretrained", "tokenizer.path=owner/words")
+PINNED = (*UNPINNED, f"data.revision={Hub.revision}", f"tokenizer.revision={Hub.revision}")
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    hub = Hub({"datasets/owner/corpus": CORPUS, "models/owner/words": WORDS})
+    yield hub
+    hub.server.shutdown()
+    hub.server.server_close()
+
+
+@pytest.fixture
+def run(hub: Hub, tmp_path: Path) -> Run:
+    """Return a function that runs a command against the hub, and finds a leaked token."""
+    (tmp_path / "sitecustomize.py").write_text(IMPATIENT)
+    environment = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_TOKEN": TOKEN,
+        "NO_PROXY": "*",
+        "PYTHONPATH": f"{tmp_path}:{REPOSITORY}",
+    }
+
+    def run(*words: str, script: str = "prepare") -> Done:
+        done = command(*words, cwd=tmp_path, script=script, **environment)
+        files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+        assert not any(TOKEN.encode() in content for content in [repr(done).encode(), *files])
+        return done
+
+    return run
+
+
+def test_the_hub_gives_the_tokens_of_local_files_and_once(
+    hub: Hub, run: Run, tmp_path: Path
+) -> None:
+    """A branch names a commit, whose corpus is prepared once; a branch that moves is another."""
+    (tmp_path / "local").mkdir()
+    for name, content in CORPUS.items():
+        (tmp_path / "local" / name).write_bytes(content)
+    data = data_config(path=tmp_path / "local", cache_dir=str(tmp_path / "other"))
+    local = prepare(data, BYTES).data_sha256
+    assert local in run(*UNPINNED).stdout
+    # The token was sent; otherwise the check that it never leaks could not fail.
+    assert any(f"Bearer {TOKEN}" in request for request in hub.requests)
+    hub.requests.clear()
+    assert local in run(*PINNED).stdout
+    assert hub.requests == []
+    [folder] = left_in(tmp_path / "cache")
+    facts = read_json(tmp_path / "cache" / folder / "meta.json")["corpus"]
+    assert facts["revision"] == Hub.revision
+
+    hub.revision = "f" * 40
+    assert local in run(*UNPINNED, "data.revision=main").stdout
+    assert len(left_in(tmp_path / "cache")) == 2
+
+
+NONE = "the hub did not give it: "
+
+
+@pytest.mark.parametrize(
+    ("words", "fault", "sentence"),
+    [
+        (UNPINNED, "GET /api/datasets", f"data.path=owner/corpus: {NONE}"),
+        (PINNED, "GET .*train-00001", f"data.path=owner/corpus: {NONE}"),
+        # transformers itself would skip the missing file, and build another tokenizer.
+        (PINNED, "words.*tokenizer_config", f"tokenizer.path=owner/words: {NONE}"),
+        ((*PINNED, "data.path=owner/none"), "", "data.path=owner/none: cannot be read: "),
+        ((*PINNED, "data.subset=none"), "", "data.path=owner/corpus: cannot be read: "),
+        ((*PINNED, "tokenizer.path=owner/none"), "", "tokenizer.path=owner/none: cannot be read"),
+    ],
+)
+def test_a_fault_or_a_mistake_is_one_sentence(
+    hub: Hub, run: Run, tmp_path: Path, words: tuple[str, ...], fault: str, sentence: str
+) -> None:
+    hub.faults = {fault: (503, "")} if fault else {}
+    done = run(*words)
+    assert done.returncode == (1 if fault else 2)
+    assert f"error: {sentence}" in done.stderr
+    assert left_in(tmp_path / "cache") == []
+
+
+def test_the_library_s_cache_is_not_read_where_the_hub_refuses(
+    hub: Hub, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "load.py").write_text("import datasets\ndatasets.load_dataset('owner/corpus')\n")
+    assert run(script=str(tmp_path / "load.py")).returncode == 0
+    hub.faults = {"datasets": (401, "RepoNotFound")}
+    assert_refused(run(*PINNED), "data.path=owner/corpus: ")
+
+
+# -- pretrained tokenizers in a folder -------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Tokenizer:
+    return train_bpe(BPE, TEXTS)
+
+
+def build(path: Path | str) -> Any:
+    return build_tokenizer(tokenizer_config("pretrained", path=str(path)), [])
+
+
+def save_as_transformers_does(tokenizer: Tokenizer, folder: Path, **settings: str) -> Path:
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_a_pretrained_tokenizer_keeps_its_ids(bpe: Tokenizer, tmp_path: Path) -> None:
+    """A text has the same tokens each time: the stored file asks for no dropout."""
+    values = json.loads(bpe.to_str())
+    values["model"]["dropout"] = 0.3
+    random = Tokenizer.from_str(json.dumps(values))
+    folder = save_as_transformers_does(random, tmp_path / "random", eos_token=END_OF_TEXT)
+    tokenizer, end_id = build(folder)
+    assert end_id == bpe.token_to_id(END_OF_TEXT)
+    text = " ".join(TEXTS) + f"naïve {END_OF_TEXT} text"
+    assert tokenizer.encode(text, add_special_tokens=False).ids == bpe.encode(text).ids
+    assert json.loads(tokenizer.to_str())["model"]["dropout"] is None
+
+
+def test_a_pretrained_tokenizer_that_cannot_be_used_is_refused(
+    bpe: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A word-level model finds "</s>" in its vocabulary in spite of encode_special_tokens."""
+    with refused("tokenizer.path=", "nowhere: cannot be read", by=ConfigError):
+        build(tmp_path / "nowhere")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with refused("tokenizer.path=nobody/nothing: the hub did not give it", by=DataError):
+        build("nobody/nothing")
+
+    folder = save_as_transformers_does(bpe, tmp_path / "endless")
+    with refused("tokenizer.path=", "endless: has no end-of-text token", by=ConfigError):
+        build(folder)
+
+    words = Tokenizer(models.WordLevel({"</s>": 0, "a": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.decoder = decoders.Fuse()
+    words.add_special_tokens(["</s>"])
+    folder = save_as_transformers_does(words, tmp_path / "words", eos_token="</s>")
+    with refused("reads the text '</s>' as a special token", by=ConfigError):
+        build(folder)

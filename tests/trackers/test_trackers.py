@@ -1,0 +1,237 @@
+"""Tests of the rows, config, name and final status that a tracker receives from a run.
+
+wandb is the real package, offline or without a server. trackio is a stub with the signatures of its
+version 0.43.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from support.command import assert_refused
+from support.refused import refused
+from support.results import DIVERGED, FINISHED
+from support.runs import assert_same_run, train
+
+from rope_exp import ranks
+from rope_exp.admit import admit
+from rope_exp.compose import resolve
+from rope_exp.config import RunConfig
+from rope_exp.files import write_json
+from rope_exp.folder import MetricsWriter, read_metrics
+from rope_exp.ranks import Job
+from rope_exp.trackers import trackio as our_trackio
+from rope_exp.trackers.wandb import Tracker
+
+wandb = pytest.importorskip("wandb")
+ENV = {"marks": [], "started": ["2026-01-01T00:00:00Z"], "params": 1234, "device": "a chip"}
+OFFLINE = ("tracker=wandb", "tracker.mode=offline")
+
+# `write("pe=vo_rope")` is a run in tmp_path/run that has recorded three rows.
+Write = Callable[..., tuple[RunConfig, Path]]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_wandb(tmp_path: Path) -> Iterator[None]:
+    """Reset wandb as if in a new process, with a home folder that holds no key."""
+    with mock.patch.dict(os.environ, HOME=str(tmp_path / "home")):
+        yield
+        wandb.teardown()
+
+
+@pytest.fixture
+def write(tiny: Callable[..., RunConfig], tmp_path: Path) -> Write:
+    def make(*overrides: str, num_rows: int = 3) -> tuple[RunConfig, Path]:
+        folder = tmp_path / "run"
+        folder.mkdir(exist_ok=True)
+        write_json(folder / "env.json", ENV)
+        with closing(MetricsWriter(folder)) as writer:
+            for step in range(1, num_rows + 1):
+                writer.write(row(step))
+        return tiny(*overrides), folder
+
+    return make
+
+
+def row(step: int) -> dict[str, Any]:
+    values = {"step": step, "tokens": 64 * step, "train/loss": 5.0 - step, "mfu": None}
+    return values | {"val/loss": 4.5} if step == 3 else values
+
+
+def test_a_run_is_sent_with_its_name_config_and_rows(write: Write) -> None:
+    config, folder = write(*OFFLINE, "pe=vo_rope", "seed=3")
+    with mock.patch.object(wandb.Run, "log", autospec=True) as logged:
+        run = Tracker(config, folder).run
+    assert run.id == (folder / "wandb_id").read_text()
+    assert (run.name, run.settings.run_job_type) == ("vo_rope-s3", "vo_rope")
+    assert (run.group, run.project) == (config.group, "rope_exp")
+    assert any(folder.rglob("*.wandb"))
+    sent = dict(run.config)
+    # Null values at the top level are not sent.
+    assert {key: sent.get(key) for key in config.to_dict()} == config.to_dict()
+    facts = {"rotate": "vo", "params": 1234, "tokens_planned": 6 * 4 * 16, "env": ENV}
+    assert sent == sent | facts | {"group_sha256": config.group_sha256}
+    rows = [{"step": call.kwargs["step"]} | call.args[1] for call in logged.call_args_list]
+    assert rows == [{k: v for k, v in row(step).items() if k != "mfu"} for step in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("result", "status", "exit_code"),
+    [
+        (FINISHED, "finished", 0),
+        (DIVERGED, "diverged", 3),
+        (None, "stopped", 75),
+        (None, "failed", 1),
+    ],
+)
+def test_wandb_learns_how_a_run_ended(
+    write: Write, result: Any, status: str, exit_code: int
+) -> None:
+    """A stopped run resumes later, so it is marked as preempted; the others are over."""
+    config, folder = write(*OFFLINE)
+    tracker = Tracker(config, folder)
+    if result:
+        write_json(folder / "result.json", result)
+    run = tracker.run
+    with mock.patch.multiple(run, mark_preempting=mock.DEFAULT, finish=mock.DEFAULT) as calls:
+        tracker.end("failed" if result else status)
+    calls["finish"].assert_called_once_with(exit_code=exit_code)
+    assert calls["mark_preempting"].called == (status == "stopped")
+    summary = dict(run.summary)
+    assert summary["status"] == status
+    assert None not in summary.values()
+
+
+def test_the_environment_counts_where_the_config_keeps_a_default(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = {"MODE": "offline", "PROJECT": "theirs", "ENTITY": "them", "NAME": "its name"}
+    for name, value in (variables | {"TAGS": "x,y", "RUN_GROUP": "g"}).items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    config, folder = write("tracker=wandb")
+    run = Tracker(config, folder).run
+    assert (run.project, run.entity, run.name) == ("theirs", "them", "its name")
+    assert (run.group, run.tags) == ("g", ("x", "y"))
+
+    with mock.patch("wandb.init"):
+        Tracker(config.replace("tracker", project="ours"), folder)
+    assert os.environ["WANDB_PROJECT"] == "ours"
+
+
+def test_a_run_of_a_sweep_is_named_by_what_is_swept(tiny: Callable[..., RunConfig]) -> None:
+    job = Job(resolve(tiny()), title="qk_rope-optim.lr=0.003-s0")
+    with mock.patch("subprocess.Popen") as started:
+        ranks.start(job)
+    assert started.call_args.kwargs["env"]["WANDB_NAME"] == job.title
+
+
+@pytest.mark.parametrize("place", ["wandb.init", "wandb.Run.log", "wandb.Run.finish"])
+def test_a_call_that_raises_is_one_warning(
+    write: Write, capfd: pytest.CaptureFixture[str], place: str
+) -> None:
+    """Some versions of wandb call sys.exit."""
+    config, folder = write(*OFFLINE)
+    with mock.patch(place, side_effect=SystemExit(1)):
+        broken = Tracker(config, folder)
+        broken.row(row(4))
+        broken.row(row(5))
+        broken.end("stopped")
+    [line] = [line for line in capfd.readouterr().err.splitlines() if "warning" in line]
+    assert line.startswith("warning: the wandb tracker failed (SystemExit: 1); the curves are in ")
+
+
+def test_without_a_key_a_run_is_tracked_offline(
+    tiny: Callable[..., RunConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    admit([tiny("tracker=wandb")])
+    assert "wandb: no API key; tracking offline" in capsys.readouterr().err
+    assert os.environ["WANDB_MODE"] == "offline"
+
+
+def test_a_run_in_the_process_that_checks_is_tracked(write: Write) -> None:
+    """The check logs in, which reads the environment before the run sets it."""
+    config, folder = write("tracker=wandb")
+    Tracker.check(config.tracker)
+    assert Tracker(config, folder).run.project == "rope_exp"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("trackio", "tracker=trackio: is not installed; `pip install trackio`"),
+        ("tensorbord", "tracker.name=tensorbord: must be one of none, trackio, wandb"),
+    ],
+)
+def test_a_tracker_that_cannot_be_is_refused(
+    tiny: Callable[..., RunConfig], name: str, words: str
+) -> None:
+    config = tiny(f"tracker.name={name}")
+    with refused(words):
+        admit([config])
+    assert not config.folder.exists()
+
+
+def test_trackio_is_sent_every_row_once(
+    write: Write, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The first start dies after row 3; the second resumes from step 2 and repeats row 3."""
+    runs: dict[str, dict[int, Any]] = {}
+
+    def init(project: str, name: str, group: str, config: Any, resume: str) -> Any:
+        assert (project, resume) == ("rope_exp", "allow")
+        rows = runs.setdefault(name, {})
+
+        def log(metrics: dict[str, Any], step: int) -> None:
+            assert step not in rows
+            rows[step] = metrics
+
+        next_step = max(rows, default=-1) + 1
+        return SimpleNamespace(log=log, finish=lambda: None, _next_step=next_step)
+
+    monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=init))  # type: ignore[misc]
+    config, folder = write("tracker=trackio", num_rows=1)
+    # A power cut may empty this file, and then another id is drawn.
+    (folder / "trackio_id").touch()
+    first = our_trackio.Tracker(config, folder)
+    first.row(row(2))
+    first.row(row(3))
+    write("tracker=trackio", num_rows=2)
+    second = our_trackio.Tracker(config, folder)
+    second.row(row(3))
+    second.row(row(4))
+    second.end("stopped")
+    assert capfd.readouterr().err == ""
+    [[name, rows]] = runs.items()
+    assert name == f"qk_rope-s0-{(folder / 'trackio_id').read_text()}"
+    assert list(rows) == [1, 2, 3, 4]
+    assert rows[3] == {"tokens": 192, "train/loss": 2.0, "val/loss": 4.5}
+
+
+def test_an_offline_run_is_the_same_and_holds_no_secret(
+    whole: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    """Secrets come from the environment or the command line; cache and wandb files count, too."""
+    key = "c0ffee" * 6 + "c0ff"  # as long as a real one
+    secrets = {"WANDB_API_KEY": key, "HF_TOKEN": "canary0" * 5}
+    folder, command = whole
+    command = [*command, *OFFLINE, f"run.dir={tmp_path / 'run'}"]
+    command += [f"data.cache_dir={tmp_path / 'cache'}"]
+    assert "warning" not in train(*command, cwd=tmp_path, **secrets).stderr
+    assert_same_run(folder, tmp_path / "run")
+    [path] = (tmp_path / "run").rglob("*.wandb")
+    stored = path.read_bytes()
+    assert all(str(row["train/loss"]).encode() in stored for row in read_metrics(tmp_path / "run"))
+
+    assert_refused(train(*command, f"+tracker.api_key={'canary2' * 5}", cwd=tmp_path, **secrets))
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(path.is_relative_to(tmp_path / "cache") for path in written)
+    for path in written:
+        content = path.read_bytes()
+        assert key.encode() not in content, path
+        assert b"canary" not in content, path

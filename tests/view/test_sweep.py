@@ -1,0 +1,51 @@
+"""Tests of a sweep's progress display."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+
+from rope_exp.config import RunConfig
+from rope_exp.ranks import Job
+from rope_exp.view import sweep
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "lines"),
+    [
+        (3, ["vo_rope-s1: diverged, loss 4.0000", "running: ; 2 of 2 runs ended, 0:00:00 left"]),
+        (75, ["vo_rope-s1: stopped, loss 4.0000", "running: ; 1 of 2 runs ended, no estimate yet"]),
+    ],
+)
+def test_a_log_gets_every_change_and_a_summary(
+    monkeypatch: pytest.MonkeyPatch,
+    tiny: Callable[..., RunConfig],
+    capsys: pytest.CaptureFixture[str],
+    exit_code: int,
+    lines: list[str],
+) -> None:
+    """Of two runs of six steps one is done, the other ends; a run that was stopped has not."""
+    monkeypatch.setattr(sweep, "REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr(sweep, "LINE_SECONDS", 0.0)
+    jobs = []
+    for seed, step, losses in (
+        (0, 6, {"train/loss": 3.5, "val/loss": 3.25}),
+        (1, 5, {"train/loss": 4.0}),
+    ):
+        config = dataclasses.replace(tiny("pe=vo_rope"), seed=seed)
+        job = Job(config.replace("run", dir=f"{config.folder}{seed}"))
+        job.folder.mkdir()
+        row = {"step": step, **losses, "tokens_per_s": None}
+        (job.folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        jobs.append(job)
+    jobs[0].exit_code = 0
+
+    with closing(sweep.View(jobs)) as view:
+        done, summary = capsys.readouterr().err.splitlines()
+        assert done == "vo_rope-s0: finished, loss 3.5000, val 3.2500"
+        assert "1 of 2 runs ended, no estimate yet" in summary
+        jobs[1].exit_code = exit_code
+        view.show()
+        assert capsys.readouterr().err.splitlines() == lines

@@ -8,30 +8,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rope_exp.load import load_run
+    from rope_exp.load import load_run as load_run
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "Position",
-    "Sizes",
-    "__version__",
-    "load_metrics",
-    "load_probes",
-    "load_run",
-    "load_runs",
-    "load_table",
-    "patch",
-]
-
-
-# By module. Imported lazily: `--help` and completion need no torch.
-_NAMES = {
-    "load": ("load_run",),
-    "frames.load": ("load_metrics", "load_probes", "load_runs", "load_table"),
-    "export.patch": ("patch",),
-    "position._encoding": ("Position", "Sizes"),
+# The module of each name. They are imported lazily: `--help` and completion need no torch.
+_MODULES = {
+    "load_run": "load",
+    **dict.fromkeys(("load_metrics", "load_probes", "load_runs", "load_table"), "frames.load"),
+    "patch": "export.patch",
+    **dict.fromkeys(("Position", "Sizes"), "position._encoding"),
 }
+__all__ = ["__version__", *_MODULES]
 
 
 def __dir__() -> list[str]:
@@ -39,7 +27,6 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _NAMES.items():
-        if name in names:
-            return getattr(import_module(f"rope_exp.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"rope_exp.{_MODULES[name]}"), name)

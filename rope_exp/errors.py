@@ -78,21 +78,23 @@ def explained(command: Callable[[], int], *, prints: bool = True) -> int:
         code = command()
         sys.stdout.flush()
         return code
-    except (*MISTAKES, OSError, MemoryError, RuntimeError) as error:
+    except MISTAKES as error:
+        log(f"error: {error}")
+        return EXIT_USAGE
+    except (OSError, MemoryError, RuntimeError) as error:
         if prints and isinstance(error, BrokenPipeError):
             # The buffered rest would fail again when Python exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_DONE
         message = out_of_memory(error)
-        is_mistake = isinstance(error, MISTAKES)
         # If one rank fails, the others lose their connection to it.
         is_lost = "gloo" in str(error) or type(error).__name__.startswith("Dist")
-        if "WORLD_SIZE" in os.environ and is_lost and not is_mistake:
+        if is_lost and "WORLD_SIZE" in os.environ:
             message = f"lost the other processes of this run ({first_line(error)})"
-        if message is None and not isinstance(error, (*MISTAKES, DataError, LawError, OSError)):
+        if message is None and not isinstance(error, (DataError, LawError, OSError)):
             raise
         log(f"error: {message or error}")
-        return EXIT_USAGE if is_mistake else EXIT_FAILED
+        return EXIT_FAILED
 
 
 def show(value: Any) -> str:
@@ -114,15 +116,6 @@ def first_line(error: BaseException | str) -> str:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= 300 else f"{text[:147]}...{text[-150:]}"
-
-
-LINE_SECONDS = 10.0  # between two lines about one task
-# The columns of a run's metrics that are shown, with their formats.
-COLUMNS = {
-    "train/loss": ", loss {:.4f}",
-    "val/loss": ", val {:.4f}",
-    "tokens_per_s": ", {:,.0f} tokens/s",
-}
 
 
 @contextlib.contextmanager
@@ -167,13 +160,21 @@ def time_left(seconds: float, done: int, left: int) -> str:
 
 
 def describe_row(row: Mapping[str, Any]) -> str:
-    """Return the numbers of a row of metrics that are shown, each after a comma."""
-    shown = [column for column in COLUMNS if isinstance(row.get(column), int | float)]
-    return "".join(COLUMNS[column].format(row[column]) for column in shown)
+    """Return the losses and the speed of a row of metrics, each after a comma."""
+    formats = {
+        "train/loss": ", loss {:.4f}",
+        "val/loss": ", val {:.4f}",
+        "tokens_per_s": ", {:,.0f} tokens/s",
+    }
+    shown = [key for key in formats if isinstance(row.get(key), int | float)]
+    return "".join(formats[key].format(row[key]) for key in shown)
+
+
+LINE_SECONDS = 10.0
 
 
 class Progress:
-    """The progress of a long task, as a line every few seconds."""
+    """The progress of a long task, as a line every `LINE_SECONDS`."""
 
     def __init__(self, name: str, total: int | None) -> None:
         self._name = name

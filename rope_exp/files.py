@@ -52,10 +52,9 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     Other writers of the same file wait for their turn. After a kill, the next write overwrites the
     leftover (`.<name>.new`). If the disk is full or broken, the old file remains, or the new one.
     """
-    temporary = path.with_name(f".{path.name}.new")
     if isinstance(content, str):
         content = content.encode()
-
+    temporary = path.with_name(f".{path.name}.new")
     full_disk = explaining_full_disk(path.parent, len(content), path.name)
     with full_disk, os.fdopen(lock(temporary), "wb") as file:
         try:
@@ -117,10 +116,18 @@ def lock(path: Path, flags: int = fcntl.LOCK_EX) -> int:
         os.close(descriptor)
 
 
+def check_regular(path: Path) -> None:
+    """Refuse a folder, a pipe or a device in place of a file: reading it might never end."""
+    if path.exists() and not path.is_file():
+        raise RecordError(f"{path} is no regular file")
+
+
 @contextmanager
 def readable(what: object, *errors: type[Exception]) -> Iterator[None]:
     """Refuse `what` by name if the block raises a system or value error, or one of `errors`."""
     refused: tuple[type[Exception], ...] = (OSError, ValueError, RecursionError, *errors)
+    if isinstance(what, Path):
+        check_regular(what)
     try:
         yield
     except refused as error:
@@ -132,15 +139,8 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
 
 
-def check_regular(path: Path) -> None:
-    """Refuse a folder, a pipe or a device in place of a file: reading it might never end."""
-    if path.exists() and not path.is_file():
-        raise RecordError(f"{path} is no regular file")
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; a RecordError names the file."""
-    check_regular(path)
     with readable(path):
         content = path.read_bytes()
     return parse_json(path, content)
@@ -148,23 +148,22 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def parse_json(what: object, content: bytes) -> dict[str, Any]:
     """Return the JSON object in `content`; `what` names its source in errors."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON")
+
     with readable(what):
-        values = json.loads(content.decode(), parse_constant=_refuse_constant)
+        # Python would read NaN and infinity.
+        values = json.loads(content.decode(), parse_constant=refuse)
         if not isinstance(values, dict):
             raise ValueError("it holds no JSON object")
     return values
 
 
-def _refuse_constant(name: str) -> None:
-    # Python reads NaN and infinity, which JSON does not have.
-    raise ValueError(f"{name} is no JSON")
-
-
 def files_sha256(files: Mapping[str, Path]) -> str:
     """Return the SHA-256 of the names and contents of some files."""
-    return json_sha256(
-        [[name, hashlib.sha256(path.read_bytes()).hexdigest()] for name, path in files.items()]
-    )
+    hashes = {name: hashlib.sha256(path.read_bytes()) for name, path in files.items()}
+    return json_sha256([[name, content.hexdigest()] for name, content in hashes.items()])
 
 
 def json_sha256(values: Any) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import shlex
 import signal
 import subprocess
@@ -44,23 +45,51 @@ def test_one_door_has_every_command(tmp_path: Path, words: str, said: str) -> No
     assert said in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("trian", "command=trian: must be one of campaign, "),
-        ("scripts/report.py --nosuch", "usage: "),
-        ("campaign", "usage: the following arguments are required: NAME; see"),
-        ("campaign nosuch", "campaign=nosuch: there is no such campaign"),
-        ("train -m --cfg job", "Only one of --run, --multirun, --cfg"),
-        ("train --config-dir nosuch", "Additional config directory"),
-        ("train +campaign=noise", "campaign: there is no such key"),
-        ("train -m pe.rotate=[q],[x] train.num_steps=1", "pe.rotate="),
-    ],
-)
-def test_mistakes_exit_with_2(tmp_path: Path, words: str, said: str) -> None:
+MISTAKES = [
+    ("trian", "command=trian: must be one of campaign, ", 12),
+    ("scripts/report.py --nosuch", "usage: ", 12),
+    ("campaign", "usage: the following arguments are required: NAME; see", 12),
+    ("campaign nosuch", "campaign=nosuch: there is no such campaign", 12),
+    ("train -m --cfg job", "config: Only one of --run, --multirun, --cfg", 3),
+    ("train --config-dir nosuch", "config: Additional config directory", 3),
+    ("train +campaign=noise", "campaign: there is no such key", 3),
+    ("train modl=1b", "modl", 3),
+    ("train train.num_steps=0", "train.num_steps=0", 3),
+    ("train train.global_batch_size=3 launch.num_processes=2", "train.global_batch_size=3", 3),
+    ("train launch=one_gpu_each", "launch.device=cuda", 3),
+    # A missing corpus is found after the model is counted, and a sweep composes each of its runs.
+    ("train data=files data.path=nowhere", "data.path=nowhere", 8),
+    ("train -m pe.rotate=[q],[x] train.num_steps=1", "pe.rotate=", 12),
+    ("train -m pe=glob(*) run.dir=same", "run.dir=same", 12),
+]
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds of finished child processes, which other load does not affect."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
+
+
+@pytest.mark.parametrize(("words", "said", "seconds"), MISTAKES, ids=[case[0] for case in MISTAKES])
+def test_a_mistake_exits_with_2_at_once(
+    tmp_path: Path, words: str, said: str, seconds: float
+) -> None:
+    """It is one sentence within some seconds of CPU time, and writes nothing."""
+    before = cpu_seconds()
     script, *rest = words.split()
-    assert_refused(command(*rest, script=script, cwd=tmp_path, PATH=str(tmp_path)), said)
-    assert list(tmp_path.iterdir()) == []
+    done = command(*rest, script=script, cwd=tmp_path, PATH=str(tmp_path))
+    assert_refused(done, f"error: {said}")
+    assert cpu_seconds() - before < seconds
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_group_takes_no_run_of_another_config(tmp_path: Path, tiny_overrides: list[str]) -> None:
+    words = [word for word in tiny_overrides if "run.dir" not in word]
+    words += ["run.group=mine", "train.num_steps=1"]
+    assert command(*words, cwd=tmp_path).returncode == 0
+    done = command(*words, "pe=vo_rope", "optim.lr=0.5", cwd=tmp_path)
+    assert_refused(done, "run.group=mine: holds runs of another config (optim.lr: 0.003 -> 0.5)")
+    assert not (tmp_path / "results/runs/mine/vo_rope").exists()
 
 
 def test_a_usage_of_hydras_and_a_lack_of_slurm_exit_with_2(tmp_path: Path) -> None:

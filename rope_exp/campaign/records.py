@@ -18,7 +18,6 @@ from typing_extensions import TypedDict
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, show
 from rope_exp.files import (
-    check_regular,
     make_folders,
     parse_json,
     read_json,
@@ -131,7 +130,6 @@ def stored_records(records: Path, campaign: str) -> dict[Path, bytes]:
         stored[f"{cell}.json"] = packed / f"{cell}.json", line
 
     for path in (records / campaign).glob("*.json"):
-        check_regular(path)
         with readable(path):
             content = path.read_bytes()
         if path.name in stored and stored[path.name][1] != content:

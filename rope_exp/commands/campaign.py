@@ -1,6 +1,8 @@
 """`rope-exp campaign`: run what is left of a campaign of many runs."""
 
-import math
+import os
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -70,4 +72,9 @@ def main(words: list[str]) -> int:
         raise ConfigError("--hours", asked.hours, "must be above 0 and below 1,000,000")
     # Until the runs start, a signal unwinds the preparation of data.
     on_signal(interrupt)
-    return run_campaign(progress, started + 3600 * (asked.hours or math.inf))
+    if asked.hours is not None:
+        left = 3600 * asked.hours - (time.monotonic() - started)
+        timer = threading.Timer(max(left, 0.0), os.kill, [os.getpid(), signal.SIGTERM])
+        timer.daemon = True
+        timer.start()
+    return run_campaign(progress)

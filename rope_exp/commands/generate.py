@@ -1,16 +1,27 @@
 """`rope-exp generate`: text from a run's model."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from tokenizers import Tokenizer
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
 from rope_exp.commands._parser import Parser
 from rope_exp.decoder import Decoder
 from rope_exp.errors import ConfigError
+from rope_exp.identity import Count, Natural, NonNegative, convert
 from rope_exp.load import end_of_text, load_run
+
+_TOP_P = Annotated[float, Field(gt=0, le=1)]
+# By the argument of `generate`: flag, default, allowed values and meaning.
+_OPTIONS: dict[str, tuple[str, Any, Any, str]] = {
+    "num_tokens": ("--tokens", 64, Count, "how many at most"),
+    "temperature": ("--temperature", 0.8, NonNegative, "0: the likeliest always"),
+    "top_p": ("--top-p", 0.95, _TOP_P, "draw among the likeliest of together this probability"),
+    "seed": ("--seed", 0, Natural, "of the draws"),
+}
 
 
 @torch.no_grad()
@@ -72,29 +83,19 @@ def main(words: list[str]) -> int:
     parser = Parser("generate", "Print what a run's model says after each text.")
     parser.add_argument("folder", metavar="RUN_FOLDER", type=Path)
     parser.add_argument("texts", metavar="TEXT", nargs="+", help="each begins a document")
-    for flag, key, default, about in (
-        ("--tokens", "num_tokens", 64, "how many at most"),
-        ("--temperature", "temperature", 0.8, "0: the likeliest always"),
-        ("--top-p", "top_p", 0.95, "draw from the likeliest that together have this probability"),
-        ("--seed", "seed", 0, "of the draws"),
-    ):
+    for key, (flag, default, _, about) in _OPTIONS.items():
         about += " (%(default)s)"
         parser.add_argument(flag, dest=key, type=type(default), default=default, help=about)
     parser.add_argument("--step", type=int, help="of the checkpoint; the newest otherwise")
-    options = vars(parser.parse_args(words))
-    folder, texts, step = map(options.pop, ("folder", "texts", "step"))
-    for flag, key, holds, allowed in (
-        ("--tokens", "num_tokens", options["num_tokens"] >= 1, "must be at least 1"),
-        ("--temperature", "temperature", options["temperature"] >= 0, "must be 0 or above"),
-        ("--top-p", "top_p", 0 < options["top_p"] <= 1, "must be above 0 and at most 1"),
-        ("--seed", "seed", 0 <= options["seed"] < 2**63, "must be from 0, and below 2^63"),
-    ):
-        if not holds:
-            raise ConfigError(flag, options[key], allowed)
+    asked = parser.parse_args(words)
+    options = {
+        key: convert(allowed, getattr(asked, key), flag)
+        for key, (flag, _, allowed, _) in _OPTIONS.items()
+    }
 
-    decoder, tokenizer = load_run(folder, step)
-    end_id = end_of_text(folder, decoder)
-    for text in texts:
+    decoder, tokenizer = load_run(asked.folder, asked.step)
+    end_id = end_of_text(asked.folder, decoder)
+    for text in asked.texts:
         completion = generate(decoder, tokenizer, text, end_id, **options)
         print(f"{text}{completion}", end="\n\n")
     return 0

@@ -41,16 +41,9 @@ _MARKERS = {
 
 # Paul Tol's "muted" scheme, for rows that are no subset.
 _OTHER_HUES = (
-    "#332288",
-    "#88CCEE",
-    "#44AA99",
-    "#CC6677",
-    "#117733",
-    "#777777",
-    "#DDCC77",
-    "#882255",
-    "#AA4499",
-)
+    "#332288", "#88CCEE", "#44AA99", "#CC6677", "#117733",
+    "#777777", "#DDCC77", "#882255", "#AA4499",
+)  # fmt: skip
 # A square, a plus, two triangles, a pentagon, a hexagon, a cross, a star and a thin diamond.
 _OTHER_MARKERS = (
     "M-.85,-.85L.85,-.85L.85,.85L-.85,.85Z",
@@ -129,24 +122,21 @@ def parts(label: str) -> tuple[str, str]:
     return sites.rstrip("vo"), sites.lstrip("qk")
 
 
-def svg_of(spec: dict[str, Any]) -> bytes:
-    """Return a Vega-Lite specification as an SVG file."""
+def drawn(draw: Callable[[Report], alt.TopLevelMixin | None], report: Report) -> bytes | None:
+    """Return a report's chart as an SVG file; None if the report does not allow the chart."""
     # Imported here because it loads a JavaScript engine, which only files need.
     from vl_convert import vegalite_to_svg
 
-    svg = vegalite_to_svg(spec, config=CONFIG)
+    # Checking against the schema takes a fifth of the time.
+    with debug_mode(False):
+        chart = draw(report)
+        if chart is None:
+            return None
+        svg = vegalite_to_svg(chart.to_dict(validate=False), config=CONFIG)
     # Vega counts its ids over all charts of a process. A file must not depend on the others.
     names = dict.fromkeys(re.findall(r'id="(\w+)"', svg))
     numbers = {name: f"id{number}" for number, name in enumerate(names)}
     return re.sub(r'(?<=["#])(clip|gradient_)\d+', lambda found: numbers[found[0]], svg).encode()
-
-
-def drawn(draw: Callable[[Report], alt.TopLevelMixin | None], report: Report) -> bytes | None:
-    """Return a report's chart as an SVG file; None if the report does not allow the chart."""
-    # Checking against the schema takes a fifth of the time.
-    with debug_mode(False):
-        chart = draw(report)
-        return None if chart is None else svg_of(chart.to_dict(validate=False))
 
 
 def limits(means: Iterable[float], ends: Iterable[float] = ()) -> tuple[float, float]:
@@ -172,10 +162,10 @@ def zero_line() -> alt.Chart:
 
 def zero_and_margin() -> list[alt.Chart]:
     """Return the margin's band and a line at 0, for a horizontal axis of differences."""
-    band = alt.Chart(alt.InlineData([{"low": -MARGIN, "high": MARGIN}]))
+    band = alt.Chart(alt.InlineData([{"low": -MARGIN, "high": MARGIN}])).mark_rect(style="margin")
     zero = alt.Chart().mark_rule(style="zero")
     return [
-        band.mark_rect(style="margin").encode(x="low:Q", x2="high"),
+        band.encode(x="low:Q", x2="high"),
         zero.encode(x=alt.XDatum(0, type="quantitative")),
     ]
 

@@ -22,7 +22,7 @@ from rope_exp.errors import EXIT_FAILED, EXIT_STOPPED
 from rope_exp.files import read_json
 
 SCRIPT = str(REPOSITORY / "scripts/gpu.py")
-# The machine for which gpu_pack packs has these, and what they require.
+# The machine for which `gpu.py` packs has these, and what they require.
 THERE = ("torch", "accelerate", "tokenizers", "safetensors", "PyYAML", "rich")
 
 

@@ -24,17 +24,17 @@ def check_ranks() -> None:
 
 
 def _rules() -> Iterator[Rule]:
-    given = os.environ.get
+    variable = os.environ.get
     # Accelerate would divide losses by it.
     name = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
-    yield given(name, "1") != "1", name, "must be 1: train.micro_batch_size splits a batch"
+    yield variable(name, "1") != "1", name, "must be 1: train.micro_batch_size splits a batch"
     for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
-        is_used = given(name, "").lower() not in ("", "0", "no", "false")
+        is_used = variable(name, "").lower() not in ("", "0", "no", "false")
         yield is_used, name, "must be unset: every rank holds all weights"
-    is_number = given("LOCAL_RANK", "0").isdecimal()
+    is_number = variable("LOCAL_RANK", "0").isdecimal()
     yield not is_number, "LOCAL_RANK", "must be a number; without a launcher it is unset"
 
-    world_size = given("WORLD_SIZE", "1")
+    world_size = variable("WORLD_SIZE", "1")
     if "RANK" not in os.environ and world_size == "1":
         # `accelerate launch` sets the address if asked for several processes. On a CPU, or without
         # --multi_gpu, it starts only one.
@@ -45,7 +45,7 @@ def _rules() -> Iterator[Rule]:
         return
 
     for name in ["RANK"] if world_size == "1" else ["RANK", "MASTER_ADDR", "MASTER_PORT"]:
-        yield not given(name), name, f"a launcher sets it beside WORLD_SIZE={world_size}"
+        yield not variable(name), name, f"a launcher sets it beside WORLD_SIZE={world_size}"
     rank = os.environ["RANK"]
     is_valid = rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)
     yield not is_valid, "RANK", f"must be a number below WORLD_SIZE={world_size}"

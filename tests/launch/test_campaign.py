@@ -114,7 +114,7 @@ def test_a_cell_that_diverged_is_done(trained: Path, capsys: Capture) -> None:
 def test_the_cells_of_a_cpu_run_on_gpus(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two GPUs run 14 cells each; a cell trained on the CPU stays done."""
     asked: list[Progress] = []
-    monkeypatch.setattr(campaigns, "run_campaign", lambda mine, _: asked.append(mine) or 0)
+    monkeypatch.setattr(campaigns, "run_campaign", lambda mine: asked.append(mine) or 0)
     monkeypatch.setattr(commands, "on_signal", lambda _: None)
     monkeypatch.setattr(compose, "gpus", lambda: ["one", "other"])
     records_of(clone)[0].unlink()

@@ -41,7 +41,7 @@ SlurmdTimeout=10
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SchedulerParameters=sched_interval=2,preempt_youngest_first
-MaxJobCount={max_jobs}
+MaxJobCount=200
 NodeName={host} CPUs={cpus}
 PartitionName=main Nodes=ALL Default=YES PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes=ALL PriorityTier=9
@@ -59,7 +59,7 @@ def missing() -> str:
 class Slurm:
     """The cluster's daemons; `environment` makes SLURM's commands use this cluster."""
 
-    def __init__(self, folder: Path, max_jobs: int = 200) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         for name in ("state", "spool"):
             (folder / name).mkdir()
@@ -67,28 +67,17 @@ class Slurm:
         for _ in range(2):
             with socket.create_server(("localhost", 0)) as server:
                 ports.append(server.getsockname()[1])
-        self.conf = folder / "slurm.conf"
-        self.host = socket.gethostname()
-        cpus = os.cpu_count() or 1
-        self.conf.write_text(
-            CONF.format(host=self.host, folder=folder, ports=ports, max_jobs=max_jobs, cpus=cpus)
-        )
-        self.environment = {"SLURM_CONF": str(self.conf), "PATH": PATH}
+        conf = folder / "slurm.conf"
+        host, cpus = socket.gethostname(), os.cpu_count() or 1
+        conf.write_text(CONF.format(host=host, folder=folder, ports=ports, cpus=cpus))
+        self.environment = {"SLURM_CONF": str(conf), "PATH": PATH}
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o600)
         folder.chmod(0o755)
-        self._daemons = [
-            self._start(
-                "munged",
-                "--foreground",
-                "--force",
-                f"--key-file={folder}/munge.key",
-                f"--socket={folder}/munge.sock",
-                f"--pid-file={folder}/munged.pid",
-                f"--log-file={folder}/munged.log",
-                f"--seed-file={folder}/munge.seed",
-            )
-        ]
+        names = {"key-file": "munge.key", "socket": "munge.sock", "pid-file": "munged.pid"}
+        names |= {"log-file": "munged.log", "seed-file": "munge.seed"}
+        files = [f"--{option}={folder}/{name}" for option, name in names.items()]
+        self._daemons = [self._start("munged", "--foreground", "--force", *files)]
         until(lambda: (folder / "munge.sock").exists())
         self._daemons.append(self._start("slurmctld", "-D"))
         self._daemons.append(self._start("slurmd", "-D"))

@@ -8,7 +8,7 @@ from rope_exp.commands._parser import CONFIG_DIR, Parser
 from rope_exp.commands._rank import is_rank
 from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.errors import ConfigError
-from rope_exp.identity import Count, convert
+from rope_exp.identity import Count, Positive, convert
 from rope_exp.signals import interrupt, on_signal
 
 
@@ -25,21 +25,21 @@ def main(words: list[str]) -> int:
     from rope_exp.slurm.queue import Queue
 
     parser = Parser("campaign", "Run the cells of a campaign that have no record yet.")
-    names = ", ".join(campaign_files())
-    parser.add_argument("name", metavar="NAME", help=f"one of {names}")
-    cluster = "submit its cells as jobs, with keys of hydra.launcher, launch.cells_per_job and "
-    cluster += "launch.runs_per_gpu, and do not wait for them"
+    add = parser.add_argument
+    add("name", metavar="NAME", help=f"one of {', '.join(campaign_files())}")
+    about = "submit its cells as jobs, with keys of hydra.launcher, launch.cells_per_job and "
+    about += "launch.runs_per_gpu, and do not wait for them"
     # Without a default argparse would name it as missing, too.
-    parser.add_argument("words", nargs="*", default=[], metavar="launch=slurm", help=cluster)
-    stop = "begin to stop after so many; each run saves a checkpoint, a minute or so more"
-    parser.add_argument("--hours", type=float, help=stop)
-    gpus = "run its cells on this machine's GPUs, N at a time on each, whatever its file says"
-    parser.add_argument("--on-gpus", type=int, metavar="N", help=gpus)
-    parser.add_argument("--list", action="store_true", help="print its cells, and run none")
-    pack_help = "put its records into one file, RECORDS/NAME.jsonl.gz, and run none"
-    parser.add_argument("--pack", action="store_true", help=pack_help)
-    parser.add_argument("--records", type=Path, default=DEFAULT_RECORDS, help="(%(default)s)")
-    parser.add_argument("--config-dir", **CONFIG_DIR)
+    add("words", nargs="*", default=[], metavar="launch=slurm", help=about)
+    about = "begin to stop after so many; each run saves a checkpoint, a minute or so more"
+    add("--hours", type=float, help=about)
+    about = "run its cells on this machine's GPUs, N at a time on each, whatever its file says"
+    add("--on-gpus", type=int, metavar="N", help=about)
+    add("--list", action="store_true", help="print its cells, and run none")
+    about = "put its records into one file, RECORDS/NAME.jsonl.gz, and run none"
+    add("--pack", action="store_true", help=about)
+    add("--records", type=Path, default=DEFAULT_RECORDS, help="(%(default)s)")
+    add("--config-dir", **CONFIG_DIR)
     asked = parser.parse_intermixed_args(words)
     if is_rank():
         reason = "starts its own ranks; start it without a launcher"
@@ -66,8 +66,7 @@ def main(words: list[str]) -> int:
         print(submit_campaign(progress, asked.words, asked.config_dir, queue))
         return 0
 
-    if asked.hours is not None and not 0 < asked.hours < 1e6:
-        raise ConfigError("--hours", asked.hours, "must be above 0 and below 1,000,000")
+    hours = math.inf if asked.hours is None else convert(Positive, asked.hours, "--hours")
     # Until the runs start, a signal unwinds the preparation of data.
     on_signal(interrupt)
-    return run_campaign(progress, started + 3600 * (asked.hours or math.inf))
+    return run_campaign(progress, started + 3600 * hours)

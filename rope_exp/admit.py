@@ -34,13 +34,11 @@ LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
 def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
     """Return a config as it runs here, with nothing left to the machine or to time.
 
-    In a job that SLURM has requeued run.fresh is false, because its first start began anew.
-
-    Args:
-        world_size: of the launcher that started this process as a rank; None: we start all ranks.
+    `world_size` is that of the launcher that started this process as a rank, if one did.
     """
     config = resolve(pinned_config(config), world_size)
-    # Only now is the folder known: its default name has the hash of a resolved config.
+    # A job that SLURM has requeued began the run anew at its first start. Only now is the folder
+    # known: its default name has the hash of a resolved config.
     marker = config.folder / FRESH
     is_requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
     if is_requeued and marker.exists() and marker.read_text() == os.environ.get("SLURM_JOB_ID"):
@@ -56,32 +54,26 @@ def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
 def pinned_config(config: RunConfig) -> RunConfig:
     """Return a config with the commits of its data and tokenizer, and the hash of init_from."""
     data, tokenizer = pin(config.data, config.tokenizer)
-    pinned = replace(config, data=data, tokenizer=tokenizer)
-    if config.run.init_from is None:
-        return pinned
-    # Imported late: it imports the model.
-    from rope_exp.origin import with_origin
+    return with_origin(replace(config, data=data, tokenizer=tokenizer))
 
-    return with_origin(pinned)
+
+def with_origin(config: RunConfig) -> RunConfig:
+    """Return a config with init_weights, the hash of the weights of run.init_from, if any."""
+    if config.run.init_from is None:
+        return config
+    return chosen("init_from", "origin", "run.init_from").with_weights(config)
 
 
 def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]:
-    """Check everything that can be checked, prepare the data, and then make the runs' folders.
-
-    Args:
-        configs: of the runs of one command, resolved for this machine.
-        titles: of the runs, shown to users; (): variants and seeds.
-    """
+    """Check the runs of a command, whose configs are resolved; prepare data, and make folders."""
     jobs = list(map(Job, configs, titles or [""] * len(configs)))
     if len(jobs) > 1:
         check_together(jobs)
-    fresh = [job.folder for job in jobs if job.config.run.fresh]
-    moved = {folder.resolve() for folder in fresh}
-    for config in configs:
-        origin = config.run.init_from
-        if origin is not None and Path(origin).expanduser().resolve() in moved:
-            raise ConfigError("run.fresh", True, f"would move aside run.init_from={origin}")
+    fresh = {job.folder.resolve() for job in jobs if job.config.run.fresh}
     for job in jobs:
+        origin = job.config.run.init_from
+        if origin is not None and Path(origin).expanduser().resolve() in fresh:
+            raise ConfigError("run.fresh", True, f"would move aside run.init_from={origin}")
         cells = job.config.launch.cells_per_job
         if cells > 1:
             reason = "is for the jobs of `rope-exp campaign` and `rope-exp sweep` on a cluster"
@@ -170,7 +162,7 @@ def check_folder(job: Job, *, settled: bool = True) -> None:
 def _check_group(config: RunConfig, leaving_out: Collection[Path]) -> None:
     """Refuse a run that cannot share a table with the others of its group."""
     for path in sorted((DEFAULT_OUTPUT / config.group).glob(f"*/seed*/{CONFIG}")):
-        if path.parent not in leaving_out:
+        if path.parent.resolve() not in leaving_out:
             other = read_config(path.parent)
             if other.group_sha256 != config.group_sha256:
                 changes = "; ".join(differing_keys(other.numeric, config.numeric, FACTORS))
@@ -203,7 +195,7 @@ def acquire(job: Job) -> bool:
         return True
     config = job.config
     if config.run.dir is None and not config.run.fresh:
-        _check_group(config, leaving_out=[job.folder])
+        _check_group(config, leaving_out=[job.folder.resolve()])
     if config.run.fresh and (job.folder / CONFIG).exists():
         number = 1
         while (aside := job.folder.with_name(f".{job.folder.name}.old-{number}")).exists():

@@ -7,15 +7,13 @@ interruption of a save, the newest checkpoint is the old or the new one, and it 
 is never read or written.
 """
 
-import errno
 import hashlib
 import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -26,25 +24,28 @@ from rope_exp.files import (
     check_regular,
     explaining_full_disk,
     make_folders,
-    read_json,
-    readable,
+    parse_json,
     sync_folder,
     write_json,
 )
-from rope_exp.folder import MANIFEST, MODEL, OPTIMIZER, STATE, Manifest, checked
-from rope_exp.folder import list_steps as list_steps
-from rope_exp.folder import step_folder as step_folder
+from rope_exp.folder import (
+    MANIFEST,
+    MODEL,
+    OPTIMIZER,
+    STATE,
+    Manifest,
+    checked,
+    list_steps,
+    step_folder,
+)
 
 # Name prefixes of folders that an interruption may leave behind.
 _SAVING = ".saving-"
 _DROPPED = ".dropped-"
 _FILES = (MODEL, OPTIMIZER, STATE)
-# The errors by which a file is not there; others may pass. Those of safetensors have no errno.
-MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
-@dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """The contents of a checkpoint."""
 
     step: int
@@ -125,17 +126,8 @@ def _drop(path: Path) -> None:
     shutil.rmtree(aside)
 
 
-def _sha256(path: Path) -> str:
-    check_regular(path)
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def load_newest(folder: Path) -> Checkpoint | None:
-    """Load the newest checkpoint that verifies; broken ones are skipped with a warning.
-
-    None if there is no checkpoint at all; a CheckpointError if there are some and none verifies.
-    """
+    """Load the newest checkpoint that verifies; None if there is none at all."""
     broken = []
     for step in reversed(list_steps(folder)):
         try:
@@ -158,28 +150,37 @@ def load(folder: Path, step: int) -> Checkpoint:
     """
     path = step_folder(folder, step)
     try:
-        manifest = checked(path / MANIFEST, read_json(path / MANIFEST), Manifest)
+        manifest = checked(path / MANIFEST, _read_json(path / MANIFEST), Manifest)
         for name in _FILES:
             if _sha256(path / name) != manifest[name]["sha256"]:
                 raise CheckpointError(f"{path / name} does not verify against its manifest")
         model, optimizer = (_load_tensors(path / name) for name in (MODEL, OPTIMIZER))
-        return Checkpoint(step, model, optimizer, read_json(path / STATE))
-    except (RecordError, FileNotFoundError) as error:
-        cause = error.__cause__
-        if isinstance(cause, OSError) and not isinstance(cause, MISSING):
-            raise cause from None
+        return Checkpoint(step, model, optimizer, _read_json(path / STATE))
+    except (RecordError, FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(str(error)) from error
 
 
+def _sha256(path: Path) -> str:
+    check_regular(path)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    check_regular(path)
+    return parse_json(path, path.read_bytes())
+
+
 def _load_tensors(path: Path) -> dict[str, Tensor]:
-    with readable(path, SafetensorError, KeyError):
-        try:
-            return load_file(path)
-        except RuntimeError as error:
-            # safetensors raises it for lack of memory, and for a file that has disappeared.
-            if path.exists():
-                raise
-            raise FileNotFoundError(errno.ENOENT, "is gone", str(path)) from error
+    try:
+        return load_file(path)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
+    except RuntimeError as error:
+        # safetensors raises it for lack of memory, and for a file that has disappeared.
+        if path.exists():
+            raise
+        raise CheckpointError(f"{path} is gone") from error
 
 
 def load_weights(what: str, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

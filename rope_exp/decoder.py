@@ -166,9 +166,6 @@ class Rotary(nn.Module):
     them if nothing can move the two pairs apart.
     """
 
-    # The names of learned frequencies by their pair of sites.
-    learned: Mapping[str, str] = {}
-
     def __init__(
         self, rotary_dim: int, pe: PeConfig, num_layers: int = 1, num_heads: int = 1
     ) -> None:

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from rope_exp import checkpoint
 from rope_exp.decoder import Decoder
 from rope_exp.errors import CheckpointError, ConfigError, RecordError
-from rope_exp.folder import CONFIG, ENV, read_config, read_env
+from rope_exp.folder import CONFIG, ENV, list_steps, read_config, read_env
 from rope_exp.tokenizer import load_tokenizer
 
 
@@ -56,7 +56,7 @@ def end_of_text(run_dir: Path, decoder: Decoder) -> int:
 
 
 def _load_checkpoint(checkpoints: Path, step: int | None) -> checkpoint.Checkpoint:
-    steps = checkpoint.list_steps(checkpoints)
+    steps = list_steps(checkpoints)
     if step is not None:
         if step not in steps:
             raise CheckpointError(f"{checkpoints} holds no step {step}; it holds {steps}")
@@ -66,7 +66,7 @@ def _load_checkpoint(checkpoints: Path, step: int | None) -> checkpoint.Checkpoi
         saved = checkpoint.load_newest(checkpoints)
     except CheckpointError:
         # A run in progress may have dropped a listed checkpoint while it was being read.
-        if checkpoint.list_steps(checkpoints) == steps:
+        if list_steps(checkpoints) == steps:
             raise
         return _load_checkpoint(checkpoints, step)
     if saved is None:

@@ -218,7 +218,6 @@ class SignalRelay(StopSignal, AbstractContextManager["SignalRelay"]):
 
     # submitit's handler of SIGUSR2 stays.
     heeded = STOP_SIGNALS
-    by_kind = False
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         # Set first: the next line installs handlers, which read it.

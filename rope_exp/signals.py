@@ -1,7 +1,6 @@
-"""Stop signals: SIGTERM, SIGINT, SIGUSR1 or SIGHUP requests a stop; its repetition exits at once.
+"""Stop signals: SIGTERM, SIGINT, SIGUSR1 or SIGHUP requests a stop; the same again exits at once.
 
-submitit has SLURM send SIGUSR2: ranks stop at it; slurm/cluster.py or submitit handles the
-dispatcher's.
+submitit has SLURM send SIGUSR2: ranks stop at it, and in the dispatcher it has its own handler.
 """
 
 import contextlib
@@ -19,7 +18,7 @@ from rope_exp.errors import EXIT_STOPPED
 _HANGUP = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, *_HANGUP)
 # Signals closer together count as one: a scheduler sends its own to every process of a job. A rank
-# gets the dispatcher's as well, perhaps later; it is of another kind, and no repetition.
+# gets the dispatcher's as well, perhaps later; it is another signal, and no repetition.
 REPEAT_SECONDS = 2.0
 # The signal by which a dispatcher passes a request on; no scheduler sends it.
 PASSED_ON = signal.SIGINT
@@ -50,13 +49,9 @@ class Stopped(Exception):  # noqa: N818
 
 
 class StopSignal:
-    """Records requests to stop this process, from its construction on.
-
-    With `by_kind` only a signal of a kind that came before is a repetition.
-    """
+    """Records requests to stop this process, from its construction on."""
 
     heeded: tuple[signal.Signals, ...] = (*STOP_SIGNALS, signal.SIGUSR2)
-    by_kind = True
 
     def __init__(self) -> None:
         self.requested = False
@@ -89,12 +84,7 @@ class StopSignal:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self.requested:
             self.request()
-        elif not self._received:
-            # The program itself had asked (--hours): the first signal repeats nothing.
-            self._requested_at = time.monotonic()
-        elif time.monotonic() - self._requested_at >= REPEAT_SECONDS and (
-            number in self._received or not self.by_kind
-        ):
+        elif number in self._received and time.monotonic() > self._requested_at + REPEAT_SECONDS:
             self.on_repeat()
         self._received.add(number)
 

@@ -1,24 +1,29 @@
-"""The parts of a training step: its learning rate, optimizer, and speed, and its graph on a GPU."""
+"""A training step on the ranks of a run: its learning rate, optimizer, update and speed."""
 
 import gc
 import math
+import os
 import statistics
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import gather_object
+from torch import Tensor, distributed, nn
 from torch.optim import AdamW, Optimizer
 
 from rope_exp import costs
-from rope_exp.config import RunConfig
+from rope_exp.batches import chain_sha256, training_batch
+from rope_exp.config import RunConfig, differing_keys
 from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder
-from rope_exp.errors import first_line
-from rope_exp.evaluate import Inputs
-from rope_exp.identity import chosen
+from rope_exp.errors import CheckpointError, ConfigError
+from rope_exp.evaluate import Inputs, on_device
+from rope_exp.identity import choices, chosen
+from rope_exp.prepare import DataSet
 from rope_exp.sections import OptimConfig
 
 
@@ -44,16 +49,11 @@ def learning_rate(step: int, config: RunConfig) -> float:
     return config.optim.lr * (floor + (1 - floor) * height)
 
 
-# Stored beside a parameter's moments: how often each of its elements has crossed 0.
-CROSSINGS = "crossings"
-
-
 def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
     """Return fused AdamW, or the optimizer of optim/.
 
     Weight decay applies to matrices, but not to vectors (norms, decays) or position parameters.
-    Frequencies have their own learning rate, a multiple of the others'. If they are learned
-    directly and not as logarithms, the optimizer counts how often each crosses 0.
+    Frequencies have their own learning rate, a multiple of the others'.
     """
     rate = decoder.architecture.pe.trainable_lr
     decaying: dict[str, Any] = {"params": [], "weight_decay": config.weight_decay}
@@ -74,36 +74,9 @@ def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
     else:
         leaf = chosen("optim", config.name, "optim.name")
         optimizer = leaf.Optimizer(decoder, groups, config)
-    if decoder.architecture.pe.trainable == "log":
-        return optimizer
-
-    # Sign changes are counted on the device, in the optimizer's state, so that a checkpoint holds
-    # them with the moments; 0 counts as positive.
-    were_below: dict[nn.Parameter, Tensor] = {}
-
-    def look(*_: object) -> None:
-        were_below.update({parameter: parameter < 0 for parameter in frequencies["params"]})
-
-    def count(*_: object) -> None:
-        for parameter, was_below in were_below.items():
-            state = optimizer.state[parameter]
-            if CROSSINGS not in state:
-                state[CROSSINGS] = torch.zeros_like(parameter, dtype=torch.int64)
-            state[CROSSINGS] += was_below != (parameter < 0)
-
     if frequencies["params"]:
-        optimizer.register_step_pre_hook(look)
-        optimizer.register_step_post_hook(count)
+        chosen("position", "trainable", "pe.trainable").count_crossings(decoder, optimizer)
     return optimizer
-
-
-def crossings(optimizer: Optimizer, decoder: Decoder) -> dict[str, Tensor]:
-    """Return how often each learned frequency has crossed 0, for each pair that is counted."""
-    rotary = decoder.model.rotary_emb
-    states = {
-        pair: optimizer.state[rotary.get_parameter(name)] for pair, name in rotary.learned.items()
-    }
-    return {pair: state[CROSSINGS] for pair, state in states.items() if CROSSINGS in state}
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
@@ -125,22 +98,252 @@ def make_state(optimizer: Any, model: nn.Module) -> None:
     optimizer.found_inf = None
 
 
-UNTIMED_STEPS = 10  # excluded from a run's speed: compilation, first memory accesses
+class Parallel:
+    """This process among the ranks of its run; rank 0 (`is_main`) writes the run's record.
+
+    Launchers have started fewer processes or chosen another strategy than requested, so a world
+    other than that of launch.device, train.precision and launch.num_processes is a ConfigError.
+    """
+
+    def __init__(self, device: str, precision: str, num_processes: int | str) -> None:
+        self.accelerator = Accelerator(
+            cpu=device == "cpu",
+            mixed_precision="bf16" if precision == "bf16" else "no",
+            kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+        )
+        self.rank: int = self.accelerator.process_index
+        self.world_size: int = self.accelerator.num_processes
+        self.is_main = self.rank == 0
+        self.device: torch.device = self.accelerator.device
+        self._check(device, precision, num_processes)
+
+        self._heartbeats = []
+        if self.world_size > 1:
+            # On the host: a question to the other ranks must not wait for the device.
+            self._hosts = distributed.new_group(backend="gloo")
+            for name in choices("heartbeat"):
+                self._heartbeats.append(chosen("heartbeat", name, "heartbeat").Heartbeat())
+
+    def _check(self, device: str, precision: str, num_processes: int | str) -> None:
+        if self.world_size != num_processes:
+            reason = f"but this launcher started {self.world_size}"
+            raise ConfigError("launch.num_processes", num_processes, reason)
+        if self.device.type != device:
+            reason = f"torch finds no such device here, and gives {self.device}"
+            raise ConfigError("launch.device", device, reason)
+        # Emulated bf16 is slower than fp32.
+        if precision == "bf16" and device == "cuda" and not torch.cuda.is_bf16_supported(False):
+            raise ConfigError("train.precision", precision, "this GPU has no bf16; use fp32")
+        backend = self.accelerator.state.dynamo_plugin.backend.name
+        if backend != "NO":
+            reason = "must be unset: use train.compile"
+            raise ConfigError("ACCELERATE_DYNAMO_BACKEND", backend, reason)
+        strategy = self.accelerator.distributed_type.name
+        plain = "MULTI_GPU" if device == "cuda" else "MULTI_CPU"
+        # torchrun may also start one process.
+        if strategy != plain and (strategy, self.world_size) != ("NO", 1):
+            raise ConfigError("accelerate's distributed_type", strategy, f"must be {plain}")
+
+    def accumulate(self, model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+        """Average gradients over the ranks in the `last` backward pass only."""
+        return nullcontext() if last else self.accelerator.no_sync(model)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of `tensor` over all ranks, on every rank."""
+        return self.accelerator.reduce(tensor, reduction="sum")
+
+    def any(self, flag: bool) -> bool:
+        """Return whether `flag` is true on any rank; all ranks must call it at the same places."""
+        if self.world_size == 1:
+            return flag
+        flags = torch.tensor(float(flag))
+        distributed.all_reduce(flags, op=distributed.ReduceOp.MAX, group=self._hosts)
+        return bool(flags)
+
+    def check_start(self, mine: Mapping[str, Any]) -> None:
+        """Refuse ranks that begin differently, as without a shared disk."""
+        first, *others = gather_object([mine])
+        for rank, theirs in enumerate(others, start=1):
+            if keys := differing_keys(first, theirs):
+                raise CheckpointError(
+                    f"process {rank} begins elsewhere than process 0 ({'; '.join(keys)}); all of "
+                    "them must see the same run folder and the same data"
+                )
+
+    def end(self) -> None:
+        """Leave the process group; nothing may still hold a prepared model."""
+        for heartbeat in self._heartbeats:
+            heartbeat.end()
+        if not distributed.is_initialized():
+            return
+        # Free the wrapped model first: a process group that is freed last can wait for its own
+        # thread forever.
+        self.accelerator.free_memory()
+        gc.unfreeze()
+        gc.collect()
+        self.accelerator.end_training()
+
+
+class Outcome(NamedTuple):
+    """The outcome of a step, the same on every rank."""
+
+    step: int
+    loss: float  # the mean over the targets of the global batch, in the data's unit
+    grad_norm: float
+    first_bad_step: int  # 0: none so far
+    order_before: str  # order_sha256 without this step
 
 
 @dataclass
+class TrainingStep:
+    """Updates a model, which is moved to the device here, from the global batch of one step.
+
+    `should_stop` is called before every micro-batch, or before a step that is one graph: equally
+    often on every rank.
+    """
+
+    config: RunConfig
+    decoder: Decoder
+    data: DataSet
+    parallel: Parallel
+    should_stop: Callable[[], bool]
+    order_sha256: str = ""  # of the batches of all steps so far; on rank 0 only
+
+    def __post_init__(self) -> None:
+        self.model: nn.Module = self.parallel.accelerator.prepare_model(self.decoder)
+        self.optimizer = build_optimizer(self.decoder, self.config.optim)
+        device = self.parallel.device
+        # 0: none so far.
+        self.first_bad_step = torch.zeros((), dtype=torch.int64, device=device)
+
+        self.graphs: Any = None
+        is_wanted = os.environ.get("ROPE_EXP_GRAPHS") != "0" and self.parallel.world_size == 1
+        if is_wanted and device.type in choices("graphs"):
+            self.graphs = chosen("graphs", device.type, "launch.device").StepGraphs(self)
+
+    def __call__(self, step: int) -> Callable[[], Outcome] | None:
+        """Update the model once, and return a function that waits for the step's outcome.
+
+        None, with nothing updated, if a rank was asked to stop before the last micro-batch.
+        """
+        inputs, num_targets, order_sha256 = self._get_batch(step)
+        groups = self.optimizer.param_groups
+        rate = learning_rate(step, self.config)
+        rates = [rate * group.get("rate", 1.0) for group in groups]
+
+        outcome = None
+        if self.graphs is not None:
+            if self.should_stop():
+                return None
+            outcome = self.graphs(inputs, step, num_targets, rates)
+        if outcome is None:
+            # This is no GPU, or such a step makes no graph: nothing was updated.
+            self.graphs = None
+            for group, group_rate in zip(groups, rates, strict=True):
+                group["lr"] = group_rate
+            outcome = self.update(inputs, step, num_targets, self.should_stop)
+            self.optimizer.zero_grad(set_to_none=True)
+        if outcome is None:
+            return None
+
+        order_before = self.order_sha256
+        self.order_sha256 = order_sha256
+        # On a GPU, torch allocates pinned memory for this copy.
+        on_host = outcome.to("cpu", non_blocking=True)
+        copied = torch.cuda.current_stream().record_event() if outcome.is_cuda else None
+
+        def read() -> Outcome:
+            if copied is not None:
+                copied.synchronize()
+            loss, grad_norm, first_bad_step = on_host.tolist()
+            return Outcome(step, loss, grad_norm, int(first_bad_step), order_before)
+
+        return read
+
+    def _get_batch(self, step: int) -> tuple[Inputs, int, str]:
+        """Return this rank's rows, the targets of all ranks, and order_sha256 with this batch."""
+        batch = training_batch(self.config, self.data, step)
+        order_sha256 = ""
+        if self.parallel.is_main:
+            order_sha256 = chain_sha256(self.order_sha256, batch.hashed_BS)
+        share = len(batch.ids_BT) // self.parallel.world_size
+        mine = batch.rows(slice(self.parallel.rank * share, (self.parallel.rank + 1) * share))
+        return on_device(mine, self.parallel.device), batch.num_targets, order_sha256
+
+    def update(
+        self,
+        inputs: Inputs,
+        step: int | Tensor,
+        num_targets: int | Tensor,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Tensor | None:
+        """Update the model from the inputs of all micro-batches, added to the gradients there are.
+
+        Each micro-batch gives summed nats, divided by the targets of the global batch. The wrapped
+        model averages gradients over the ranks, hence the factor `world_size`.
+
+        Returns:
+            [loss, grad_norm, first_bad_step] in float64, on the device; None if asked to stop.
+        """
+        scale = self.parallel.world_size / num_targets
+        loss = torch.zeros((), device=self.parallel.device)
+        micro_batches = list(inputs.split(self.config.train.rows_at_once(*inputs.ids_BT.shape)))
+        for number, micro_batch in enumerate(micro_batches, start=1):
+            if should_stop():
+                return None
+            with self.parallel.accumulate(self.model, last=number == len(micro_batches)):
+                nats = micro_batch.nats(self.model)
+                (nats * scale).backward()  # type: ignore[no-untyped-call]
+            loss += nats.detach()
+
+        loss = self.parallel.sum(loss / num_targets)
+        norm = nn.utils.clip_grad_norm_(self.decoder.parameters(), self.config.optim.grad_clip)
+        is_bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
+        first = is_bad & (self.first_bad_step == 0)
+        self.first_bad_step.copy_(torch.where(first, step, self.first_bad_step))
+
+        # In a bad step, the fused kernel leaves weights, moments and its step count unchanged.
+        self.optimizer.found_inf = (self.first_bad_step > 0).float()  # type: ignore[attr-defined]
+        self.optimizer.step()
+        return torch.stack([loss.double(), norm.double(), self.first_bad_step.double()])
+
+    def settle(self, step: int) -> None:
+        """Let the ranks settle in which order they average gradients, by a pass thrown away.
+
+        DistributedDataParallel reorders its buckets after its first average, and a sum of three or
+        more ranks depends on the order: without this, a resume would not be exact.
+        """
+        if self.parallel.world_size > 2:
+            inputs, *_ = self._get_batch(step)
+            first = next(inputs.split(self.config.train.rows_at_once(*inputs.ids_BT.shape)))
+            first.nats(self.model).backward()  # type: ignore[no-untyped-call]
+            self.optimizer.zero_grad(set_to_none=True)
+
+
+UNTIMED_STEPS = 10  # excluded from a run's speed: compilation, first memory accesses
+
+
 class Throughput:
     """Times steps from the end of one to the end of the next, except the step after a pause.
 
     Steps of all sequence lengths count equally: medians are over seconds per token and seconds per
-    operation. `flops_per_token` is by sequence length, and the peak of all ranks' devices together.
+    operation.
     """
 
-    flops_per_token: Mapping[int, int]
-    peak_flops_per_s: float | None
-    # The seconds per token and per operation of each timed step.
-    _timed: list[tuple[float, float]] = field(default_factory=list)
-    _last_end: float | None = None
+    def __init__(self, config: RunConfig, vocab_size: int, device: torch.device) -> None:
+        lengths = {stage.seq_len for stage in config.train.staged}
+        self.flops_per_token = {n: costs.flops_per_token(config, vocab_size, n) for n in lengths}
+        # Dense bf16, of all ranks' devices together; None if unknown, and on a CPU.
+        self.peak_flops_per_s: float | None = None
+        if device.type == "cuda":
+            peak = costs.peak_flops_per_s(torch.cuda.get_device_name(device))
+            if config.train.peak_tflops is not None:
+                peak = config.train.peak_tflops * 1e12
+            if peak:
+                self.peak_flops_per_s = peak * int(config.launch.num_processes)
+        # The seconds per token and per operation of each timed step.
+        self._timed: list[tuple[float, float]] = []
+        self._last_end: float | None = None
 
     def step(self, num_tokens: int, seq_len: int) -> None:
         """Record the end of a step, with its tokens over all ranks and its sequence length."""
@@ -155,165 +358,16 @@ class Throughput:
         self._last_end = None
 
     def speed(self, num_steps: int | None = None) -> dict[str, float | None]:
-        """Return the median tokens_per_s and mfu of the last timed steps; None if there are none.
-
-        Without `num_steps`, these are all after warm-up, or all of a shorter run.
-        """
+        """Return median tokens_per_s and mfu of the last steps, or of all after the warm-up."""
         timed = self._timed[UNTIMED_STEPS:] or self._timed
         if num_steps is not None:
             timed = self._timed[-num_steps:]
         if not timed:
             return {"tokens_per_s": None, "mfu": None}
         per_token, per_flop = map(statistics.median, zip(*timed, strict=True))
-        peak = self.peak_flops_per_s
-        mfu = 1 / per_flop / peak if peak else None
-        # More than the peak is a wrong peak.
-        return {"tokens_per_s": 1 / per_token, "mfu": None if mfu is None or mfu > 1 else mfu}
-
-
-def peak_flops_per_s(device: torch.device, count: int, given_tflops: float | None) -> float | None:
-    """Return the dense bf16 peak of `count` such devices; None if unknown, and on a CPU.
-
-    `given_tflops` is the config's peak of one device; 0: unknown; None: use the table of peaks.
-    """
-    if device.type != "cuda":
-        return None
-    peak = costs.peak_flops_per_s(torch.cuda.get_device_name(device))
-    if given_tflops is not None:
-        peak = given_tflops * 1e12
-    return peak * count if peak else None
-
-
-# Steps before a capture, and before the one that shows whether a step waits for the device: they
-# compile, and let libraries choose their kernels.
-WARMUP_STEPS = 2
-
-
-class CaptureError(Exception):
-    """A step that cannot become a graph: it reads a tensor on the host, or fails."""
-
-
-class StepGraphs:
-    """Repeats the update of a TrainingStep from one graph for each shape of its inputs.
-
-    The optimizer's learning rates become tensors.
-    """
-
-    def __init__(self, step: Any) -> None:
-        self.update: Callable[[Inputs, Tensor, Tensor], Tensor | None] = step.update
-        self.optimizer: Optimizer = step.optimizer
-        self.first_bad_step: Tensor = step.first_bad_step
-        self.model: nn.Module = step.decoder
-
-        # The tensors that stay in place, besides weights, moments and inputs. The gradients are
-        # kept here, so that nobody who drops a parameter's gradient frees what a graph writes.
-        device = self.first_bad_step.device
-        self._gradients: list[Tensor] = []
-        self._rates = [torch.zeros((), device=device) for _ in self.optimizer.param_groups]
-        self._step = torch.zeros((), dtype=torch.int64, device=device)
-        self._num_targets = torch.zeros((), device=device)
-        self._outcome = torch.zeros(3, dtype=torch.float64, device=device)
-
-        self._graphs: dict[tuple[torch.Size | None, ...], tuple[Inputs, Callable[[], None]]] = {}
-        # The graphs share their memory: none runs beside another, or reads what another left.
-        self._pool: Any = None
-        self._side: torch.cuda.Stream | None = None
-
-    def __call__(
-        self, inputs: Inputs, step: int, num_targets: int, rates: Sequence[float]
-    ) -> Tensor:
-        """Make one step from the inputs of all micro-batches; return a copy of its outcome.
-
-        Raises:
-            CaptureError: at the first step of a shape, before a capture; nothing was updated.
-            RuntimeError: the capture failed, which may leave torch's allocator unusable.
-        """
-        # A number is an argument of the kernel that writes it, so the host waits for none.
-        self._step.fill_(step)
-        self._num_targets.fill_(num_targets)
-        for tensor, rate in zip(self._rates, rates, strict=True):
-            tensor.fill_(rate)
-
-        shapes = tuple(None if tensor is None else tensor.shape for tensor in inputs)
-        if shapes not in self._graphs:
-            self._graphs[shapes] = self._recorded(inputs)
-        static, launch = self._graphs[shapes]
-        for mine, given in zip(static, inputs, strict=True):
-            if mine is not None and given is not None:
-                mine.copy_(given)
-
-        launch()
-        return self._outcome.clone()
-
-    def _recorded(self, inputs: Inputs) -> tuple[Inputs, Callable[[], None]]:
-        """Return static inputs, and a function that makes a step from them."""
-        static = Inputs(*(None if x is None else x.clone() for x in inputs))  # type: ignore[arg-type]
-        parameters = list(self.model.parameters())
-        if not self._gradients:
-            # Before the first activations, whose memory could not be returned for the graph's own
-            # if a moment lay in the middle of it.
-            if not self.optimizer.state:
-                make_state(self.optimizer, self.model)
-            self._gradients = [torch.zeros_like(parameter) for parameter in parameters]
-        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate
-
-        def launch() -> None:
-            for parameter, gradient in zip(parameters, self._gradients, strict=True):
-                parameter.grad = gradient
-            torch._foreach_zero_(self._gradients)
-            outcome = self.update(static, self._step, self._num_targets)
-            assert outcome is not None
-            self._outcome.copy_(outcome)
-
-        # After a bad step no update changes anything, nor do the steps before the capture.
-        first_bad_step = self.first_bad_step.clone()
-        self.first_bad_step.fill_(1)
-        try:
-            return static, self._captured(launch)
-        finally:
-            self.first_bad_step.copy_(first_bad_step)
-
-    def _captured(self, launch: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that repeats `launch` as a graph."""
-        # Off the default stream, as capturing is, and on the stream of the captures: autograd adds
-        # up gradients on the stream on which it first met a parameter.
-        self._side = side = self._side or torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        try:
-            with torch.cuda.stream(side):
-                for _ in range(WARMUP_STEPS):
-                    launch()
-                # A capture that fails may leave torch's allocator unusable, so a wait for the
-                # device, which no graph can hold, must fail before it.
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # that the mode does not detect every wait
-                    torch.cuda.set_sync_debug_mode("error")
-                launch()
-        except RuntimeError as error:
-            raise CaptureError(first_line(error)) from error
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-            # After an error, too: what was launched must not see another first bad step.
-            torch.cuda.current_stream().wait_stream(side)
-
-        graph = torch.cuda.CUDAGraph()
-        groups = self.optimizer.param_groups
-        for group in groups:
-            group["capturable"] = True
-        # To collect compiled kernels during a capture would unload them, which is illegal then.
-        gc.collect()
-        gc.disable()
-        try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=side):
-                launch()
-        except RuntimeError as error:
-            advice = "ROPE_EXP_GRAPHS=0 trains without CUDA graphs"
-            raise RuntimeError(f"capturing a step failed: {first_line(error)}; {advice}") from error
-        finally:
-            gc.enable()
-            # Otherwise AdamW warns about the next steps before a capture.
-            for group in groups:
-                group["capturable"] = False
-        self._pool = graph.pool()
-        return graph.replay
+        mfu = None
+        if self.peak_flops_per_s is not None:
+            mfu = 1 / per_flop / self.peak_flops_per_s
+            # More than the peak is a wrong peak.
+            mfu = mfu if mfu <= 1 else None
+        return {"tokens_per_s": 1 / per_token, "mfu": mfu}

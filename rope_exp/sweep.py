@@ -1,7 +1,6 @@
 """The dispatcher: admit the runs of a command, and bring them to their end."""
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -63,13 +62,12 @@ def _run_one(job: Job) -> int:
 def run_all(
     jobs: Sequence[Job],
     on_end: Callable[[Sequence[Job]], None] = lambda ended: None,
-    deadline: float = math.inf,
 ) -> int:
     """Bring a sweep to its end and return its exit code; ranks write to a log in each folder."""
     for job in jobs:
         job.log = job.folder / LOG
     views = [chosen("view", name, "view").View(jobs) for name in choices("view")]
-    bring_to_end(jobs, [on_end, *(view.show for view in views)], deadline)
+    bring_to_end(jobs, [on_end, *(view.show for view in views)])
 
     failed = [job for job in jobs if job.status in ("failed", "diverged")]
     for job in failed:
@@ -89,24 +87,18 @@ def run_all(
 def bring_to_end(
     jobs: Sequence[Job],
     on_poll: Sequence[Callable[[Sequence[Job]], None]] = (),
-    deadline: float = math.inf,
 ) -> None:
     """Start runs in their order, and poll them until all have ended or a stop is requested.
 
-    Args:
-        on_poll: called after every poll, with the runs that have ended since the last one.
-        deadline: by the monotonic clock; then all ranks are asked to stop, with a checkpoint.
+    `on_poll` is called after every poll, with the runs that have ended since the last one.
     """
     try_again_at = 0.0
     with SignalRelay(jobs) as relay:
         while left := [job for job in jobs if job.exit_code is None]:
-            now = time.monotonic()
-            if now > deadline and not relay.requested:
-                relay.request()
-
             running = [job for job in left if job.ranks]
             if relay.requested and not running:
                 return
+            now = time.monotonic()
             for job in running:
                 ranks.poll(job)
                 if job.exit_code is not None:

@@ -9,6 +9,7 @@ import functools
 import gc
 import os
 import sys
+import time
 import traceback
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -28,16 +29,9 @@ from rope_exp.errors import (
 from rope_exp.files import read_json, write_atomically, write_json
 from rope_exp.folder import ENV, LOG, RESULT, describe, read_config, read_env
 from rope_exp.identity import choices, chosen
-from rope_exp.machine import DISPATCHER_ID
+from rope_exp.machine import DISPATCHER_ID, MARKED, machine_facts, spelled
 from rope_exp.sections import Kind, ModelConfig, PeConfig
 from rope_exp.signals import StopSignal, end_with_parent
-
-# torch's own limit on the compilations of one function, past which it runs eagerly.
-GRAPHS_OF_A_LENGTH = 8
-
-# Constants of glibc's malloc.h.
-M_TRIM_THRESHOLD = -1
-M_MMAP_THRESHOLD = -3
 
 
 def main() -> int:
@@ -70,10 +64,7 @@ def end_process(code: int) -> int:
 
 
 def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
-    """Train one run in this process, as the rank given by the environment; return the exit code.
-
-    The caller holds the run's lock.
-    """
+    """Train one run, whose lock the caller holds, as this rank of it; return the exit code."""
     # Several ranks stop together, in the loop.
     if stop.requested and _world_size() == 1:
         return EXIT_STOPPED
@@ -85,8 +76,8 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     gc.disable()
     set_up_process(config)
 
-    from rope_exp.parallel import Parallel
     from rope_exp.prepare import open_data
+    from rope_exp.step import Parallel
     from rope_exp.trainer import Trainer
 
     gc.freeze()
@@ -98,7 +89,7 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     parallel = Parallel(launch.device, config.train.precision, launch.num_processes)
     trainer = Trainer(config, folder, data, parallel, stop)
     if parallel.is_main:
-        _begin(trainer, laws)
+        record_start(trainer, laws)
 
     gc.collect()
     gc.freeze()
@@ -123,31 +114,54 @@ def run_here(config: RunConfig) -> int:
     return end_process(explained(lambda: run(config, config.folder, StopSignal()), prints=False))
 
 
-def _begin(trainer: Any, laws: Mapping[str, Any]) -> None:
-    """Write env.json and tokenizer.json of a run that begins or resumes, and say so."""
-    from rope_exp.trainer import environment
+def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
+    """Write env.json and tokenizer.json of a run that begins or resumes, and log both.
 
+    Changes since the run's previous start are in `marks` and `earlier_git`.
+    """
     config = trainer.config
-    folder = trainer.folder
     train = config.train
     data = trainer.data
-    old = read_env(folder)
-    facts = {"params": trainer.num_parameters, "certificate": laws, "corpus": data.corpus}
-    env = environment(config, trainer.parallel, old, **facts)
-    write_json(folder / ENV, env)
-    write_atomically(folder / "tokenizer.json", data.tokenizer_json)
-
-    lines = [
-        f"{config.pe.label} {config.model.name}, {trainer.num_parameters:,} parameters, on "
-        f"{config.data.name}, {train.num_steps:,} steps, on {config.launch.device}, in {folder}",
-        f"{train.precision}, {'compiling' if train.compile else 'not compiled'}",
-        *env["marks"][len(old.get("marks", ())) :],
+    parallel = trainer.parallel
+    accelerator = parallel.accelerator
+    old = read_env(trainer.folder)
+    here = {"world_size": parallel.world_size, **machine_facts(parallel.device.type)}
+    marks = [
+        f"went on with {key} {spelled(here[key])} after {spelled(old[key])}"
+        for key in MARKED
+        if key in old and old[key] != here[key]
     ]
-    if data.num_train_tokens is not None:
-        lines.append(f"{train.num_tokens / data.num_train_tokens:.3g} epochs")
-    if trainer.step:
-        lines.append(f"resumes from step {trainer.step}")
-    for line in lines:
+    other_git = [old["git"]] if old.get("git", here["git"]) != here["git"] else []
+    env = {
+        **here,
+        "marks": [*old.get("marks", []), *marks],
+        "earlier_git": [*old.get("earlier_git", []), *other_git],
+        "started": [*old.get("started", []), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())],
+        "deterministic": train.deterministic,
+        "accelerate": {
+            "distributed_type": accelerator.distributed_type.name,
+            "mixed_precision": accelerator.mixed_precision,
+            "device": str(parallel.device),
+            "num_processes": parallel.world_size,
+        },
+        "params": trainer.num_parameters,
+        "certificate": laws,
+        "corpus": data.corpus,
+    }
+    if config.init_weights is not None:
+        origin = chosen("init_from", "origin", "run.init_from")
+        env["init_from"] = old.get("init_from") or origin.facts(config)
+    write_json(trainer.folder / ENV, env)
+    write_atomically(trainer.folder / "tokenizer.json", data.tokenizer_json)
+
+    compiling = "compiling" if train.compile else "not compiled"
+    log(
+        f"{config.name}: {config.pe.label} {config.model.name}, {trainer.num_parameters:,} "
+        f"parameters, on {config.data.name}, {train.num_steps:,} steps, on {config.launch.device}, "
+        f"{train.precision}, {compiling}, in {trainer.folder}"
+    )
+    resumed = [f"resumes from step {trainer.step}"] * bool(trainer.step)
+    for line in [*marks, *resumed]:
         log(f"{config.name}: {line}")
 
 
@@ -164,8 +178,8 @@ def set_up_process(config: RunConfig) -> None:
     """Set determinism, compilation and memory options for the whole process."""
     import torch
 
-    # Each sequence length has its own graphs.
-    torch._dynamo.config.recompile_limit = GRAPHS_OF_A_LENGTH * len(config.train.staged)
+    # torch compiles a function at most 8 times; here, for each sequence length.
+    torch._dynamo.config.recompile_limit = 8 * len(config.train.staged)
     # One compiled block serves every layer; DDP's splitting of graphs by bucket would undo that.
     torch._dynamo.config.optimize_ddp = False
 
@@ -182,11 +196,11 @@ def set_up_process(config: RunConfig) -> None:
     # zeroes each page again at its next use: a sixth of a step (docs/decisions.md).
     library = ctypes.CDLL(None)
     if config.launch.device == "cpu" and hasattr(library, "mallopt"):
+        mmap_threshold, trim_threshold = -3, -1  # of malloc.h
         # Versions before 2.35 accept no threshold above 32 MiB. Setting the trim threshold alone
         # would fix this one at 128 KiB.
-        is_raised = any(library.mallopt(M_MMAP_THRESHOLD, most) for most in (2**31 - 1, 2**25))
-        if is_raised:
-            library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        if any(library.mallopt(mmap_threshold, most) for most in (2**31 - 1, 2**25)):
+            library.mallopt(trim_threshold, 2**31 - 1)
 
 
 def _world_size() -> int:

@@ -30,9 +30,8 @@ from rope_exp.decoder import Decoder
 from rope_exp.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, first_line, log
 from rope_exp.files import read_json, write_json
 from rope_exp.machine import machine_facts
-from rope_exp.parallel import Parallel
 from rope_exp.plan.tables import vocabulary
-from rope_exp.trainer import TrainingStep
+from rope_exp.step import Parallel, TrainingStep
 
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 # Rows of a step; with a preset's own batch, one step would take seconds.

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -33,6 +34,17 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     inodes: list[int] = []
     monkeypatch.setattr("os.fsync", lambda descriptor: inodes.append(os.fstat(descriptor).st_ino))
     return inodes
+
+
+@pytest.fixture
+def make(tiny: Callable[..., RunConfig], tmp_path: Path) -> Callable[..., Any]:
+    """Return `make`: `make("name", "train.num_steps=9")` is a trainer in the folder `name`."""
+    from support.trainers import build_trainer
+
+    def build(name: str, *overrides: str, **changes: Any) -> Any:
+        return build_trainer(tiny("launch.device=cpu", *overrides), tmp_path / name, **changes)
+
+    return build
 
 
 @pytest.fixture(scope="session")

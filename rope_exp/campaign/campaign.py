@@ -4,7 +4,6 @@ A cell with a record is done, on every machine. A stopped run resumes from its c
 """
 
 import gzip
-import math
 import platform
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,12 +20,8 @@ from rope_exp.ranks import Job
 from rope_exp.sweep import run_all
 
 
-def run_campaign(progress: Progress, deadline: float = math.inf) -> int:
-    """Run the cells that have no record, and write one for each as it ends.
-
-    Args:
-        deadline: by the monotonic clock; then runs are asked to stop, with checkpoints.
-    """
+def run_campaign(progress: Progress) -> int:
+    """Run the cells that have no record, and write one for each as it ends."""
     for line in (*progress.notes(), progress.summary()):
         log(line)
     if not progress.left:
@@ -50,7 +45,7 @@ def run_campaign(progress: Progress, deadline: float = math.inf) -> int:
 
     # Some runs may have been done before.
     keep_records(jobs)
-    code = run_all(jobs, keep_records, deadline)
+    code = run_all(jobs, keep_records)
     log(progress.summary())
     for key, values in differing_surroundings(list(progress.done.values())).items():
         log(f"{progress.campaign.name}: records differ in {key}: {', '.join(values)}")

@@ -1,6 +1,8 @@
 """`rope-exp campaign`: run what is left of a campaign of many runs."""
 
-import math
+import os
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -8,7 +10,7 @@ from rope_exp.commands._parser import CONFIG_DIR, Parser
 from rope_exp.commands._rank import is_rank
 from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.errors import ConfigError
-from rope_exp.identity import Count, Positive, convert
+from rope_exp.identity import Count, convert
 from rope_exp.signals import interrupt, on_signal
 
 
@@ -66,7 +68,13 @@ def main(words: list[str]) -> int:
         print(submit_campaign(progress, asked.words, asked.config_dir, queue))
         return 0
 
-    hours = math.inf if asked.hours is None else convert(Positive, asked.hours, "--hours")
+    if asked.hours is not None and not 0 < asked.hours < 1e6:
+        raise ConfigError("--hours", asked.hours, "must be above 0 and below 1,000,000")
     # Until the runs start, a signal unwinds the preparation of data.
     on_signal(interrupt)
-    return run_campaign(progress, started + 3600 * hours)
+    if asked.hours is not None:
+        left = 3600 * asked.hours - (time.monotonic() - started)
+        timer = threading.Timer(max(left, 0.0), os.kill, [os.getpid(), signal.SIGTERM])
+        timer.daemon = True
+        timer.start()
+    return run_campaign(progress)

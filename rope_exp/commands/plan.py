@@ -9,8 +9,8 @@ def main(words: list[str]) -> int:
     _, jobs = parse_jobs(parser, words)
 
     # Imported late: a mistake is told before torch is imported.
+    from rope_exp.admit import with_origin
     from rope_exp.compose import resolve
-    from rope_exp.origin import with_origin
     from rope_exp.plan.tables import cost_lines, sweep_lines
 
     configs = [resolve(with_origin(config)) for config in jobs.configs]

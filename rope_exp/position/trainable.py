@@ -3,21 +3,31 @@
 The trained parameter is theta itself, used by its absolute value, or s in theta = theta0 e^s.
 """
 
+import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from rope_exp.attention import Tables
-from rope_exp.decoder import Rotary
+from rope_exp.decoder import Decoder, Rotary
 from rope_exp.sections import PeConfig
+
+# Stored beside a parameter's moments: how often each of its elements has crossed 0.
+CROSSINGS = "crossings"
 
 
 class LearnedRotary(Rotary):
-    """A rotation whose frequencies are parameters, of each pair of sites that rotates."""
+    """A rotation whose frequencies are parameters, of each pair of sites that rotates.
+
+    `crossings` says how often each frequency has crossed 0 in training, for each pair that is
+    counted.
+    """
 
     def __init__(
         self, rotary_dim: int, pe: PeConfig, num_layers: int = 1, num_heads: int = 1
     ) -> None:
         super().__init__(rotary_dim, pe, num_layers)
         self.learned = pe.learned
+        self.crossings: dict[str, Tensor] = {}
         shape = pe.trained_shape(num_layers, num_heads)
         for pair, name in self.learned.items():
             theta_F = self.get_buffer(f"theta0_{pair}")
@@ -43,3 +53,30 @@ class LearnedRotary(Rotary):
         layers = [super(LearnedRotary, self).tables(x, position_BT)[0] for x in theta]
         # From [B, T, G, F] to [B, G, T, F].
         return [(cos.transpose(1, 2), sin.transpose(1, 2)) for cos, sin in layers]
+
+
+def count_crossings(decoder: Decoder, optimizer: Optimizer) -> None:
+    """Count how often each step of `optimizer` moves a frequency across 0, which is positive.
+
+    The counts are on the device, in the optimizer's state, so that a checkpoint holds them with the
+    moments. The logarithms of frequencies are not counted: their sign means nothing.
+    """
+    rotary = decoder.model.rotary_emb
+    if not isinstance(rotary, LearnedRotary) or rotary.pe.trainable == "log":
+        return
+    parameters = {pair: rotary.get_parameter(name) for pair, name in rotary.learned.items()}
+    was_below: dict[str, Tensor] = {}
+
+    def look(*_: object) -> None:
+        was_below.update({pair: parameter < 0 for pair, parameter in parameters.items()})
+
+    def count(*_: object) -> None:
+        for pair, parameter in parameters.items():
+            state = optimizer.state[parameter]
+            if CROSSINGS not in state:
+                state[CROSSINGS] = torch.zeros_like(parameter, dtype=torch.int64)
+            state[CROSSINGS] += was_below[pair] != (parameter < 0)
+            rotary.crossings[pair] = state[CROSSINGS]
+
+    optimizer.register_step_pre_hook(look)
+    optimizer.register_step_post_hook(count)

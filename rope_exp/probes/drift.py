@@ -11,7 +11,6 @@ import torch
 from rope_exp.config import RunConfig
 from rope_exp.probes._windows import Finished, rounded, significant
 from rope_exp.report import Report
-from rope_exp.step import crossings
 
 ORDER = 4
 PAIRS = {"qk": "q and k", "vo": "v and o"}
@@ -31,8 +30,7 @@ def ask(model: Finished) -> dict[str, Any]:
     |ln(theta/theta0)| over these; and the `crossings` of 0, if counted.
     """
     pe = model.decoder.architecture.pe
-    rotary = model.decoder.model.rotary_emb
-    counts = crossings(model.train_step.optimizer, model.decoder)
+    rotary: Any = model.decoder.model.rotary_emb
     sites = {}
     for pair in pe.learned:
         theta0_F = rotary.get_buffer(f"theta0_{pair}").double().cpu()
@@ -48,8 +46,8 @@ def ask(model: Finished) -> dict[str, Any]:
             "theta": [significant(theta_F) for theta_F in theta_NF],
             "median": rounded(torch.quantile(moved_NF, 0.5)[None])[0],
         }
-        if pair in counts:
-            answer["crossings"] = int(counts[pair].sum())
+        if pair in rotary.crossings:
+            answer["crossings"] = int(rotary.crossings[pair].sum())
         sites[pair] = answer
     return {"sites": sites}
 

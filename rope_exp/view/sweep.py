@@ -2,10 +2,16 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
-from rope_exp.errors import LINE_SECONDS, Progress, describe_row, log
-from rope_exp.folder import newest_values
+from rope_exp.errors import LINE_SECONDS, Progress, RecordError, describe_row, log
+from rope_exp.files import parse_json, readable
+from rope_exp.folder import METRICS, MetricsRow, checked
 from rope_exp.ranks import Job
+
+NEWEST_BYTES = 4096  # enough for several rows
 
 
 class View:
@@ -46,3 +52,15 @@ class View:
             f"{num_ended} of {len(statuses)} runs ended; running: {', '.join(running) or 'none'}"
         )
         self._progress.show(done, words)
+
+
+def newest_values(folder: Path) -> dict[str, Any]:
+    """Return the newest value of each column in the last rows; {} if no row can be read."""
+    values: dict[str, Any] = {}
+    path = folder / METRICS
+    with suppress(RecordError), readable(path):
+        content = b"\n" + path.read_bytes()
+        # The first line may lack its beginning, and the last its end.
+        for line in content[-NEWEST_BYTES:].split(b"\n")[1:-1]:
+            values |= checked(METRICS, parse_json(METRICS, line), MetricsRow)
+    return values

@@ -3,9 +3,7 @@
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from support.campaigns import (
@@ -19,31 +17,24 @@ from support.campaigns import (
 )
 from support.runs import num_rows, wait_for
 
-from rope_exp import sweep
-from rope_exp.campaign.campaign import run_campaign
 from rope_exp.files import read_json
 
 
 @pytest.mark.torture
-def test_a_deadline_stops_it_and_the_same_command_goes_on(
-    home: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_signal_stops_it_and_the_same_command_goes_on(home: Path, recorded: Path) -> None:
     """The first run is saved, the second does not begin; the second start records both."""
     first = progress(home).campaign.cells[0].config.folder
-
-    def monotonic() -> float:
-        hours_passed = 2 if num_rows(first) >= 15 else 0
-        return time.monotonic() + 3600 * hours_passed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sweep, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
-        assert run_campaign(progress(home), time.monotonic() + 3600) == 75
-    assert "stopped; the same command resumes" in capsys.readouterr().err
+    process = start_campaign(home)
+    wait_for(lambda: num_rows(first) >= 15, process)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert "stopped; the same command resumes" in stderr
     assert list((first / "checkpoints").glob("step_*"))
     assert records_of(home) == []
     assert [path.name for path in (home / RUNS).glob("mine/vo*/*") if path.name[0] != "."] == []
 
-    assert run_campaign(progress(home), time.monotonic() + 3600) == 0
+    assert run_campaign_command(home, "--hours", "1").returncode == 0
     assert_same_records(home, recorded)
 
 
@@ -79,12 +70,14 @@ campaign.admit = lambda *_: print("there", flush=True) or time.sleep(60)
 """
 
 
-def test_a_signal_before_any_run(home: Path) -> None:
+@pytest.mark.parametrize("hours", [(), ("--hours", "0.0001")])
+def test_a_signal_or_a_deadline_before_any_run(home: Path, hours: tuple[str, ...]) -> None:
     """The command ends as `train` does: exit code 75, one sentence, no traceback."""
-    process = start_campaign(home, prelude=WAITS)
+    process = start_campaign(home, *hours, prelude=WAITS)
     assert process.stdout is not None
-    assert process.stdout.readline() == "there\n"
-    process.send_signal(signal.SIGINT)
+    if not hours:
+        assert process.stdout.readline() == "there\n"
+        process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 75, stderr
     lines = [line for line in stderr.splitlines() if "cells have a record" not in line]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.configs import NINE
-from support.trainers import build_trainer, snapshot, uncaptured
+from support.trainers import build_trainer, outcomes, snapshot, uncaptured
 
 from rope_exp import checkpoint
 from rope_exp.config import RunConfig
@@ -66,18 +66,6 @@ def build(tiny: Callable[..., RunConfig], tmp_path: Path) -> Build:
     return make
 
 
-def train(trainer: Trainer, first: int = 1, last: int = 6) -> list[tuple[float, float]]:
-    """Make some steps, and return the loss and the gradient norm of each."""
-    found = []
-    for step in range(first, last + 1):
-        started = trainer.train_step(step)
-        assert started is not None
-        outcome = started()
-        assert outcome.first_bad_step == 0
-        found.append((outcome.loss, outcome.grad_norm))
-    return found
-
-
 def num_graphs(trainer: Trainer) -> int:
     graphs = trainer.train_step.graphs
     return 0 if graphs is None else len(graphs._graphs)
@@ -86,28 +74,28 @@ def num_graphs(trainer: Trainer) -> int:
 @pytest.mark.parametrize("words", RUNS, ids=" ".join)
 def test_a_graph_computes_what_its_kernels_do(build: Build, words: tuple[str, ...]) -> None:
     graph = build("graph", *words)
-    by_kernels = train(build("kernels", *words, captured=False))
-    torch.testing.assert_close(train(graph), by_kernels, rtol=1e-3, atol=1e-9)
+    by_kernels = outcomes(build("kernels", *words, captured=False))
+    torch.testing.assert_close(outcomes(graph), by_kernels, rtol=1e-3, atol=1e-9)
     assert num_graphs(graph) == len(graph.config.train.staged)
 
 
 def test_evaluations_and_loads_between_replays(build: Build) -> None:
     """An evaluation changes no later step, and a graph goes on from a loaded checkpoint."""
     whole, broken = build("whole", "pe=qkvo_rope"), build("broken", "pe=qkvo_rope")
-    losses = train(whole)
-    train(broken, last=4)
+    losses = outcomes(whole)
+    outcomes(broken, last=4)
     assert broken.evaluate() is not None
     moments = optimizer_tensors(broken.train_step.optimizer, broken.decoder)
     state = {**broken.start, **broken.identity, "step": 4, "order_sha256": "0" * 64}
     checkpoint.save(broken.folder / "checkpoints", 4, weights(broken.decoder), moments, state)
-    train(broken, first=5)
+    outcomes(broken, first=5)
     assert broken.load()["step"] == 4
-    torch.testing.assert_close(train(broken, first=5), losses[4:], rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(outcomes(broken, first=5), losses[4:], rtol=1e-5, atol=1e-9)
 
 
 def test_a_bad_step_is_skipped_in_a_graph(build: Build) -> None:
     trainer = build("run")
-    train(trainer, last=2)
+    outcomes(trainer, last=2)
     weight = trainer.decoder.lm_head.weight
     with torch.no_grad():
         weight[0, 0] = torch.nan
@@ -126,17 +114,17 @@ def test_a_step_that_reads_a_tensor_is_launched_by_kernels(
 ) -> None:
     kernels, reading = build("kernels", captured=False), build("reading")
     hook = reading.decoder.register_forward_hook(lambda module, given, nats: float(nats) and None)
-    ours = train(reading)
+    ours = outcomes(reading)
     hook.remove()
     assert num_graphs(reading) == 0
     assert "steps are launched kernel by kernel" in capsys.readouterr().err
-    torch.testing.assert_close(ours, train(kernels), rtol=1e-4, atol=1e-9)
+    torch.testing.assert_close(ours, outcomes(kernels), rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="a CPU waits for everything")
 def test_the_host_never_waits_in_a_step(build: Build) -> None:
     trainer = build("run", "pe=qkvo_rope")
-    train(trainer, last=2)
+    outcomes(trainer, last=2)
     assert num_graphs(trainer) == 1
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -92,7 +92,7 @@ def test_a_second_signal_ends_ranks_that_do_not_hear(
     monkeypatch.setattr("rope_exp.signals.REPEAT_SECONDS", 0.0)
     with ranks.SignalRelay([job]) as relay:
         start_shell(job, "trap '' INT")
-        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGTERM)
         assert relay.requested
         time.sleep(0.2)
         assert job.ranks[0].poll() is None

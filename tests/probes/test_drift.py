@@ -15,8 +15,9 @@ THETA0 = frequencies(8, BASE).tolist()
 
 
 def ask(decoder: Decoder, **crossings: list[int]) -> dict[str, Any]:
-    counts = {pair: torch.tensor(count) for pair, count in crossings.items()}
-    sites: dict[str, Any] = probes.ask(decoder, "drift", crossings=counts)["sites"]
+    rotary: Any = decoder.model.rotary_emb
+    rotary.crossings = {pair: torch.tensor(count) for pair, count in crossings.items()}
+    sites: dict[str, Any] = probes.ask(decoder, "drift")["sites"]
     return sites
 
 

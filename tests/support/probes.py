@@ -1,8 +1,7 @@
 """A finished model with a held-out text of its own, to be asked for probes."""
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,28 +20,19 @@ HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=8 * LENGTH * 3 + 1)
 
 @dataclass
 class Finished:
-    """A trainer at its end, as probes see it; `crossings` are counts by pair of sites."""
+    """A trainer at its end, as probes see it."""
 
     decoder: Decoder
     config: RunConfig
     data: Any
     rows_at_once: int
     should_stop: Callable[[], bool] = lambda: False
-    crossings: Mapping[str, Any] = field(default_factory=dict)
 
     ask = Trainer.ask
 
     @property
     def stop(self) -> Any:
         return SimpleNamespace(requested=self.should_stop())
-
-    @property
-    def train_step(self) -> Any:
-        rotary = self.decoder.model.rotary_emb
-        state: Any = defaultdict(dict)
-        for pair, counts in self.crossings.items():
-            state[rotary.get_parameter(rotary.learned[pair])]["crossings"] = counts
-        return SimpleNamespace(optimizer=SimpleNamespace(state=state))
 
 
 def finished(

@@ -13,9 +13,9 @@ from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
 from rope_exp.files import read_json
 from rope_exp.folder import PROBES, read_metrics, write_config
-from rope_exp.parallel import Parallel
+from rope_exp.graphs.cuda import WARMUP_STEPS, StepGraphs
 from rope_exp.prepare import prepare
-from rope_exp.step import WARMUP_STEPS, StepGraphs, optimizer_tensors
+from rope_exp.step import Parallel, optimizer_tensors
 from rope_exp.trainer import Outcome, Trainer
 
 Make = Callable[..., Trainer]
@@ -53,6 +53,12 @@ def uncaptured(trainer: Trainer, kind: type[StepGraphs] = Uncaptured) -> Trainer
     return trainer
 
 
+def outcomes(trainer: Trainer, first: int = 1, last: int = 6) -> list[tuple[float, float]]:
+    """Make some steps, and return the loss and the gradient norm of each."""
+    steps: list[Any] = [trainer.train_step(step) for step in range(first, last + 1)]
+    return [read()[1:3] for read in steps]
+
+
 def take_bad_step(trainer: Trainer, poison: float) -> list[Outcome]:
     """Make step 2 with a gradient that is not finite, then step 3, and return their outcomes."""
     weight = trainer.decoder.lm_head.weight
@@ -65,22 +71,18 @@ def take_bad_step(trainer: Trainer, poison: float) -> list[Outcome]:
     return [bad(), later()]
 
 
-def stop_in_step(trainer: Trainer, step: int) -> None:
-    """Request a stop during the backward pass of a step, which the trainer still completes."""
-
-    def ask(gradient: torch.Tensor) -> None:
-        trainer.stop.requested |= trainer.step == step - 1
-
-    trainer.decoder.lm_head.weight.register_hook(ask)
-
-
 def assert_goes_on(make: Make, *words: str) -> Trainer:
     """Assert that a run stopped in step 4 and resumed equals a whole one, and return that one."""
     whole = make("whole", *words)
     assert whole.train() == "finished"
 
     parted = make("parted", *words)
-    stop_in_step(parted, 4)
+
+    def ask(gradient: torch.Tensor) -> None:
+        # In the backward pass of step 4, which the trainer still completes.
+        parted.stop.requested |= parted.step == 3
+
+    parted.decoder.lm_head.weight.register_hook(ask)
     assert (parted.train(), parted.step) == ("stopped", 4)
     again = make("parted", *words)
     assert (again.step, again.train()) == (4, "finished")

@@ -61,31 +61,3 @@ def test_what_a_dispatcher_passes_on_is_no_second_signal(heard: Heard) -> None:
     heard.get(signal.SIGUSR2)
     assert heard.get(signals.PASSED_ON) == ["request"]
     assert heard.get(signal.SIGUSR2) == ["request", "repeat"]
-
-
-class Interrupted(Heard):
-    """Receives a signal in the moment in which `requested` becomes true."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        super().__setattr__(name, value)
-        if (name, value) == ("requested", True) and not self.answers:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_a_signal_within_a_request_is_no_second_one() -> None:
-    """A campaign's deadline requests a stop without a signal, and one may arrive meanwhile."""
-    heard = Interrupted()
-    try:
-        heard.request()
-        assert heard.answers == ["request"]
-    finally:
-        heard.restore()
-
-
-@pytest.mark.usefixtures("at_once")
-def test_the_first_signal_after_a_request_repeats_nothing(heard: Heard) -> None:
-    """A campaign at its deadline asks its runs to save; a person's Ctrl-C then must not kill."""
-    heard.by_kind = False
-    heard.request()
-    assert heard.get(signal.SIGINT) == ["request"]
-    assert heard.get(signal.SIGTERM) == ["request", "repeat"]

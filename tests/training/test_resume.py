@@ -10,8 +10,7 @@ import torch
 from support.refused import refused
 from support.trainers import Make, losses, same, snapshot
 
-from rope_exp import checkpoint
-from rope_exp.parallel import Parallel
+from rope_exp import checkpoint, step
 from rope_exp.trainer import Trainer
 
 
@@ -48,36 +47,32 @@ def test_an_incomplete_or_edited_state_is_refused(
         make("run").train()
 
 
-def test_moments_of_another_optimizer_are_refused(make: Make, finished: Trainer) -> None:
-    folder = finished.folder / "checkpoints"
-    saved = checkpoint.load(folder, 6)
-    saved.optimizer.popitem()
-    checkpoint.save(folder, 6, saved.model, saved.optimizer, saved.state)
-    with untouched(finished.folder), refused("is of another optimizer"):
-        make("run").train()
+def other_norm(saved: checkpoint.Checkpoint) -> None:
+    saved.model["model.norm.weight"] = torch.ones(1)
 
 
 @pytest.mark.parametrize(
-    ("words", "change"),
+    ("change", "words"),
     [
+        (lambda saved: saved.optimizer.popitem(), ["is of another optimizer"]),
         (
-            ['Missing key(s) in state_dict: "model.norm.weight"'],
-            lambda m: m.pop("model.norm.weight"),
+            lambda saved: saved.model.pop("model.norm.weight"),
+            ["of another model", 'Missing key(s) in state_dict: "model.norm.weight"'],
         ),
-        (['"extra"'], lambda m: m.update(extra=torch.ones(1))),
-        (["model.norm.weight", "[1]"], lambda m: m.update({"model.norm.weight": torch.ones(1)})),
+        (lambda saved: saved.model.update(extra=torch.ones(1)), ["of another model", '"extra"']),
+        (other_norm, ["of another model", "model.norm.weight", "[1]"]),
     ],
-    ids=["missing", "unknown", "shape"],
+    ids=["moments", "missing", "unknown", "shape"],
 )
-def test_tensors_of_another_model_are_refused(
-    make: Make, finished: Trainer, words: list[str], change: Callable[[dict[str, Any]], object]
+def test_tensors_of_another_run_are_refused(
+    make: Make, finished: Trainer, change: Callable[[Any], object], words: list[str]
 ) -> None:
     """The checkpoint verifies against its own manifest."""
     folder = finished.folder / "checkpoints"
     saved = checkpoint.load(folder, 6)
-    change(saved.model)
+    change(saved)
     checkpoint.save(folder, 6, saved.model, saved.optimizer, saved.state)
-    with untouched(finished.folder), refused("of another model", *words):
+    with untouched(finished.folder), refused(*words):
         make("run").train()
 
 
@@ -110,6 +105,8 @@ def test_ranks_that_begin_differently_are_refused(
     make: Make, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     """This happens if hosts do not share a disk. The error names the rank and both values."""
-    monkeypatch.setattr(Parallel, "gather", lambda self, mine: [mine, mine, mine | {key: "other"}])
+    monkeypatch.setattr(
+        step, "gather_object", lambda ours: [*ours, *ours, ours[0] | {key: "other"}]
+    )
     with refused("process 2 begins", f"{key}: ", " -> other", "see the same "):
         make("run")

@@ -1,19 +1,70 @@
-"""Tests of a rank's process: its imports, and its exit code."""
+"""Tests of a rank's process: its imports, its world, env.json, and its exit code."""
 
+import os
 import subprocess
 import sys
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
+from support.configs import REPOSITORY
+from support.trainers import Make
 
 from rope_exp.errors import CheckpointError, ConfigError, DataError, LawError, explained
+from rope_exp.folder import read_env
+from rope_exp.worker import record_start
 
 
 def test_a_rank_listens_before_it_imports_torch() -> None:
     """Otherwise a signal in the first seconds would end it without exit code 75."""
     script = "import sys, rope_exp.worker; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "backend", "words"),
+    [
+        ("'cuda', 'bf16', 1", "no", "launch.device=cuda: torch finds no such device here"),
+        ("'cpu', 'fp32', 1", "inductor", "ACCELERATE_DYNAMO_BACKEND=INDUCTOR: must be unset"),
+    ],
+)
+def test_another_world_than_asked_for_is_refused(arguments: str, backend: str, words: str) -> None:
+    """A new process is needed, as accelerate reads its environment once; -O removes asserts."""
+    script = f"from rope_exp.step import Parallel; Parallel({arguments})"
+    changes = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_DYNAMO_BACKEND": backend}
+    done = subprocess.run(
+        [sys.executable, "-O", "-c", script],
+        env=os.environ | changes,
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    assert f"ConfigError: {words}" in done.stderr
+
+
+def test_what_changed_since_the_last_start_is_noted(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make("run")
+    facts: dict[str, Any] = {"device": "a CPU", "torch": "2.9", "num_threads": 1, "git": None}
+    monkeypatch.setattr("rope_exp.worker.machine_facts", lambda device: dict(facts))
+    record_start(trainer, {"norm": 0.0})
+    first = read_env(trainer.folder)
+    assert first["marks"] == []
+    assert (first["params"], first["world_size"]) == (trainer.num_parameters, 1)
+    assert (first["certificate"], len(first["started"])) == ({"norm": 0.0}, 1)
+
+    facts["torch"] = "2.10"
+    facts["git"] = {"commit": "0" * 40, "dirty": False}
+    record_start(trainer, {})
+    second = read_env(trainer.folder)
+    record_start(trainer, {})
+    third = read_env(trainer.folder)
+    marks = ["went on with torch 2.10 after 2.9", "went on with git 0000000000 after None"]
+    assert third["marks"] == second["marks"] == marks
+    assert len(third["started"]) == 3
+    assert third["earlier_git"] == [None]
 
 
 @pytest.mark.parametrize(

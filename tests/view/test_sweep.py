@@ -1,15 +1,16 @@
-"""Test of a sweep's progress in lines."""
+"""Tests of a sweep's progress in lines."""
 
 import dataclasses
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from rope_exp import errors
 from rope_exp.config import RunConfig
 from rope_exp.ranks import Job
-from rope_exp.view.sweep import View
+from rope_exp.view.sweep import NEWEST_BYTES, View, newest_values
 
 
 @pytest.mark.parametrize(
@@ -51,3 +52,16 @@ def test_a_log_gets_every_change_and_a_summary(
         f"vo_rope-s1: {status}, loss 4.0000",
         f"sweep: {summary}",
     ]
+
+
+@pytest.mark.parametrize("num_rows", [1, 400])
+def test_the_newest_values_are_those_of_the_last_rows(tmp_path: Path, num_rows: int) -> None:
+    """This also holds for a long file whose last line is half written."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        "".join(f'{{"step": {step}, "train/loss": 1}}\n' for step in range(1, num_rows + 1))
+    )
+    assert (path.stat().st_size > NEWEST_BYTES) == (num_rows == 400)
+    with path.open("a") as file:
+        file.write('{"step"')
+    assert newest_values(tmp_path) == {"step": num_rows, "train/loss": 1}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.trainers import Make, Uncaptured, same, state, uncaptured
+from support.trainers import Make, Uncaptured, outcomes, same, state, uncaptured
 
-from rope_exp.step import CaptureError, learning_rate, optimizer_tensors
-from rope_exp.trainer import Trainer
+from rope_exp.graphs.cuda import CaptureError
+from rope_exp.step import learning_rate, optimizer_tensors
 
 RUNS: list[tuple[str, ...]] = [
     ("pe=qkvo_rope", "train.micro_batch_size=1"),
@@ -22,12 +22,6 @@ RUNS: list[tuple[str, ...]] = [
     ("attn=mla_vo", "pe=qkvo_rope", "model.tie_word_embeddings=true"),
     ("pe=t5", "train.stages=[[8,2],[16,4]]"),
 ]
-
-
-def outcomes(trainer: Trainer) -> list[tuple[float, float]]:
-    """Make six steps, and return the loss and the gradient norm of each."""
-    steps: Any = [trainer.train_step(step) for step in range(1, 7)]
-    return [read()[1:3] for read in steps]
 
 
 @pytest.mark.parametrize("words", RUNS, ids=" ".join)

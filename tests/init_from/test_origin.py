@@ -11,14 +11,15 @@ from support.refused import refused
 from support.reports import make_run, sha256_of
 from support.trainers import Make, assert_goes_on, build_trainer, finish, same, snapshot
 
+from rope_exp.admit import with_origin
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.decoder import weights, weights_sha256
 from rope_exp.errors import ConfigError
 from rope_exp.files import read_json, write_json
-from rope_exp.folder import MANIFEST, MODEL, OPTIMIZER, STATE, read_result, step_folder
-from rope_exp.origin import with_origin
-from rope_exp.trainer import Trainer, environment
+from rope_exp.folder import MANIFEST, MODEL, read_env, read_result, step_folder
+from rope_exp.trainer import Trainer
+from rope_exp.worker import record_start
 
 Source = Callable[..., Trainer]
 WEIGHTS = sha256_of("weights")
@@ -32,8 +33,8 @@ def finished(
     for step in steps:
         saved = step_folder(folder / "checkpoints", step)
         saved.mkdir(parents=True)
-        names = {MODEL: weights, OPTIMIZER: sha256_of("moments"), STATE: sha256_of("state")}
-        write_json(saved / MANIFEST, {name: {"sha256": digest} for name, digest in names.items()})
+        entries = {name: {"sha256": WEIGHTS} for name in ("optimizer.safetensors", "state.json")}
+        write_json(saved / MANIFEST, {**entries, MODEL: {"sha256": weights}})
     return folder
 
 
@@ -177,12 +178,15 @@ def test_it_goes_on_from_its_own_checkpoints(source: Source, go_on: Source) -> N
     first = source("pe=qk_rope")
     words = ("pe=qkvo_rope", "train.save_every=2")
     whole = assert_goes_on(go_on, *words)
-    env = environment(whole.config, whole.parallel, {})
+    record_start(whole, {})
+    env = read_env(whole.folder)
     assert env["init_from"]["config_sha256"] == first.config.config_sha256
     assert env["init_from"]["weights_sha256"] == whole.config.init_weights
     shutil.rmtree(first.folder)
     again = go_on("parted", *words)
-    assert environment(again.config, again.parallel, env)["init_from"] == env["init_from"]
+    shutil.copy(whole.folder / "env.json", again.folder)
+    record_start(again, {})
+    assert read_env(again.folder)["init_from"] == env["init_from"]
     assert same(snapshot(again), snapshot(whole))
     assert again.identity == whole.identity
 

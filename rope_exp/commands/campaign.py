@@ -17,9 +17,8 @@ from rope_exp.signals import interrupt, on_signal
 def main(words: list[str]) -> int:
     """Run the cells of a campaign that have no record yet, and write a record of each that ends."""
     started = time.monotonic()
-    from rope_exp.campaign.campaign import pack, run_campaign
+    from rope_exp.campaign.campaign import Progress, pack, run_campaign
     from rope_exp.campaign.cells import campaign_files, load_campaign
-    from rope_exp.campaign.progress import Progress
     from rope_exp.campaign.records import DEFAULT_RECORDS
     from rope_exp.slurm.campaign import submit_campaign
     from rope_exp.slurm.cluster import FOLDER, Queue
@@ -72,7 +71,7 @@ def main(words: list[str]) -> int:
     on_signal(interrupt)
     if asked.hours is not None:
         left = 3600 * asked.hours - (time.monotonic() - started)
-        timer = threading.Timer(max(left, 0.0), os.kill, [os.getpid(), signal.SIGTERM])
+        timer = threading.Timer(max(left, 0.0), os.kill, [os.getpid(), signal.SIGUSR1])
         timer.daemon = True
         timer.start()
     return run_campaign(progress)

@@ -12,12 +12,12 @@ from rope_exp.figures.style import (
     limits,
     markers,
     row_lines,
+    seeds,
     with_looks,
     zero_line,
 )
 from rope_exp.report import Report, parts
 from rope_exp.sections import SITES
-from rope_exp.table import seeds
 
 ORDER = 4
 # The titles and axes of panels, by the name of their numbers.

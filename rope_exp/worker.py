@@ -100,7 +100,8 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
         status = trainer.train()
 
     del trainer
-    parallel.end()
+    if parallel.group is not None:
+        parallel.group.end(parallel.accelerator)
     if parallel.is_main:
         end = f"stopped; its last checkpoint is in {folder}, and the same command resumes it"
         if status != "stopped":
@@ -155,13 +156,15 @@ def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
     write_atomically(trainer.folder / "tokenizer.json", data.tokenizer_json)
 
     compiling = "compiling" if train.compile else "not compiled"
-    log(
-        f"{config.name}: {config.pe.label} {config.model.name}, {trainer.num_parameters:,} "
-        f"parameters, on {config.data.name}, {train.num_steps:,} steps, on {config.launch.device}, "
-        f"{train.precision}, {compiling}, in {trainer.folder}"
-    )
-    resumed = [f"resumes from step {trainer.step}"] * bool(trainer.step)
-    for line in [*marks, *resumed]:
+    lines = [
+        f"{config.pe.label} {config.model.name}, {trainer.num_parameters:,} parameters, on "
+        f"{config.data.name}, {train.num_steps:,} steps, on {config.launch.device}, "
+        f"{train.precision}, {compiling}, in {trainer.folder}",
+        *marks,
+    ]
+    if trainer.step:
+        lines.append(f"resumes from step {trainer.step}")
+    for line in lines:
         log(f"{config.name}: {line}")
 
 

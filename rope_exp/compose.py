@@ -71,13 +71,7 @@ ConfigStore.instance().store("run_defaults", OmegaConf.create(DEFAULTS), provide
 
 @dataclass(frozen=True)
 class Jobs:
-    """The jobs of a command line.
-
-    Attributes:
-        tree: the config without swept overrides, with Hydra's own node.
-        overrides: of each job.
-        configs: of each job, in the same order.
-    """
+    """The jobs of a command line; `tree` is without swept overrides, with Hydra's own node."""
 
     tree: DictConfig
     overrides: list[list[str]]
@@ -92,11 +86,9 @@ def run_config(overrides: Sequence[str], config_dir: Path | None = None) -> RunC
 def compose_jobs(
     words: Sequence[str], config_dir: Path | None = None, *, multirun: bool = False
 ) -> Jobs:
-    """Compose every job of a command line, as `train` does; ConfigError tells any mistake.
+    """Compose every job of a command line, as `train` does, with the choices of a folder.
 
-    Args:
-        words: the overrides; a sweep if `multirun` is true or the config says so.
-        config_dir: an additional folder of groups and their choices.
+    It is a sweep if `multirun` is true or the config says so.
     """
     search = []
     if config_dir is not None:
@@ -117,8 +109,7 @@ def compose_jobs(
             ours = [override for override in parsed if not override.is_hydra_override()]
             swept = [override for override in ours if override.is_sweep_override()]
             jobs = [[str(override.input_line) for override in parsed if override not in swept]]
-            tree = composed(jobs[0])
-            trees = [tree]
+            trees = [tree := composed(jobs[0])]
 
             if multirun or tree.hydra.mode == RunMode.MULTIRUN:
                 params = (tree.hydra.sweeper.params or {}).items()
@@ -164,17 +155,11 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
     """Convert a composed config, once, with the file of `pe.code`.
 
     `${oc.env:NAME}` becomes its value. If the name looks secret it stays unresolved, because
-    configs are saved with every run.
-
-    Args:
-        hydra: Hydra's own node, if the tree has none.
+    configs are saved with every run. `hydra` is Hydra's own node, if the tree has none.
     """
     sources = (hydra or tree.hydra).runtime.config_sources
-    own_folders = [
-        Path(source.path)
-        for source in sources
-        if source.provider not in ("hydra", "main") and source.schema == "file"
-    ]
+    own = [source for source in sources if source.provider not in ("hydra", "main")]
+    own_folders = [Path(source.path) for source in own if source.schema == "file"]
     for folder, ours in itertools.product(own_folders, sorted(CONFIGS.rglob("*.*"))):
         # Hydra would silently ignore one of two choices of a name. It reads no campaigns.
         choice = ours.relative_to(CONFIGS)
@@ -188,10 +173,9 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
         return f"${{oc.env:{name}}}" if SECRET.search(name) else oc.env(name, *default)
 
     OmegaConf.register_new_resolver("oc.env", read, replace=True)
+    ours_only = without_hydra(tree)
     try:
-        plain: Any = OmegaConf.to_container(
-            without_hydra(tree), resolve=True, throw_on_missing=True
-        )
+        plain: Any = OmegaConf.to_container(ours_only, resolve=True, throw_on_missing=True)
     except Exception as error:
         raise explain(error) from error
     finally:
@@ -247,13 +231,10 @@ def explain(error: Exception) -> ConfigError:
 
 
 def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
-    """Return `config` with every `auto` replaced by this machine's value.
+    """Return `config` with every `auto` replaced by this machine's value; refuse what it lacks.
 
-    Args:
-        world_size: of the launcher that started this process, perhaps over several hosts; None:
-            we start the processes.
-    Raises:
-        ConfigError: the config asks for missing GPUs, or its batch does not divide.
+    `world_size` is of the launcher that started this process, perhaps over several hosts; None: we
+    start the processes.
     """
     launch = config.launch
     device = launch.device

@@ -181,7 +181,10 @@ class Rotary(nn.Module):
 
     def theta(self, pair: str) -> Tensor:
         """Return the frequencies of qk or vo, in radians a position."""
-        return self.get_buffer("theta0_qk" if self.pe.is_one_rotation else f"theta0_{pair}")
+        # Learned frequencies only start equal.
+        pe = self.pe
+        is_shared = pe.base_vo is None and pe.fraction_vo is None and not pe.trainable
+        return self.get_buffer("theta0_qk" if is_shared else f"theta0_{pair}")
 
     def forward(self, position_T: Tensor) -> list[Positions]:
         """Return each layer's inputs for positions, [T] or [B, T]."""

@@ -48,7 +48,6 @@ MANIFEST = "manifest.json"
 FORMAT = 2
 # Keys of the tracker in files of version 0.2.0, which changed no number.
 _GONE = ("entity", "tags", "notes", "run_name")
-NEWEST_BYTES = 4096  # enough for several rows
 # Values of result.json that repeat the last row of metrics.jsonl.
 _LAST_ROW = {"train/loss": "train/loss_last"}
 _LAST_ROW_OF_FINISHED = _LAST_ROW | {"step": "steps", "tokens": "tokens", "val/loss": "val/loss"}
@@ -57,8 +56,8 @@ Status = Literal["finished", "diverged", "unfinished"]
 # The test of differences that a campaign's file states; its records repeat it.
 Test = Literal["paired"]
 
-_Row = TypedDict(
-    "_Row", {"step": Count, "train/loss": FiniteFloat, "val/loss": NotRequired[FiniteFloat]}
+MetricsRow = TypedDict(
+    "MetricsRow", {"step": Count, "train/loss": FiniteFloat, "val/loss": NotRequired[FiniteFloat]}
 )
 _Losses = TypedDict(
     "_Losses", {"val/loss": FiniteFloat | None, "train/loss_last": FiniteFloat | None}
@@ -264,7 +263,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     step = 0
     for number, line in enumerate(lines, start=1):
         where = f"{path} line {number}"
-        row = checked(where, parse_json(where, line), _Row)
+        row = checked(where, parse_json(where, line), MetricsRow)
         if row["step"] <= step:
             raise RecordError(f"{where}: step {row['step']} does not follow the row before")
         step = row["step"]
@@ -272,21 +271,11 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def newest_values(folder: Path) -> dict[str, Any]:
-    """Return the newest value of each column in the last rows; {} if no row can be read."""
-    values: dict[str, Any] = {}
-    path = folder / METRICS
-    with suppress(RecordError), readable(path):
-        content = b"\n" + path.read_bytes()
-        # The first line may lack its beginning, and the last its end.
-        for line in content[-NEWEST_BYTES:].split(b"\n")[1:-1]:
-            values |= checked(METRICS, parse_json(METRICS, line), _Row)
-    return values
-
-
 def last_step(folder: Path) -> int:
-    """Return the step of the last row; 0 if no row can be read."""
-    return newest_values(folder).get("step", 0)
+    """Return the step of the last row; 0 if there is none, or it cannot be read."""
+    with suppress(RecordError, IndexError):
+        return read_metrics(folder)[-1]["step"]
+    return 0
 
 
 class MetricsWriter:
@@ -370,12 +359,6 @@ class Run:
         """The name for people: VO-RoPE, or QK-RoPE base500000 if a key departs from the variant."""
         pe = self.config.pe
         return f"{pe.name} {pe.label.partition('-')[2]}".rstrip()
-
-    @property
-    def epochs(self) -> float | None:
-        """The planned passes over the corpus; None if env.json does not give its size."""
-        sizes = self.env.get("corpus", {}).get("tokens")
-        return self.config.train.num_tokens / sizes["train"] if sizes else None
 
     def check(self) -> None:
         """Refuse a result that contradicts the config, the initial weights or the curve."""

@@ -170,11 +170,6 @@ class PeConfig:
         return 2 * int(head_dim * share / 2 + 1e-9)
 
     @property
-    def is_one_rotation(self) -> bool:
-        """True if v and o always rotate as q and k; learned frequencies only start equal."""
-        return self.base_vo is None and self.fraction_vo is None and not self.trainable
-
-    @property
     def rotates_vo(self) -> bool:
         return "v" in self.rotate or "o" in self.rotate
 
@@ -364,9 +359,6 @@ class OptimConfig:
     # Maximum norm of all gradients together.
     grad_clip: Positive = 1.0
 
-    # The numbers that it keeps for each element of a layer's matrix.
-    moments_of_matrices = 2
-
 
 @section
 class ScheduleConfig:
@@ -435,8 +427,6 @@ class Kind:
     takes_heads = True
     # True if it supports model.qk_norm, model.token_shift and pe.code.
     takes_additions = False
-    # True if it divides by a sum that eps can replace.
-    has_floors = False
     # Why other sites than `sites` cannot rotate.
     why_not = ""
 

@@ -31,6 +31,7 @@ class Config(Kind):
     eps: Positive = 1e-6
 
     keeps_keys = False
+    # It divides by a sum that eps can replace.
     has_floors = True
 
     def head_states(self, model: ModelConfig) -> int:

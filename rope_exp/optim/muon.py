@@ -38,6 +38,7 @@ class Config(OptimConfig):
     name: Literal["muon"] = "muon"
     momentum: Momentum = 0.95
 
+    # The numbers that it keeps for each element of a matrix, for `plan`; AdamW keeps two.
     moments_of_matrices = 1
 
 

@@ -76,7 +76,7 @@ def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
     # A tied head is saved under both its names, and matrices may have fewer moments than two.
     tied = architecture.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
     in_layers = model.num_hidden_layers * layer_weights(architecture)
-    spared = in_layers * (2 - config.optim.moments_of_matrices)
+    spared = in_layers * (2 - getattr(config.optim, "moments_of_matrices", 2))
     return 12 * num_parameters(architecture) - 4 * spared + 4 * tied + 2**20
 
 

@@ -21,7 +21,8 @@ ORDER = 6
 def why_not(config: RunConfig) -> str:
     """Return why a run's model cannot be asked, or ""."""
     attn = config.attn
-    return "" if attn.has_floors else f"attn.kind={attn.kind} cannot be asked for floors"
+    reason = f"attn.kind={attn.kind} cannot be asked for floors"
+    return "" if getattr(attn, "has_floors", False) else reason
 
 
 def ask(model: Finished) -> dict[str, Any]:

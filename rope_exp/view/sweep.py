@@ -3,15 +3,20 @@
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress
 
-from rope_exp.errors import describe_row, ignoring_output_errors, log, time_left
-from rope_exp.folder import newest_values
+from rope_exp.errors import RecordError, describe_row, ignoring_output_errors, log, time_left
+from rope_exp.files import parse_json, readable
+from rope_exp.folder import METRICS, MetricsRow, checked
 from rope_exp.ranks import Job
 
 REFRESH_SECONDS = 1.0
+NEWEST_BYTES = 4096  # enough for several rows
 LINE_SECONDS = 30.0  # between plain lines about all running jobs
 
 # A stopped run has not ended: the same command resumes it.
@@ -90,3 +95,15 @@ class View(Progress):
         if self.disable and now >= self._line_at:
             self._line_at = now + LINE_SECONDS
             log(f"running: {', '.join(running)}; {words}")
+
+
+def newest_values(folder: Path) -> dict[str, Any]:
+    """Return the newest value of each column in the last rows; {} if no row can be read."""
+    values: dict[str, Any] = {}
+    path = folder / METRICS
+    with suppress(RecordError), readable(path):
+        content = b"\n" + path.read_bytes()
+        # The first line may lack its beginning, and the last its end.
+        for line in content[-NEWEST_BYTES:].split(b"\n")[1:-1]:
+            values |= checked(METRICS, parse_json(METRICS, line), MetricsRow)
+    return values

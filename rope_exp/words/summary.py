@@ -23,8 +23,10 @@ def caption(report: Report) -> list[str]:
         rows = "1 variant" if len(report.rows) == 1 else f"{len(report.rows)} variants"
     params = span([run.result["params"] for run in report.runs if run.result], ",")
     tokens = span([run.config.train.num_tokens for run in report.runs], ",")
-    epochs = span([run.epochs for run in report.runs if run.epochs], ".3g")
-    passes = f", {epochs} epochs" if epochs else ""
+    # Generated data have no size.
+    sized = [run for run in report.runs if "tokens" in run.env.get("corpus", {})]
+    epochs = [run.config.train.num_tokens / run.env["corpus"]["tokens"]["train"] for run in sized]
+    passes = f", {span(epochs, '.3g')} epochs" if epochs else ""
     corpora = dict.fromkeys(str(run.config.data.name) for run in report.runs)
     return [
         f"Group {report.groups}: {rows}, {spell_seeds(run.config.seed for run in report.runs)}; "

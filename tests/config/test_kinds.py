@@ -74,12 +74,3 @@ def test_a_kind_keeps_the_weights_that_softmax_has(attn: Kind) -> None:
             assert torch.equal(parameter, shared), name
         elif parameter.ndim == 2:
             assert 0 < float(parameter.detach().std()) < 0.03, name
-
-
-def test_softmax_is_in_no_identity() -> None:
-    plain = run_config([])
-    for words in (["attn=softmax"], ["model.head_dim=64"], ["attn.kind=softmax"]):
-        same = run_config(words)
-        assert same.config_sha256 == plain.config_sha256
-        assert same.group == plain.group
-    assert run_config(["model.head_dim=32"]).config_sha256 != plain.config_sha256

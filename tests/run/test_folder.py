@@ -2,7 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,8 @@ from rope_exp.compose import run_config
 from rope_exp.files import write_json
 from rope_exp.folder import (
     METRICS,
-    NEWEST_BYTES,
     MetricsWriter,
     last_step,
-    newest_values,
     read_config,
     read_env,
     read_metrics,
@@ -127,13 +126,6 @@ def test_what_is_no_such_file_is_refused_by_name(tmp_path: Path, name: str) -> N
         path.rename(tmp_path / make.__name__)
 
 
-def write_rows(folder: Path, steps: Iterable[int]) -> None:
-    writer = MetricsWriter(folder)
-    for step in steps:
-        writer.write({"step": step, "train/loss": 1 / step})
-    writer.close()
-
-
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -152,17 +144,6 @@ def test_a_line_that_is_no_row_is_refused_by_number(tmp_path: Path, text: str, l
     assert (tmp_path / METRICS).read_text() == text
 
 
-@pytest.mark.parametrize("num_rows", [1, 7, 400])
-def test_the_newest_values_are_those_of_the_last_rows(tmp_path: Path, num_rows: int) -> None:
-    """This also holds for a long file whose last line is half written."""
-    write_rows(tmp_path, range(1, num_rows + 1))
-    path = tmp_path / METRICS
-    assert (path.stat().st_size > NEWEST_BYTES) == (num_rows == 400)
-    with path.open("a") as file:
-        file.write('{"step"')
-    assert newest_values(tmp_path) == {"step": num_rows, "train/loss": 1 / num_rows}
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10), st.data())
 def test_a_run_that_goes_on_leaves_each_row_once(
@@ -172,8 +153,10 @@ def test_a_run_that_goes_on_leaves_each_row_once(
 
     The rows up to the checkpoint do not change, byte for byte.
     """
-    write_rows(tmp_path, range(1, saved + 1))
     path = tmp_path / METRICS
+    with closing(MetricsWriter(tmp_path)) as writer:
+        for step in range(1, saved + 1):
+            writer.write({"step": step, "train/loss": 1 / step})
     before = path.read_bytes()
     later = b"".join(b'{"step": %d, "train/loss": 1}\n' % step for step in range(saved + 1, 12))
     content = before + later
@@ -186,6 +169,7 @@ def test_a_run_that_goes_on_leaves_each_row_once(
     writer.close()
     steps = [row["step"] for row in read_metrics(tmp_path)]
     assert steps == list(range(1, saved + 2))
+    assert last_step(tmp_path) == saved + 1
     assert path.read_bytes().endswith(b"\n")
 
 

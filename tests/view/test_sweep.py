@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +50,16 @@ def test_a_log_gets_every_change_and_a_summary(
         jobs[1].exit_code = exit_code
         view.show()
         assert capsys.readouterr().err.splitlines() == lines
+
+
+@pytest.mark.parametrize("num_rows", [1, 400])
+def test_the_newest_values_are_those_of_the_last_rows(tmp_path: Path, num_rows: int) -> None:
+    """This also holds for a long file whose last line is half written."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        "".join(f'{{"step": {step}, "train/loss": 1}}\n' for step in range(1, num_rows + 1))
+    )
+    assert (path.stat().st_size > sweep.NEWEST_BYTES) == (num_rows == 400)
+    with path.open("a") as file:
+        file.write('{"step"')
+    assert sweep.newest_values(tmp_path) == {"step": num_rows, "train/loss": 1}

@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +93,9 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
 
     gc.collect()
     gc.freeze()
-    own_errors: AbstractContextManager[None] = nullcontext()
-    if code := config.pe.code:
-        own_errors = chosen("position", "own", "pe.code").explaining(code, every=False)
-    with own_errors:
+    code = config.pe.code
+    own = chosen("position", "own", "pe.code").explaining(code, every=False) if code else None
+    with own or nullcontext():
         status = trainer.train()
 
     del trainer

@@ -5,16 +5,13 @@ transformers; `load_runs`, `load_metrics`, `load_probes` and `load_table` return
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rope_exp.load import load_run as load_run
+from typing import Any
 
 __version__ = "0.2.0"
 
 # The module of each name. They are imported lazily: `--help` and completion need no torch.
 _MODULES = {
-    "load_run": "load",
+    "load_run": "load.run",
     **dict.fromkeys(("load_metrics", "load_probes", "load_runs", "load_table"), "frames.load"),
     "patch": "export.patch",
     **dict.fromkeys(("Position", "Sizes"), "position._encoding"),

@@ -89,19 +89,15 @@ class HeadLinear(nn.Linear):
 
 
 class Attention(nn.Module):
-    """Self-attention; `sites` are those of q, k, v, o that rotate.
-
-    Each kind defines its projections and computes its heads' outputs.
-    """
+    """Self-attention in which some of q, k, v, o rotate; each kind computes its heads' outputs."""
 
     o_proj: nn.Linear
     # A user's own position encoding that acts in this layer, by `turn`, `of_tokens` and `scores`.
     own: Any
     # A learned score of each head without a key.
     sink_H: nn.Parameter | None
-    # Kinds with a state are always causal, and hold one after so many tokens in training.
+    # Kinds with a state are always causal.
     causal = True
-    chunk_size = 0
 
     def __init__(self, config: ModelConfig, attn: Kind, sites: Collection[str]) -> None:
         super().__init__()
@@ -122,8 +118,8 @@ class Attention(nn.Module):
 
     def from_heads(self) -> HeadLinear:
         """Return the projection of all heads' outputs onto a token."""
-        num_in = self.num_heads * self.out_dim
-        return HeadLinear(num_in, self.config.hidden_size, 1, self.num_heads)
+        num_out = self.config.hidden_size
+        return HeadLinear(self.num_heads * self.out_dim, num_out, 1, self.num_heads)
 
     def project_as_llama(self) -> None:
         """Create the projections of LLaMA's attention."""
@@ -149,12 +145,6 @@ class Attention(nn.Module):
     def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
         """Return o_BTHV by equivalent formulas, by the names of these."""
         return {}
-
-    def has_values_in_keys(self, at: Positions) -> bool:
-        """Return whether features shared by keys and values rotate alike: one row serves both."""
-        if {"k", "v"} <= self.sites:
-            return at.vo is None
-        return "k" not in self.sites and "v" not in self.sites
 
     def turn(self, site: str, x_BTHK: Tensor, at: Positions) -> Tensor:
         """Return x rotated by its position, or back for o, if the site rotates."""
@@ -186,7 +176,7 @@ def turned(x_BTHK: Tensor, tables: Tables, rotary_dim: int, *, inverse: bool = F
 
 
 def linears(x_BTD: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
-    """Return the outputs of several layers without bias, by one product with all their weights."""
+    """Return several layers' outputs, by one product with all their weights."""
     packed = F.linear(x_BTD, torch.cat([layer.weight for layer in layers]))
     return torch.split(packed, [layer.out_features for layer in layers], dim=-1)
 
@@ -279,22 +269,13 @@ def make_attention(config: ModelConfig, attn: Kind, sites: Collection[str]) -> A
     return layer(config, attn, sites)
 
 
-# -- the kernels ----------------------------------------------------------------------------------
+# -- the kernels ---------------------------------------------------------------------------------
 
 # Longest sequence with explicit attention weights, on a CPU: their memory grows with the square
 # of the length.
 MAX_WRITTEN_OUT = 2048
 MIN_BLOCK = 128  # queries
 MAX_FLASH = 256  # features of a head
-
-
-def meets(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
-    """Return whether each of the last T queries attends to each key, [T, E]."""
-    # int32 is as wide as the scores, so the mask vectorises.
-    key_E = torch.arange(num_keys, dtype=torch.int32, device=device)
-    query_T1 = key_E[num_keys - num_queries :, None]
-    meets_TE = key_E <= query_T1
-    return meets_TE if window is None else meets_TE & (key_E > query_T1 - window)
 
 
 def attention(
@@ -314,11 +295,12 @@ def attention(
     the G heads of keys and values serves H/G query heads, in order.
 
     Args:
-        window: the number of keys that a query attends to, its own being the last; None: all.
+        window: the number of keys that a query attends to, its own being the last.
         causal: the sum is over j <= i; otherwise over all j, without a window.
         bias_HTE: added to the scores; it may have a gradient, a batch, [B, H, T, E], and more keys,
             of which these are the last.
-        document_BT: a query attends only to keys of the same number; None: to all.
+        document_BT: a query attends only to keys of the same number.
+        sink_H: one more score in each softmax, whose value is 0.
     """
     assert causal or window is None
     num_queries, num_keys = q_BTHK.shape[1], k_BEGK.shape[1]
@@ -339,7 +321,12 @@ def attention(
     is_written_out = q_BTHK.device.type == "cpu" and fits
     is_masked = any(x is not None for x in (window, bias_HTE, document_BT, sink_H))
     if causal and (is_masked or is_written_out or num_queries < num_keys):
-        is_met = meets(num_queries, num_keys, window, q_BTHK.device)
+        # int32 is as wide as the scores, so the mask vectorises.
+        key_E = torch.arange(num_keys, dtype=torch.int32, device=q_BTHK.device)
+        query_T1 = key_E[num_keys - num_queries :, None]
+        is_met = key_E <= query_T1
+        if window is not None:
+            is_met = is_met & (key_E > query_T1 - window)
     if document_BT is not None:
         is_same = (document_BT[:, :, None] == document_BT[:, None, :])[:, None]
         is_met = is_same if is_met is None else is_met & is_same

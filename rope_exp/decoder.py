@@ -1,4 +1,4 @@
-"""The decoder: blocks, rotation tables, initial weights and their hashes, and the loss head.
+"""The decoder: loss head, blocks, rotation tables, initial weights, their hashes, a batch's loss.
 
 The logits of a whole batch are the largest tensor of a step (in float32, at V = 128k, 512 KB a
 token). Here each chunk's logits live only until its loss and gradients are computed, both in the
@@ -11,9 +11,9 @@ Shapes: B batch, T position, N tokens, C of a chunk, D model width, V vocabulary
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rope_exp.attention import Cache, LayerCache, Positions, Tables, linears, make_attention, wide
-from rope_exp.batches import NO_TARGET
+from rope_exp.batches import NO_TARGET, Batch
 from rope_exp.errors import ConfigError
 from rope_exp.identity import chosen
 from rope_exp.rope import angles, frequencies
@@ -225,23 +225,23 @@ class Trunk(nn.Module):
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         config = architecture.model
-        attn = architecture.attn
         pe = architecture.pe
         self.pe = pe
         self.start = pe.start
         num_layers = config.num_hidden_layers
-        blocks = [Block(architecture, number) for number in range(num_layers)]
 
         # nn.Embedding() would draw: on the meta device that imports torch's compiler, for a second.
         undrawn_VD = torch.empty(architecture.vocab_size, config.hidden_size)
         with_weights: Callable[..., nn.Embedding] = nn.Embedding.from_pretrained
         self.embed_tokens = with_weights(undrawn_VD, freeze=False)
-        self.layers = nn.ModuleList(blocks)
+        self.layers = nn.ModuleList(Block(architecture, number) for number in range(num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         rotary = Rotary
         if pe.trainable:
             rotary = chosen("position", "trainable", "pe.trainable").LearnedRotary
+        attn = architecture.attn
         self.rotary_emb = rotary(attn.rotary_dim(config), pe, num_layers, attn.key_heads(config))
+
         acting = encodings(architecture, layer=None)
         for name, encoding in acting.items():
             self.add_module(name, encoding)
@@ -334,7 +334,7 @@ class Decoder(nn.Module):
             cache: earlier tokens, from which these ids continue; they are added to it.
             positions_BT: any real numbers; None: 0, 1, 2, ..., or those after the cache.
             document_BT: tokens attend to tokens of the same number only; not allowed with a cache.
-            predicted_BP: the P places of each row that have targets, [B, P] like them; None: all.
+            predicted_BP: the P places of each row that have targets; None: all.
         """
         x_BTD = self.model(ids_BT, cache, positions_BT=positions_BT, document_BT=document_BT)
         x_BTD = at_places(x_BTD, predicted_BP)
@@ -361,9 +361,8 @@ class Decoder(nn.Module):
         if not self.architecture.causal:
             allowed = "looks both ways: there is nothing to cache, and no next token to generate"
             raise ConfigError("train.objective", ..., allowed)
-        model = self.architecture.model
-        layers = range(model.num_hidden_layers)
-        return [LayerCache(model.window_of(layer)) for layer in layers]
+        blocks: Any = self.model.layers
+        return [LayerCache(block.self_attn.window) for block in blocks]
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
@@ -415,10 +414,7 @@ def llama_matrices(architecture: Architecture) -> dict[str, torch.Size]:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters by name, as checkpoints store them and as hashes cover them.
-
-    A tied head appears under both its names, as transformers' load_state_dict expects.
-    """
+    """Return the parameters by name, as stored and hashed: a tied head has both its names."""
     named = model.named_parameters(remove_duplicate=False)
     return {name: parameter.detach() for name, parameter in named}
 
@@ -441,3 +437,83 @@ def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+# -- the loss of a batch -------------------------------------------------------------------------
+
+
+class Inputs(NamedTuple):
+    """The tensors of a batch, in the form that the decoder takes."""
+
+    ids_BT: Tensor
+    target_BP: Tensor
+    place_BP: Tensor | None
+    position_BT: Tensor | None
+    document_BT: Tensor | None
+
+    def split(self, size: int) -> Iterator["Inputs"]:
+        """Yield micro-batches of `size` rows; the last may have fewer."""
+        for start in range(0, len(self.ids_BT), size):
+            part = slice(start, start + size)
+            parts: list[Any] = [None if tensor is None else tensor[part] for tensor in self]
+            yield Inputs(*parts)
+
+    @property
+    def further(self) -> dict[str, Tensor | None]:
+        """The decoder's keyword arguments besides ids and targets."""
+        places = {"predicted_BP": self.place_BP, "positions_BT": self.position_BT}
+        return {**places, "document_BT": self.document_BT}
+
+    def nats(self, model: nn.Module) -> Tensor:
+        """Return the summed nats over the targets, or the summed squared errors."""
+        nats: Tensor = model(self.ids_BT, self.target_BP, **self.further)
+        return nats
+
+
+def on_device(batch: Batch, device: torch.device) -> Inputs:
+    """Copy a batch to a device without waiting for the copy."""
+
+    def copy(name: str) -> Any:
+        array = getattr(batch, name)
+        if array is None:
+            return None
+        tensor = torch.as_tensor(array)
+        tensor = tensor.pin_memory() if device.type == "cuda" else tensor
+        return tensor.to(device, non_blocking=True)
+
+    return Inputs(*map(copy, Inputs._fields))
+
+
+@torch.no_grad()
+def held_out_loss(
+    model: nn.Module,
+    held_out: Batch,
+    *,
+    micro_batch_size: int,
+    device: torch.device,
+    parallel: Any = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> float | None:
+    """Return the mean nats per predicted token, or the mean squared error of real numbers.
+
+    It is the same on every rank; None if `should_stop` returned true before a micro-batch.
+    """
+    rank, world_size = (parallel.rank, parallel.world_size) if parallel else (0, 1)
+    mine = on_device(held_out.rows(slice(rank, None, world_size)), device)
+    nats = torch.zeros((), dtype=torch.float64, device=device)
+
+    # Every rank loops as often as the one with the largest share: asking whether to stop is a
+    # collective call, and all ranks must make it equally often.
+    largest_share = math.ceil(len(held_out.ids_BT) / world_size)
+    micro_batches = mine.split(micro_batch_size)
+    # Eager: compiling a second graph does not pay off for a few batches.
+    with torch.compiler.set_stance("force_eager"):
+        for _ in range(0, largest_share, micro_batch_size):
+            if should_stop():
+                return None
+            inputs = next(micro_batches, None)
+            if inputs is not None:
+                nats += inputs.nats(model).double()
+
+    total = parallel.sum(nats) if parallel else nats
+    return float(total) / held_out.num_targets

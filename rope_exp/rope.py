@@ -23,10 +23,7 @@ def frequencies(dim: int, base: float, dtype: torch.dtype = torch.float32) -> Te
     """Return theta_f = base^(-2f/dim) for f = 0 .. dim/2 - 1 (Su 2021, before eq. 14).
 
     They are in radians a position, on the CPU, with the order of operations of transformers' LLaMA,
-    so that they match to the last bit. bfloat16 cannot hold positions above 256.
-
-    Args:
-        dim: number of features that rotate; ValueError if it is odd or below 2.
+    so that they match to the last bit. `dim` features rotate: an even number.
     """
     if dim < 2 or dim % 2:
         raise ValueError(f"the number of rotating features must be even and at least 2, not {dim}")
@@ -39,11 +36,8 @@ def angles(theta_F: Tensor, position_T: Tensor) -> Tensor:
     """Return angle_TF[t, f] = position_t * theta_f in radians, in theta's dtype.
 
     A float32 product holds an angle of m radians to m 2^-24: half a radian at position 2^24. So
-    whole turns are removed from far angles in float64, before rounding.
-
-    Args:
-        theta_F: or [G, F], if each of G heads has its own; then angle_TGF.
-        position_T: any real numbers; or [B, T], which gives [B, T, F].
+    whole turns are removed from far angles in float64, before rounding. Positions are any real
+    numbers; [B, T] of them give [B, T, F], and [G, F] frequencies of G heads give [T, G, F].
     """
     position_T = position_T[(..., *[None] * theta_F.ndim)]
     angle_TF = position_T.to(theta_F.dtype) * theta_F
@@ -58,12 +52,8 @@ def rotate(x_BTHK: Tensor, cos_TF: Tensor, sin_TF: Tensor, *, inverse: bool = Fa
     """Rotate each feature pair (f, f + F) of position t by its angle, or back if `inverse`.
 
     Implements eqs. (2) and (5) of Su 2025: R_i x_i, and R_i^T o_i when `inverse`. Products are
-    taken in the tables' dtype; the output has x's. Features past 2F are unchanged.
-
-    Args:
-        cos_TF, sin_TF: of the angles t * theta_f; or [B, T, F].
-    Raises:
-        ValueError: K is odd or below 2F, or T differs between the arguments.
+    taken in the tables' dtype; the output has x's. Features past 2F are unchanged. Tables are of
+    the angles t * theta_f, [T, F] or [B, T, F].
     """
     num_positions, num_pairs = cos_TF.shape[-2:]
     num_features = x_BTHK.shape[-1]

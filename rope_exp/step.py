@@ -17,9 +17,8 @@ from torch.optim import AdamW, Optimizer
 from rope_exp import costs
 from rope_exp.batches import chain_sha256, training_batch
 from rope_exp.config import RunConfig
-from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder
+from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder, Inputs, on_device
 from rope_exp.errors import ConfigError
-from rope_exp.evaluate import Inputs, on_device
 from rope_exp.identity import choices, chosen
 from rope_exp.prepare import DataSet
 from rope_exp.sections import OptimConfig

@@ -1,13 +1,18 @@
-"""The dispatcher: admit the runs of a command, and bring them to their end."""
+"""The runs of a command: checks before they start, acquisition of folders, and the dispatcher."""
 
 import contextlib
+import functools
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from rope_exp import ranks, worker
-from rope_exp.admit import acquire, acquire_or_refuse, admit, resolved
-from rope_exp.config import DEFAULT_OUTPUT, RunConfig
+from rope_exp.compose import resolve
+from rope_exp.config import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_keys
 from rope_exp.errors import (
+    EXIT_CODES,
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_STOPPED,
@@ -16,14 +21,233 @@ from rope_exp.errors import (
     keep_log,
     log,
 )
-from rope_exp.files import disk_full, free_bytes
-from rope_exp.folder import LOG
+from rope_exp.files import disk_full, free_bytes, is_full, make_folders, try_lock
+from rope_exp.folder import (
+    CONFIG,
+    LOCK,
+    LOG,
+    METRICS,
+    describe_done,
+    last_step,
+    list_steps,
+    read_config,
+    read_result,
+    write_config,
+)
 from rope_exp.identity import choices, chosen
+from rope_exp.prepare import open_data, pin
 from rope_exp.ranks import POLL_SECONDS, Job, SignalRelay, lease_gpus
 
+# File with the SLURM id of the job that began a folder anew with run.fresh=true.
+FRESH = ".fresh"
+LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
 LOG_BYTES = 1 << 16  # below this, a log may lack its last words
 # Between two attempts to start waiting runs, whose GPU or folder another dispatcher may release.
 WAIT_SECONDS = 1.0
+
+
+def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
+    """Return a config as it runs here, with nothing left to the machine or to time.
+
+    `world_size` is that of the launcher that started this process as a rank, if one did.
+    """
+    config = resolve(pinned_config(config), world_size)
+    # A job that SLURM has requeued began the run anew at its first start. Only now is the folder
+    # known: its default name has the hash of a resolved config.
+    marker = config.folder / FRESH
+    is_requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+    if is_requeued and marker.exists() and marker.read_text() == os.environ.get("SLURM_JOB_ID"):
+        config = config.replace("run", fresh=False)
+    if config.pe.code is not None:
+        # A mistake in a class of one's own ends here, before anything is written.
+        worker.certificate(config.model, config.pe, config.attn, causal=config.causal)
+    return config
+
+
+def pinned_config(config: RunConfig) -> RunConfig:
+    """Return a config with the commits of its data and tokenizer, and the hash of init_from."""
+    data, tokenizer = pin(config.data, config.tokenizer)
+    return with_origin(replace(config, data=data, tokenizer=tokenizer))
+
+
+def with_origin(config: RunConfig) -> RunConfig:
+    """Return a config with init_weights, the hash of the weights of run.init_from, if any."""
+    if config.run.init_from is None:
+        return config
+    return chosen("init_from", "origin", "run.init_from").with_weights(config)
+
+
+def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]:
+    """Check the runs of a command, whose configs are resolved; prepare data, and make folders."""
+    jobs = list(map(Job, configs, titles or [""] * len(configs)))
+    if len(jobs) > 1:
+        check_together(jobs)
+    fresh = {job.folder.resolve() for job in jobs if job.config.run.fresh}
+    for job in jobs:
+        origin = job.config.run.init_from
+        if origin is not None and Path(origin).expanduser().resolve() in fresh:
+            raise ConfigError("run.fresh", True, f"would move aside run.init_from={origin}")
+        cells = job.config.launch.cells_per_job
+        if cells > 1:
+            reason = "is for the jobs of `rope-exp campaign` and `rope-exp sweep` on a cluster"
+            raise ConfigError("launch.cells_per_job", cells, reason)
+        check_folder(job)
+
+    # One run represents all runs of a group that may share a table.
+    grouped = [config for config in configs if config.run.dir is None]
+    for config in {(config.group_sha256, config.group): config for config in grouped}.values():
+        _check_group(config, leaving_out=fresh)
+
+    left = [job for job in jobs if job.exit_code is None]
+    for tracker in {job.config.tracker for job in left}:
+        if tracker.name != "none":
+            leaf = chosen("trackers", tracker.name, "tracker.name", core="none")
+            leaf.Tracker.check(tracker)
+    # Many runs read one corpus.
+    open_once = functools.cache(open_data)
+    for job in left:
+        train = job.config.train
+        data = open_once(job.config.data, job.config.tokenizer, seq_len=train.seq_len)
+        # Generated data have no end.
+        if data.num_train_tokens is not None and data.num_train_tokens <= train.longest:
+            reason = f"a window needs {train.longest + 1} tokens and the corpus has "
+            reason += f"{data.num_train_tokens} for train"
+            raise ConfigError("train.stages", train.stages, reason)
+    for job in left:
+        try:
+            make_folders(job.folder)
+        except OSError as error:
+            if is_full(error):
+                raise
+            raise _folder_error(job, f"cannot be made: {error.strerror}") from None
+    return jobs
+
+
+def check_together(jobs: Sequence[Job]) -> None:
+    """Refuse runs that cannot share a sweep."""
+    folders = set()
+    for job in jobs:
+        if job.config.launch.inline:
+            reason = "runs in this very process, and a sweep has several runs"
+            raise ConfigError("launch", "inline", reason)
+        if job.folder.absolute() in folders:
+            raise _folder_error(job, f"two runs of the sweep ({job.config.name}) would share it")
+        folders.add(job.folder.absolute())
+
+
+def check_folder(job: Job) -> None:
+    """Refuse a folder of another config; set the job's exit code if the run is done."""
+    folder = job.folder
+    if not folder.exists():
+        return
+    # List once: another command may begin the run between two listings.
+    names = {path.name for path in folder.iterdir()}
+    if CONFIG not in names:
+        # A start that was killed leaves these.
+        if not names <= {LOCK, f".{CONFIG}.new"}:
+            raise _folder_error(job, "holds files that are no run; choose another folder")
+        return
+    if job.config.run.fresh:
+        return
+
+    before = read_config(folder)
+    changes = differing_keys(before.numeric, job.config.numeric)
+    # A node of a cluster resolves `auto` keys later.
+    changes = [change for change in changes if not change.endswith("-> auto")]
+    if changes:
+        reason = f"belongs to another config ({'; '.join(changes)}); choose another run.dir or "
+        raise _folder_error(job, f"{reason}run.group, or move it aside with run.fresh=true")
+
+    result = read_result(folder)
+    if result is not None:
+        job.exit_code = EXIT_CODES[result["status"]]
+        return
+    step = last_step(folder)
+    if step > before.train.save_every and not list_steps(folder / "checkpoints"):
+        reason = f"has metrics up to step {step} and no checkpoint; restore its checkpoints/"
+        raise _folder_error(job, f"{reason}, or use run.fresh=true")
+
+
+def _check_group(config: RunConfig, leaving_out: Collection[Path]) -> None:
+    """Refuse a run that cannot share a table with the others of its group."""
+    for path in sorted((DEFAULT_OUTPUT / config.group).glob(f"*/seed*/{CONFIG}")):
+        if path.parent.resolve() not in leaving_out:
+            other = read_config(path.parent)
+            if other.group_sha256 != config.group_sha256:
+                changes = "; ".join(differing_keys(other.numeric, config.numeric, FACTORS))
+                reason = f"holds runs of another config ({changes}); choose another name, or null"
+                raise ConfigError("run.group", config.group, reason)
+            return
+
+
+# -- acquisition -----------------------------------------------------------------------------------
+
+
+def acquire(job: Job) -> bool:
+    """Acquire the lock of the run's folder, check the folder again, and write the run's config.
+
+    With run.fresh an old folder is moved aside, never deleted.
+
+    Returns:
+        False if another process holds the lock; true otherwise, even if the run proves to be done.
+    """
+    make_folders(job.folder)
+    lock = try_lock(job.folder / LOCK)
+    job.is_elsewhere = lock is None
+    if lock is None:
+        return False
+    job.lock = lock
+
+    # Another command may have made or finished it since it was admitted.
+    check_folder(job)
+    if job.exit_code is not None:
+        return True
+    config = job.config
+    if config.run.dir is None and not config.run.fresh:
+        _check_group(config, leaving_out=[job.folder.resolve()])
+    if config.run.fresh and (job.folder / CONFIG).exists():
+        number = 1
+        while (aside := job.folder.with_name(f".{job.folder.name}.old-{number}")).exists():
+            number += 1
+        job.folder.rename(aside)
+        job.unlock()
+        return acquire(job)
+
+    # Without a checkpoint the run begins anew, and drops metrics from before the first save.
+    if not list_steps(job.folder / "checkpoints"):
+        if lost := last_step(job.folder):
+            log(f"{job.name}: begins anew, since step {lost} came before any checkpoint")
+        (job.folder / METRICS).unlink(missing_ok=True)
+
+    # Later starts of the same run resume in this folder; only the first start is fresh.
+    place = replace(config.run, fresh=False, dir=str(job.folder), group=config.group)
+    write_config(job.folder, replace(config, run=place))
+    if config.run.fresh and (job_id := os.environ.get("SLURM_JOB_ID")):
+        (job.folder / FRESH).write_text(job_id)
+    job.config = config.replace("run", fresh=False)
+    return True
+
+
+def acquire_or_refuse(job: Job) -> None:
+    """Acquire the folder of the only run of a command, or say that the run is done.
+
+    Raises:
+        ConfigError: another process is running it.
+    """
+    deadline = time.monotonic() + LOCK_SECONDS
+    while job.exit_code is None and not acquire(job):
+        if time.monotonic() > deadline:
+            raise _folder_error(job, "another process is running this run; wait for it")
+        time.sleep(POLL_SECONDS)
+    if job.exit_code is not None:
+        print(describe_done(job.folder))
+
+
+def _folder_error(job: Job, reason: str) -> ConfigError:
+    return ConfigError("run.dir", str(job.folder), reason)
+
+
+# -- the dispatcher --------------------------------------------------------------------------------
 
 
 def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, list[Job]]:

@@ -13,9 +13,8 @@ from typing_extensions import TypedDict
 from rope_exp import checkpoint
 from rope_exp.batches import held_out_rows
 from rope_exp.config import RunConfig, TrainConfig
-from rope_exp.decoder import Decoder, llama_weights, weights, weights_sha256
+from rope_exp.decoder import Decoder, held_out_loss, llama_weights, weights, weights_sha256
 from rope_exp.errors import CheckpointError, Progress, log
-from rope_exp.evaluate import held_out_loss
 from rope_exp.files import json_sha256, read_json, write_json
 from rope_exp.folder import PROBES, RESULT, MetricsWriter, checked, list_steps
 from rope_exp.identity import Natural, NonNegative, OrderSha256, Sha256, chosen

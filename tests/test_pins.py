@@ -15,7 +15,7 @@ from rope_exp.batches import chain_sha256, held_out_rows, training_batch
 from rope_exp.campaign.records import read_records, recorded_campaigns, stored_records
 from rope_exp.compile import write
 from rope_exp.config import RunConfig
-from rope_exp.evaluate import held_out_loss
+from rope_exp.decoder import held_out_loss
 from rope_exp.folder import read_config
 from rope_exp.prepare import open_data
 

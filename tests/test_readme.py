@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.configs import REPOSITORY
 
-from rope_exp.campaign.file import read_campaign
+from rope_exp.campaign.cells import read_campaign
 from rope_exp.compose import compose_jobs
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")

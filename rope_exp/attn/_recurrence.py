@@ -126,6 +126,7 @@ def _power(log_gamma_H: Tensor, steps_N: Tensor) -> Tensor:
 class StateAttention(Attention):
     """Attention by sums over the past; a kind defines the sums and its outputs from them."""
 
+    # Training holds a state after so many tokens.
     chunk_size = CHUNK
     # The number of neighbouring heads with the same state; the cache keeps one.
     num_copies = 1

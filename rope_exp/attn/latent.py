@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rope_exp.attention import Attention, LayerCache, Positions, normed, split_heads
+from rope_exp.attn.shared import has_values_in_keys
 from rope_exp.identity import Even, Size, section
 from rope_exp.sections import SITES, Kind, ModelConfig
 
@@ -90,7 +91,7 @@ class Layer(Attention):
         c_BTL, k_BTR = torch.split(self.kv_a_proj_with_mqa(x_BTD), self.row_widths, dim=-1)
         both_BT1K = torch.cat([normed(self.kv_a_layernorm, c_BTL), k_BTR], dim=-1)[:, :, None]
         rows = {"k": self.turn("k", both_BT1K, at)}
-        if self.attn.value_rope and not self.has_values_in_keys(at):
+        if self.attn.value_rope and not has_values_in_keys(self, at):
             rows["v"] = self.turn("v", k_BTR[:, :, None], at)
         if cache is not None:
             rows = cache.append(rows)

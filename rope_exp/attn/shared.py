@@ -59,6 +59,13 @@ class Config(Kind):
         return key_dim, self.nope_dim if self.form == "s3" else key_dim
 
 
+def has_values_in_keys(layer: Attention, at: Positions) -> bool:
+    """Return whether features shared by keys and values rotate alike: one row serves both."""
+    if {"k", "v"} <= layer.sites:
+        return at.vo is None
+    return "k" not in layer.sites and "v" not in layer.sites
+
+
 class Layer(Attention):
     """Softmax attention over keys [c; R k_R] and values [c; R v_R], [c; R k_R] or c alone."""
 
@@ -88,7 +95,7 @@ class Layer(Attention):
         rows = {"k": self.turn("k", k_BTGK, at)}
         if v:
             rows["v"] = self.turn("v", split_heads(v[0], self.attn.rope_dim), at)
-        elif self.attn.form == "s2" and not self.has_values_in_keys(at):
+        elif self.attn.form == "s2" and not has_values_in_keys(self, at):
             rows["v"] = self.turn("v", k_BTGK[..., self.attn.nope_dim :], at)
         if cache is not None:
             rows = cache.append(rows)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rope_exp.admit import admit, resolved
 from rope_exp.campaign.progress import Progress
 from rope_exp.campaign.records import PACKED, read_record, stored_records, write_record
 from rope_exp.comparable import differing_surroundings
@@ -17,7 +16,7 @@ from rope_exp.errors import EXIT_DONE, ConfigError, RecordError, log
 from rope_exp.files import write_atomically
 from rope_exp.machine import git_state
 from rope_exp.ranks import Job
-from rope_exp.sweep import run_all
+from rope_exp.sweep import admit, resolved, run_all
 
 
 def run_campaign(progress: Progress) -> int:

@@ -3,11 +3,11 @@
 import os
 from collections.abc import Iterator
 
-from rope_exp.admit import acquire_or_refuse, admit, resolved
 from rope_exp.config import RunConfig
 from rope_exp.errors import EXIT_CODES, ConfigError
 from rope_exp.folder import read_result
 from rope_exp.identity import Rule
+from rope_exp.sweep import acquire_or_refuse, admit, resolved
 from rope_exp.worker import run_here
 
 

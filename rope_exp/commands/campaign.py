@@ -18,13 +18,11 @@ def main(words: list[str]) -> int:
     """Run the cells of a campaign that have no record yet, and write a record of each that ends."""
     started = time.monotonic()
     from rope_exp.campaign.campaign import pack, run_campaign
-    from rope_exp.campaign.cells import load_campaign
-    from rope_exp.campaign.file import campaign_files
+    from rope_exp.campaign.cells import campaign_files, load_campaign
     from rope_exp.campaign.progress import Progress
     from rope_exp.campaign.records import DEFAULT_RECORDS
     from rope_exp.slurm.campaign import submit_campaign
-    from rope_exp.slurm.cluster import FOLDER
-    from rope_exp.slurm.queue import Queue
+    from rope_exp.slurm.cluster import FOLDER, Queue
 
     parser = Parser("campaign", "Run the cells of a campaign that have no record yet.")
     names = ", ".join(campaign_files())

@@ -9,9 +9,9 @@ def main(words: list[str]) -> int:
     _, jobs = parse_jobs(parser, words)
 
     # Imported late: a mistake is told before torch is imported.
-    from rope_exp.admit import with_origin
     from rope_exp.compose import resolve
     from rope_exp.plan.tables import cost_lines, sweep_lines
+    from rope_exp.sweep import with_origin
 
     configs = [resolve(with_origin(config)) for config in jobs.configs]
     print("\n".join(cost_lines(configs[0])))

@@ -49,22 +49,23 @@ def patch(model: nn.Module, rotate: Iterable[str]) -> Callable[[], None]:
         name = type(model).__name__
         raise ConfigError("model", name, "has no attention with q_proj, k_proj, v_proj and o_proj")
 
+    some = torch.arange(8.0)[None]
     for module in modules:
         # By type of layer, the name has a prefix.
         scales = {v for name, v in vars(module).items() if name.endswith("attention_scaling")}
         if scales - {1.0}:
             raise ConfigError("model", type(model).__name__, "scales its tables (YaRN)")
-    some = torch.arange(8.0)[None]
     for layer in layers:
         theirs = getattr(sys.modules[type(layer).__module__], "rotate_half", torch.zeros_like)
-        clips = getattr(getattr(layer, "config", None), "clip_qkv", None) is not None
-        for is_so, reason in [
-            (getattr(layer, "is_patched", False), "is patched already; take that patch back first"),
-            (not torch.equal(theirs(some), rotate_half(some)), "pairs other features than Llama"),
-            (clips, "clips what its projections return (clip_qkv)"),
-        ]:
-            if is_so:
-                raise ConfigError("model", type(layer).__name__, reason)
+        reason = ""
+        if getattr(layer, "is_patched", False):
+            reason = "is patched already; take that patch back first"
+        elif not torch.equal(theirs(some), rotate_half(some)):
+            reason = "pairs other features than Llama"
+        elif getattr(getattr(layer, "config", None), "clip_qkv", None) is not None:
+            reason = "clips what its projections return (clip_qkv)"
+        if reason:
+            raise ConfigError("model", type(layer).__name__, reason)
     _measure(model, layers)
 
     hooks = ExitStack()

@@ -33,8 +33,7 @@ from rope_exp.export.code import copied, write_code
 from rope_exp.export.configuration_rope_exp import RopeExpConfig
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM, RopeExpForMaskedLM
 from rope_exp.folder import read_config
-from rope_exp.identity import Rule, refuse
-from rope_exp.load import end_of_text, load_checkpoint
+from rope_exp.identity import Rule, chosen, refuse
 from rope_exp.sections import PAIRS, Architecture, PeConfig, SoftmaxConfig
 from rope_exp.tokenizer import vocab_size
 
@@ -59,9 +58,10 @@ def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = Non
         raise ConfigError("OUT", str(out), "holds something; name a new folder")
     if out.resolve().is_relative_to(run_dir.resolve()):
         raise ConfigError("OUT", str(out), "lies in the run's own folder, which is its record")
-    decoder, tokenizer, step = load_checkpoint(run_dir, step)
+    load = chosen("load", "run", "RUN_FOLDER")
+    decoder, tokenizer, step = load.load_checkpoint(run_dir, step)
     config = read_config(run_dir)
-    end_id = end_of_text(run_dir, decoder)
+    end_id = load.end_of_text(run_dir, decoder)
     model = exported(decoder, code, end_id, max_position_embeddings=config.train.longest)
     name = type(model).__name__
     readme = card(run_dir, config, step, name, out.name, weights_sha256(weights(decoder)))

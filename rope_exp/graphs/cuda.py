@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rope_exp.decoder import Inputs
 from rope_exp.errors import first_line, log
-from rope_exp.evaluate import Inputs
 from rope_exp.step import make_state
 
 # Steps before a capture, and before the one that shows whether a step waits for the device: they

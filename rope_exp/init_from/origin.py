@@ -14,11 +14,11 @@ import torch
 from tokenizers import Tokenizer
 
 from rope_exp import folder as files
+from rope_exp import load_run
 from rope_exp.config import RunConfig
 from rope_exp.decoder import FREQUENCIES, OWN, POSITIONS, Decoder, weights
 from rope_exp.errors import ConfigError, RecordError
 from rope_exp.files import read_json
-from rope_exp.load import load_run
 
 
 class Origin(NamedTuple):

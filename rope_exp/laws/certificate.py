@@ -111,7 +111,7 @@ def _measured(
 ) -> dict[str, Any]:
     """Measure the laws of one attention layer in which these sites rotate."""
     tolerance = TOLERANCE * (100 + pe.start)
-    attention = make_attention(small, attn.small(), sites).double()
+    attention: Any = make_attention(small, attn.small(), sites).double()
     attention.causal = causal
     attention.chunk_size = CHUNK
     _draw(attention)

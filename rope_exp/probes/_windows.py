@@ -15,8 +15,7 @@ from torch import Tensor
 from rope_exp.attention import Attention, wide
 from rope_exp.batches import Batch, Ints, read, validation_ids
 from rope_exp.config import RunConfig
-from rope_exp.decoder import Decoder, at_places, chunks
-from rope_exp.evaluate import Inputs, on_device
+from rope_exp.decoder import Decoder, Inputs, at_places, chunks, on_device
 from rope_exp.prepare import VALIDATION
 from rope_exp.signals import Stopped, StopSignal
 
@@ -102,9 +101,16 @@ def nats(model: Finished, windows_NS: Ints) -> Tensor:
     return torch.cat([token_nats(model.decoder, inputs).double().cpu() for inputs in parts])
 
 
+def features(decoder: Decoder, inputs: Inputs) -> Tensor:
+    """Return the last layer's normed output at every place, [B, T, D]."""
+    at: Any = {"positions_BT": inputs.position_BT, "document_BT": inputs.document_BT}
+    x_BTD: Tensor = decoder.model(inputs.ids_BT, **at)
+    return x_BTD
+
+
 def token_nats(decoder: Decoder, inputs: Inputs) -> Tensor:
     """Return nats_BP: -log p of each target, in float32."""
-    x_ND = at_places(inputs.features(decoder), inputs.place_BP).flatten(0, 1)
+    x_ND = at_places(features(decoder, inputs), inputs.place_BP).flatten(0, 1)
     # In chunks, because the logits of a whole batch would be its largest tensor by far.
     nats = [
         F.cross_entropy(wide(decoder.lm_head(x_CD)), target_C, reduction="none")

@@ -22,6 +22,7 @@ from rope_exp.probes._windows import (
     attentions,
     batches,
     bin_edges,
+    features,
     share,
     significant,
     windows,
@@ -66,7 +67,7 @@ def ask(model: Finished) -> dict[str, Any]:
         for number, layer in enumerate(layers):
             stack.enter_context(weighed(layer, partial(see, number)))
         for inputs in batches(model, rows, at_once=1):
-            inputs.features(decoder)
+            features(decoder, inputs)
 
     distances = bin_edges((length + 1) // 2)[:-1]
     distance_M = torch.tensor(distances)

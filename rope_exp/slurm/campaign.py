@@ -13,8 +13,7 @@ from rope_exp.compose import compose_jobs
 from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.errors import ConfigError
 from rope_exp.signals import interrupt, on_signal
-from rope_exp.slurm.cluster import submit
-from rope_exp.slurm.queue import Queue
+from rope_exp.slurm.cluster import Queue, submit
 
 # The keys that say how; all of hydra.launcher does, too.
 ALLOWED = ("launch", "launch.cells_per_job", "launch.runs_per_gpu")

@@ -7,7 +7,7 @@ machine, without a queue and without requeueing.
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from rope_exp.admit import check_folder, check_together, pinned_config
 from rope_exp.compose import Jobs, titles
 from rope_exp.config import RunConfig
 from rope_exp.errors import (
@@ -26,11 +25,11 @@ from rope_exp.errors import (
     explained,
     first_line,
 )
+from rope_exp.files import read_json, write_json
 from rope_exp.machine import output_of
 from rope_exp.ranks import Job
 from rope_exp.signals import held_back, interrupt, on_signal, starting_runs
-from rope_exp.slurm.queue import Queue
-from rope_exp.sweep import dispatch
+from rope_exp.sweep import check_folder, check_together, dispatch, pinned_config
 
 FOLDER = Path("results/slurm")
 SWEEPS = FOLDER / "sweeps"
@@ -38,6 +37,58 @@ SWEEPS = FOLDER / "sweeps"
 CLUSTERS = {"SlurmLauncher": "slurm", "LocalLauncher": "local"}
 # Keys of Hydra's launcher that we decide.
 OURS = ("_target_", "submitit_folder", "stderr_to_stdout", "max_num_timeout")
+
+
+class Queue:
+    """The jobs that were submitted for a campaign or a sweep, kept in a file of its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._path = folder / "jobs.json"
+
+    @property
+    def jobs(self) -> dict[str, list[str]]:
+        """The newest job of each cell: its cluster and id."""
+        return read_json(self._path) if self._path.exists() else {}
+
+    def add(self, cluster: str, parts: Sequence[Sequence[str]], ids: Sequence[str]) -> None:
+        """Keep the ids of submitted jobs, each with its cells."""
+        new = zip(parts, ids, strict=True)
+        added = {name: [cluster, job_id] for part, job_id in new for name in part}
+        write_json(self._path, self.jobs | added)
+
+    def active(self, names: Collection[str]) -> dict[str, str]:
+        """Return `queued` or `running` for each of these cells whose job has not ended."""
+        jobs = {name: job for name, job in self.jobs.items() if name in names}
+        states: dict[str, str] = {}
+        if any(cluster == "slurm" for cluster, _ in jobs.values()):
+            listed = output_of("squeue", "--noheader", "--array", "--me", "--format=%i %T")
+            states = dict(line.split() for line in listed.splitlines())
+        active = {}
+        for name, (cluster, job_id) in jobs.items():
+            # submitit's stand-in has the id of its process.
+            command = Path(f"/proc/{job_id}/cmdline")
+            if cluster == "local" and command.exists() and b"submitit" in command.read_bytes():
+                active[name] = "running"
+            elif job_id in states:
+                active[name] = "queued" if states[job_id] == "PENDING" else "running"
+        return active
+
+    def describe(self, names: Collection[str]) -> dict[str, str]:
+        """Return a few words about the job of each of these cells, if it has one."""
+        try:
+            active = self.active(names)
+            ended = "failed or stopped"
+        except ChildProcessError as error:
+            active = {}
+            ended = f"submitted ({error})"
+        jobs = {name: job_id for name, (_, job_id) in self.jobs.items() if name in names}
+        return {
+            name: f"{active[name]}, job {job_id}"
+            if name in active
+            else f"{ended}, see {self.folder / job_id}_0_log.out"
+            for name, job_id in jobs.items()
+        }
 
 
 def run_on_node(
@@ -98,12 +149,13 @@ def submit(
         if launcher[key] != 1:
             reason = "must be 1: a job starts its own processes, on one node"
             raise ConfigError(f"hydra.launcher.{key}", launcher[key], reason)
-    keys: Any = OmegaConf.to_container(launcher, resolve=True)
-    max_restarts = keys.get("max_num_timeout", 0)
+    max_restarts = launcher.get("max_num_timeout", 0)
+    theirs = OmegaConf.create({key: launcher[key] for key in launcher if key not in OURS})
     if cluster == "slurm":
         # Some clusters requeue no job that does not ask for it.
-        keys["additional_parameters"] = {"requeue": True, **keys["additional_parameters"]}
-    asked = {key: keys[key] for key in keys if key not in OURS and keys[key] is not None}
+        theirs.additional_parameters = {"requeue": True, **theirs.additional_parameters}
+    plain: Any = OmegaConf.to_container(theirs, resolve=True)
+    asked = {key: value for key, value in plain.items() if value is not None}
 
     active = queue.active(cells)
     names = [name for name in cells if name not in active]
@@ -176,7 +228,7 @@ def _runs(jobs: Jobs) -> dict[str, Job]:
     runs = list(map(Job, configs, titles(jobs.overrides, configs)))
     check_together(runs)
     for run in runs:
-        check_folder(run, settled=False)
+        check_folder(run)
     return {f"{run.folder} {run.config.config_sha256[:12]}": run for run in runs}
 
 

@@ -268,6 +268,7 @@ def test_values_from_the_keys_row_are_refused(
     """The certificate detects values read from rotated keys, also with learned frequencies."""
     pe = make_pe(*"qkvo", **changes)
     assert certificate(SIZES, pe, attn)["measured"] == "invariant"
-    monkeypatch.setattr(Attention, "has_values_in_keys", lambda self, at: True)
+    for kind in ("latent", "shared"):
+        monkeypatch.setattr(f"rope_exp.attn.{kind}.has_values_in_keys", lambda layer, at: True)
     with pytest.raises(LawError, match="the rotation of test is neither"):
         certificate(SIZES, pe, attn)

@@ -9,8 +9,7 @@ import pytest
 from support.campaigns import FIXED, ROWS, load, names, write_campaign
 from support.refused import refused
 
-from rope_exp.campaign.cells import load_campaign
-from rope_exp.campaign.file import campaign_files
+from rope_exp.campaign.cells import campaign_files, load_campaign
 from rope_exp.campaign.records import cell_name
 from rope_exp.compose import run_config
 from rope_exp.errors import ConfigError

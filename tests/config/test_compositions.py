@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rope_exp.campaign.cells import load_campaign
-from rope_exp.campaign.file import campaign_files
+from rope_exp.campaign.cells import campaign_files, load_campaign
 from rope_exp.compose import CONFIGS, compose_jobs
 from rope_exp.config import RunConfig
 from rope_exp.files import json_sha256

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from support.configs import NINE, composed
 
-from rope_exp.admit import acquire, admit
 from rope_exp.compose import CONFIGS, resolve, run_config
 from rope_exp.config import RunConfig, differing_keys
 from rope_exp.folder import read_config
 from rope_exp.laws.certificate import certificate
 from rope_exp.sections import SUBSETS
+from rope_exp.sweep import acquire, admit
 
 
 def test_the_nine_are_there_and_say_what_they_are() -> None:

@@ -11,13 +11,13 @@ from support.refused import refused
 from support.reports import make_run, sha256_of
 from support.trainers import Make, assert_goes_on, build_trainer, finish, same, snapshot
 
-from rope_exp.admit import with_origin
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.decoder import weights, weights_sha256
 from rope_exp.errors import ConfigError
 from rope_exp.files import read_json, write_json
 from rope_exp.folder import MANIFEST, MODEL, read_env, read_result, step_folder
+from rope_exp.sweep import with_origin
 from rope_exp.trainer import Trainer
 from rope_exp.worker import record_start
 

@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 from support.refused import refused
 
-from rope_exp import admit as admit_module
 from rope_exp import sweep
-from rope_exp.admit import acquire, acquire_or_refuse, admit, resolved
 from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
 from rope_exp.errors import EXIT_STOPPED
 from rope_exp.files import write_json
 from rope_exp.ranks import Job
+from rope_exp.sweep import acquire, acquire_or_refuse, admit, resolved
 
 OnCpu = Callable[..., RunConfig]
 
@@ -70,7 +69,7 @@ def test_a_folder_is_acquired_by_one_after_another(
     monkeypatch: pytest.MonkeyPatch, on_cpu: OnCpu
 ) -> None:
     """A run of a sweep is left to the other command; the one run of a command is refused."""
-    monkeypatch.setattr(admit_module, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(sweep, "LOCK_SECONDS", 0.2)
     [first] = admit([on_cpu()])
     [second] = admit([on_cpu()])
     [fresh] = admit([on_cpu("run.fresh=true", "optim.lr=0.5")])

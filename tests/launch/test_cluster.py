@@ -10,12 +10,12 @@ from support.configs import TINY
 from support.refused import refused
 from support.slurm import until
 
-from rope_exp.admit import admit
 from rope_exp.commands.campaign import main as campaign
 from rope_exp.commands.sweep import main as sweep
 from rope_exp.compose import resolve, run_config
 from rope_exp.folder import read_result, write_config
-from rope_exp.slurm.queue import Queue
+from rope_exp.slurm.cluster import Queue
+from rope_exp.sweep import admit
 
 
 def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, **outputs: str) -> None:

@@ -16,8 +16,7 @@ from support.kinds import make_layer
 from support.models import make_pe, make_sizes, opinionated
 from torch import Tensor
 
-from rope_exp.decoder import Decoder, Rotary
-from rope_exp.evaluate import Inputs, on_device
+from rope_exp.decoder import Decoder, Inputs, Rotary, on_device
 from rope_exp.sections import DataConfig, SoftmaxConfig
 from rope_exp.tasks.spikes import FACTS, rows
 

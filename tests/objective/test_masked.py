@@ -11,8 +11,7 @@ from support.models import VOCAB, opinionated
 from support.probes import HELD_OUT, LENGTH
 
 from rope_exp.batches import Batch, Ints, next_tokens, validation_ids
-from rope_exp.decoder import Decoder
-from rope_exp.evaluate import held_out_loss
+from rope_exp.decoder import Decoder, held_out_loss
 from rope_exp.objective.mlm import hidden
 
 

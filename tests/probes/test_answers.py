@@ -10,8 +10,7 @@ from support.probes import Finished
 from rope_exp.batches import held_out_rows
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
-from rope_exp.decoder import Decoder
-from rope_exp.evaluate import held_out_loss, on_device
+from rope_exp.decoder import Decoder, held_out_loss, on_device
 from rope_exp.prepare import open_data
 
 CPU = torch.device("cpu")

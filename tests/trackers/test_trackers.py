@@ -20,12 +20,12 @@ from support.results import DIVERGED, FINISHED
 from support.runs import assert_same_run, train
 
 from rope_exp import ranks
-from rope_exp.admit import admit
 from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
 from rope_exp.files import write_json
 from rope_exp.folder import MetricsWriter, read_metrics
 from rope_exp.ranks import Job
+from rope_exp.sweep import admit
 from rope_exp.trackers import trackio as our_trackio
 from rope_exp.trackers.wandb import Tracker
 

@@ -1,4 +1,4 @@
-"""Load a run's model, from a checkpoint, and its tokenizer."""
+"""A run's model, from a checkpoint, and its tokenizer, for use after training."""
 
 from os import PathLike
 from pathlib import Path
@@ -27,12 +27,12 @@ def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Dec
     return load_checkpoint(Path(run_dir), step)[:2]
 
 
-def load_checkpoint(folder: Path, step: int | None = None) -> tuple[Decoder, Tokenizer, int]:
+def load_checkpoint(folder: Path, step: int | None) -> tuple[Decoder, Tokenizer, int]:
     """Return what `load_run` does, and the step of the checkpoint."""
     if not (folder / CONFIG).exists():
         raise RecordError(f"{folder}: there is no run in this folder")
     config = read_config(folder)
-    saved = _load_checkpoint(folder / "checkpoints", step)
+    saved = _saved(folder / "checkpoints", step)
     tokenizer = load_tokenizer(folder / "tokenizer.json")
 
     # The vocabulary's size comes from the weights; that they are embeddings is checked below.
@@ -55,7 +55,7 @@ def end_of_text(run_dir: Path, decoder: Decoder) -> int:
     return int(end_id)
 
 
-def _load_checkpoint(checkpoints: Path, step: int | None) -> checkpoint.Checkpoint:
+def _saved(checkpoints: Path, step: int | None) -> checkpoint.Checkpoint:
     steps = list_steps(checkpoints)
     if step is not None:
         if step not in steps:
@@ -68,7 +68,7 @@ def _load_checkpoint(checkpoints: Path, step: int | None) -> checkpoint.Checkpoi
         # A run in progress may have dropped a listed checkpoint while it was being read.
         if list_steps(checkpoints) == steps:
             raise
-        return _load_checkpoint(checkpoints, step)
+        return _saved(checkpoints, step)
     if saved is None:
         raise CheckpointError(f"{checkpoints} holds no checkpoint yet")
     return saved

@@ -127,7 +127,7 @@ def next_tokens(windows_BS: Ints) -> Batch:
 
 def training_ids(tokens: Tokens, seed: int, samples: Sequence[int], seq_len: int) -> Ints:
     """Return the windows of some samples of a run, by their numbers, [B, T + 1]."""
-    count = num_windows(tokens, seq_len)
+    count = (len(tokens) - 1) // seq_len
     places = [divmod(sample, count) for sample in samples]
     windows = [epoch_order(seed, epoch, count)[place] for epoch, place in places]
     return _windows(tokens, np.array(windows), seq_len)
@@ -140,14 +140,9 @@ def epoch_order(seed: int, epoch: int, count: int) -> Ints:
     return np.argsort(np.random.Philox(key=key).random_raw(count), kind="stable")
 
 
-def num_windows(tokens: Tokens, seq_len: int) -> int:
-    """Return N, the number of whole windows of T + 1 tokens at stride T."""
-    return (len(tokens) - 1) // seq_len
-
-
 def validation_ids(tokens: Tokens, num_sequences: int, seq_len: int) -> Ints:
     """Return fixed windows of the held-out set, all or evenly spread from its start, [N, S]."""
-    available = num_windows(tokens, seq_len)
+    available = (len(tokens) - 1) // seq_len
     count = min(num_sequences, available)
     return _windows(tokens, np.arange(count) * available // count, seq_len)
 

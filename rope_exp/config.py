@@ -398,11 +398,7 @@ def rules(config: RunConfig) -> Iterator[Rule]:
     steps = train.staged[-1].last_step
     yield steps != train.num_steps, "train.num_steps", f"must be the {steps} of train.stages"
     if task:
-        is_other = train.objective != task.objective
-        yield is_other, "train.objective", "must be {0.data.task.objective} for data={0.data.kind}"
-        yield train.stages, "train.stages", "data={0.data.kind} has rows of one length; leave null"
-        is_short = train.seq_len < task.least_seq_len
-        yield is_short, "train.seq_len", f"must be at least {task.least_seq_len} for these data"
+        yield from task.rules(config)
     else:
         yield not config.predicts_tokens, "train.objective", "is for data=spikes alone"
 
@@ -425,8 +421,6 @@ def rules(config: RunConfig) -> Iterator[Rule]:
 
     # The questions to a finished model.
     for name in train.probes:
-        reason = "data={0.data.kind} can be asked for {0.data.task.probe} alone"
-        yield task and name != task.probe, "train.probes", reason
         probe = chosen("probes", name, "train.probes")
         reason = probe.why_not(config) if hasattr(probe, "why_not") else ""
         yield reason, "train.probes", reason

@@ -48,9 +48,6 @@ MANIFEST = "manifest.json"
 FORMAT = 2
 # Keys of the tracker in files of version 0.2.0, which changed no number.
 _GONE = ("entity", "tags", "notes", "run_name")
-# Values of result.json that repeat the last row of metrics.jsonl.
-_LAST_ROW = {"train/loss": "train/loss_last"}
-_LAST_ROW_OF_FINISHED = _LAST_ROW | {"step": "steps", "tokens": "tokens", "val/loss": "val/loss"}
 
 Status = Literal["finished", "diverged", "unfinished"]
 # The test of differences that a campaign's file states; its records repeat it.
@@ -363,40 +360,32 @@ class Run:
     def check(self) -> None:
         """Refuse a result that contradicts the config, the initial weights or the curve."""
         config = self.config
-        expected = {
-            "pe": config.pe.label,
-            "rotate": config.pe.rotate,
-            "seed": config.seed,
-            "group_sha256": config.group_sha256,
-            "config_sha256": config.config_sha256,
-            "init_weights": config.init_weights,
-        }
-        init_weights = self.env.get("init_from", {}).get("weights_sha256")
-        stated = self.result | {"init_weights": init_weights}
-        for key, value in expected.items():
-            if stated[key] != value:
-                file = self._file(ENV if key == "init_weights" else RESULT)
-                raise ReportError(
-                    f"{file} says {key}={stated[key]!r}, but by its config it is {value!r}: "
-                    "one of them was edited, or belongs to another run"
-                )
-
+        result = self.result
+        initial = self.env.get("init_from", {}).get("weights_sha256")
         last = [{}, *self.metrics][-1]
-        ends = _LAST_ROW_OF_FINISHED if self.status == "finished" else _LAST_ROW
-        for key, name in ends.items():
-            if last.get(key) != self.result[name]:
-                raise ReportError(
-                    f"{self._file(METRICS)} ends with {key}={last.get(key)!r}, but by {RESULT} the "
-                    f"run ended with {self.result[name]!r}: rows are missing, or one was edited"
-                )
-        if last.get("step", 0) > self.result["steps"]:
-            raise ReportError(
-                f"{self._file(METRICS)} continues to step {last['step']}, past the "
-                f"{self.result['steps']} of {RESULT}"
-            )
+        step = last.get("step", 0)
+        stated = [
+            (RESULT, "pe", result["pe"], CONFIG, config.pe.label),
+            (RESULT, "rotate", result["rotate"], CONFIG, config.pe.rotate),
+            (RESULT, "seed", result["seed"], CONFIG, config.seed),
+            (RESULT, "group_sha256", result["group_sha256"], CONFIG, config.group_sha256),
+            (RESULT, "config_sha256", result["config_sha256"], CONFIG, config.config_sha256),
+            (ENV, "init_weights", initial, CONFIG, config.init_weights),
+            (METRICS, "last train/loss", last.get("train/loss"), RESULT, result["train/loss_last"]),
+            # The curve of a run that diverged may end before its last step, but not after.
+            (METRICS, "last step", step, RESULT, min(step, result["steps"])),
+        ]
+        if self.status == "finished":
+            for key, name in ("step", "steps"), ("tokens", "tokens"), ("val/loss", "val/loss"):
+                stated.append((METRICS, f"last {key}", last.get(key), RESULT, result[name]))
 
-    def _file(self, name: str) -> Path:
-        return self.folder / name if self.folder.is_dir() else self.folder
+        for file, key, value, other, expected in stated:
+            if value != expected:
+                place = self.folder / file if self.folder.is_dir() else self.folder
+                raise ReportError(
+                    f"{place} says {key}={value!r}, but by {other} it is {expected!r}: one of them "
+                    "was edited, or belongs to another run"
+                )
 
 
 def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> list[Path]:

@@ -109,9 +109,6 @@ class Corpus:
             yield side, text
 
 
-# -- the stdlib corpus; the other kinds are files of corpora/ --------------------------------------
-
-
 def library_files() -> dict[str, Path]:
     """Return the modules of Python's library by name, in the order of their paths."""
     root = Path(sysconfig.get_path("stdlib"))
@@ -126,7 +123,7 @@ def library_files() -> dict[str, Path]:
 
 
 def open_library(data: DataConfig) -> Corpus:
-    """Open the stdlib corpus, with one document per module."""
+    """Open the stdlib corpus, with one document per module; other kinds are files of corpora/."""
     facts: dict[str, Any] = {"python": platform.python_version()}
 
     def read(paths: Iterable[Path]) -> Iterator[str]:
@@ -151,24 +148,19 @@ def fingerprint(data: DataConfig) -> str:
     return json_sha256(chosen("corpora", data.kind, "data.kind").state(data))
 
 
-# -- preparation -----------------------------------------------------------------------------------
-
-
 def open_data(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int) -> DataSet:
     """Open the data set of a run, and prepare its corpus if necessary; errors as in `prepare`."""
-    if data.task is not None:
-        generated: DataSet = data.task.open(data, seq_len)
-        return generated
-    return prepare(data, tokenizer, seq_len=seq_len)
+    if data.task is None:
+        return prepare(data, tokenizer, seq_len=seq_len)
+    generated: DataSet = data.task.open(data, seq_len)
+    return generated
 
 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -> Prepared:
     """Open the prepared corpus of a config; one of several processes makes it first if necessary.
 
-    Raises:
-        ConfigError: the corpus or tokenizer cannot be used, or has no whole window on a side.
-        DataError: the network failed, or a prepared folder is damaged.
-        DiskError: there is no space.
+    A corpus without a whole window on a side is a ConfigError; a network without answer and a
+    damaged folder are DataErrors.
     """
     data, tokenizer = pin(data, tokenizer)
     folder = _folder(data, tokenizer)
@@ -274,8 +266,6 @@ def _make(data: DataConfig, config: TokenizerConfig, folder: Path) -> None:
 def _write(folder: Path, corpus: Corpus, config: TokenizerConfig) -> None:
     """Write the files of a corpus, which must have a document on each side."""
     data = corpus.data
-    if config.kind == "bpe":
-        log("data: training the tokenizer")
     trained = (text for side, text in corpus.documents(TRAIN) if side == TRAIN)
     tokenizer, end_id = build_tokenizer(config, trained)
     write_atomically(folder / TOKENIZER, tokenizer.to_str())

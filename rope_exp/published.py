@@ -37,11 +37,6 @@ class Published(NamedTuple):
         """The signs of the relations, by their pairs."""
         return {(a, b): sign for a, sign, b in self.relations}
 
-    @property
-    def cited(self) -> str:
-        """The citation, and the known facts about its training."""
-        return f"{self.source} ({self.setting})" if self.setting else self.source
-
 
 _TEXT = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
 # By data.kind, besides the two tables of language models.

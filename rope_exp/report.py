@@ -1,15 +1,16 @@
-"""The table of a report: rows by label, their judged differences, columns for readers, and formats.
+"""The table of a report: rows by label, judged pairs, columns for readers, and files.
 
 A report knows no leaf. Sentences, figures and probes are files of words/, figures/ and probes/,
-each with any of the functions that `Report.told`, `Report.files` and `Report.charts` call.
+each with any of the functions that `Report.told`, `Report.charts` and `files_of` call.
 """
 
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import PurePosixPath
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -19,29 +20,19 @@ from rope_exp import published, stats
 from rope_exp.comparable import OWN_RATE, ROW, Row, rows_of, spelled
 from rope_exp.config import RunConfig
 from rope_exp.costs import kept
-from rope_exp.folder import ReportError, Run
+from rope_exp.errors import RecordError
+from rope_exp.files import write_atomically
+from rope_exp.folder import ReportError, Run, find_groups, read_runs
 from rope_exp.identity import choices, chosen
 from rope_exp.published import REFERENCE, UNROTATED, Published
-from rope_exp.sections import SUBSETS, SoftmaxConfig
-from rope_exp.stats import MOST_SEEDS, SIGNS, Noise, Pair
-from rope_exp.table import Column, Table, csv_of, interval, millions, number, span, spell_p
+from rope_exp.sections import SoftmaxConfig
+from rope_exp.stats import SEEDS_NEEDED, Noise, Pair
+from rope_exp.table import Column, Table, csv_of, interval, number, spell_p
 
-# If all rows answer more than all but this share, they cannot be distinguished.
-ROOM = 0.01
 # Words for a row, by the verdict on the pair (reference, row).
 WORDS = {"better": "worse", "worse": "better", "equivalent": "equivalent", "open": "open"}
-# The sites of each subset, by the label of its row.
-SITES_OF = {f"{''.join(sites)}_rope" if sites else UNROTATED: sites for sites in SUBSETS}
-# The columns of a frame after table.csv's last one are for readers only.
-LAST_OF_CSV = "bits_per_byte"
+# The heading of the second interval, where the first one is pooled.
 OWN = "95 % interval, paired"
-_SEEDS_NEEDED = ("seeds_needed_low", "seeds_needed_high")
-_COUNTS = ("num_seeds", *_SEEDS_NEEDED, "params", "cached", "state", "rank", "published_rank")
-_OF_PAIRS = [
-    *("a", "sign", "b", "num_seeds", "delta", "delta_ci_low", "delta_ci_high", "delta_wide_low"),
-    *("delta_wide_high", "p", "p_adjusted", "p_equivalent", *_SEEDS_NEEDED),
-]
-_OF_PAIRS_ALONE = ["sign", "delta_ci_low", "delta_ci_high", "p_adjusted"]
 
 
 def perplexity(loss: float) -> float:
@@ -57,21 +48,7 @@ def bits_per_byte(loss: float, config: RunConfig, env: Mapping[str, Any]) -> flo
     if None in sizes or not config.causal:
         return None
     num_tokens, num_bytes = sizes
-    bits: float = loss * num_tokens / num_bytes / math.log(2)
-    return bits
-
-
-def corpus_name(config: RunConfig) -> str:
-    """Return the short name of a run's corpus."""
-    name = str(config.data.name)
-    return {"wikipedia-en-good-featured": "English"}.get(name, name)
-
-
-def setting_name(config: RunConfig) -> str:
-    """Return the corpus, tokens and warmup steps of a run: `English, 2M tokens, warmup 100`."""
-    # Two digits are enough to distinguish token budgets.
-    tokens = millions(float(f"{config.train.num_tokens:.2g}"))
-    return f"{corpus_name(config)}, {tokens} tokens, warmup {config.num_warmup_steps}"
+    return float(loss * num_tokens / num_bytes / math.log(2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,70 +60,21 @@ class Report:
     rows: Mapping[str, Row]  # by label, best first
     reference: Row  # without runs if the comparison has none
     left_out: Mapping[str, str]  # folders without a readable run, and the reason
+    losses: pd.DataFrame  # by seed and row, for rows that have any
     noise: Noise | None  # None with fewer than two seeds
-    hidden: Sequence[tuple[str, str]] = ()  # published relations that another table decides
+    # By family: the "published" relations, each row against the "reference", and "all" pairs. A
+    # frame has the columns of `judge`, and `..._alone` by paired t tests, which assume less.
+    pairs: Mapping[str, pd.DataFrame]
 
     @property
     def runs(self) -> list[Run]:
         """All runs, by row and seed."""
         return [run for row in self.rows.values() for run in row.runs]
 
-    @cached_property
-    def losses(self) -> pd.DataFrame:
-        """The losses of rows that have any."""
-        return stats.table_of({label: row.losses for label, row in self.rows.items() if row.losses})
-
-    @cached_property
-    def against(self) -> dict[str, Pair]:
-        """The judged pair (reference, row) by the other row; one family."""
-        label = self.reference.label
-        family = [(label, other) for other in self.losses if other != label]
-        return {b: pair for (_, b), pair in stats.judge(self.losses, family, self.noise).items()}
-
-    @cached_property
-    def pairs(self) -> dict[tuple[str, str], Pair]:
-        """All judged pairs; one family."""
-        return stats.judge(self.losses, itertools.combinations(self.losses, 2), self.noise)
-
-    @cached_property
-    def relations(self) -> list[Pair]:
-        """The published relations that this table decides, with `published` and `outcome`."""
-        relations = []
-        for (a, b), pair in stats.judge(self.losses, self.source.signs, self.noise).items():
-            # If nearly all examples like those in training are solved, neither losses nor matches
-            # show which is better (docs/paper/protocol.md, section 8).
-            runs = [*self.rows[a].runs, *self.rows[b].runs]
-            answers = filter(None, (run.probes.get("answers", {}).get("test") for run in runs))
-            counts = [(sum(answer["count"]), sum(answer["right"])) for answer in answers]
-            shares = [right / count for count, right in counts if count]
-            is_easy = bool(shares) and min(shares) >= 1 - ROOM
-            sign = self.source.signs[a, b]
-            word = "open; the task is too easy" if is_easy else stats.outcome(pair, sign)
-            if (a, b) not in self.hidden:
-                relations.append({**pair, "published": sign, "outcome": word})
-        return relations
-
-    @cached_property
-    def decided(self) -> dict[str, Pair]:
-        """As `against`, but a published relation is decided by its own, primary family."""
-        label = self.reference.label
-        family = list(self.source.signs)
-        primary = stats.judge(self.losses, family, self.noise)
-        primary |= stats.judge(self.losses, [(b, a) for a, b in family], self.noise)
-        for a, b in self.hidden:
-            primary.pop((a, b), None)
-            primary.pop((b, a), None)
-        return {other: primary.get((label, other), pair) for other, pair in self.against.items()}
-
     @property
     def is_pooled(self) -> bool:
         """True if the intervals also use the noise of other pairs."""
-        return self.noise is not None and not self.noise.is_paired and len(self.pairs) > 1
-
-    @cached_property
-    def alone(self) -> "Report":
-        """The same report with every pair judged by the paired t test, which assumes less."""
-        return replace(self, noise=self.noise and replace(self.noise, is_paired=True))
+        return self.noise is not None and not self.noise.is_paired and len(self.pairs["all"]) > 1
 
     @property
     def of_variants(self) -> bool:
@@ -154,15 +82,11 @@ class Report:
         return list(self.keys) == ["pe"]
 
     @property
-    def published(self) -> Published | None:
-        """The published table of such rows."""
-        return self.source if self.source.losses else None
-
-    @property
-    def task(self) -> Any:
-        """The facts of the generated data if all runs share its kind; None for text."""
-        kinds = {run.config.data.kind: run.config.data.task for run in self.runs}
-        return next(iter(kinds.values())) if len(kinds) == 1 else None
+    def uneven(self) -> set[str]:
+        """Labels of the rows that lack a seed, or of all if the reference lacks one."""
+        holes = self.losses.isna().any()
+        everywhere = holes.get(self.reference.label, True)
+        return {label for label in map(str, self.losses) if everywhere or holes[label]}
 
     @property
     def unit(self) -> str:
@@ -203,22 +127,88 @@ class Report:
         charts = {name: draw(figure, self) for name, figure in functions.items()}
         return {name: svg for name, svg in charts.items() if svg is not None}
 
+    def against_reference(self, family: str) -> pd.DataFrame:
+        """Return the pairs (reference, row) of a family, by row."""
+        pairs = pd.concat([self.pairs[family], stats.turned(self.pairs[family])])
+        return pairs[pairs["a"] == self.reference.label].set_index("b")
+
+    @cached_property
+    def decided(self) -> dict[str, Pair]:
+        """The pair (reference, row) behind each row's verdict, by row.
+
+        A published relation is decided in its own, primary family.
+        """
+        primary = self.against_reference("published")
+        others = self.against_reference("reference").drop(primary.index)
+        pairs: Any = pd.concat([primary, others]).to_dict("index")
+        return dict(pairs)
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """The numbers of each row, by its label: the columns of table.csv, and ranks."""
+        labels, rows = [*self.rows], [*self.rows.values()]
+        runs = [row.runs[0] for row in rows]
+        configs = [run.config for run in runs]
+        own = {label: row.losses for label, row in self.rows.items()}
+        # Each loss was published once, so it counts as one seed.
+        known = {label: {0: loss} for label, loss in self.source.losses.items()}
+        ours, theirs = (
+            stats.contrasts(stats.table_of(losses), self.reference.label).reindex(labels)
+            for losses in (own, known)
+        )
+        judged, among = (
+            self.against_reference(family).reindex(labels) for family in ("reference", "all")
+        )
+
+        loss = ours["loss_mean"]
+        measured = zip(loss, runs, strict=True)
+        bits = [bits_per_byte(mean, run.config, run.env) for mean, run in measured]
+        params = [[run.result["params"] for run in row.runs if run.result] for row in rows]
+        caches = [kept(config.attn, config.model, config.pe) for config in configs]
+        columns: dict[str, Any] = {
+            "group": [run.group for run in runs],
+            "pe": [config.pe.label for config in configs],
+            "rotate": ["".join(config.pe.rotate) for config in configs],
+            **ours[["num_seeds", "loss_mean", "loss_sd", "delta"]],
+            **judged[["delta_ci_low", "delta_ci_high"]],
+            "p_holm": judged["p_adjusted"],
+            "verdict": [self._verdict(row) or row.verdict for row in rows],
+            "published_loss": theirs["loss_mean"],
+            "published_delta": theirs["delta"],
+            "p_adjusted": among["p_adjusted"],
+            "family": among["family"].map("{:.0f} pairs".format, na_action="ignore"),
+            **among[["delta_wide_low", "delta_wide_high"]],
+            **judged[["p_equivalent", *SEEDS_NEEDED]],
+        }
+        for key in self.keys:
+            columns.setdefault(key, [spelled(config, key) for config in configs])
+        columns |= {
+            "kind": [config.attn.label for config in configs],
+            "params": [numbers[0] if numbers else None for numbers in params],
+            "cached": [cached for cached, _ in caches],
+            "state": [state for _, state in caches],
+            **judged[["delta_ci_low_alone", "delta_ci_high_alone"]],
+            "p_holm_alone": judged["p_adjusted_alone"],
+            "verdict_alone": [self._verdict(row, "verdict_alone") for row in rows],
+            "perplexity": loss.map(perplexity).where(pd.notna(bits)),
+            "bits_per_byte": bits,
+            "rank": ours["rank"],
+            "published_rank": theirs["rank"],
+        }
+        counts = dict.fromkeys(("params", "cached", "state"), "Int64")
+        return pd.DataFrame(columns, index=labels).astype(counts)
+
+    def _verdict(self, row: Row, test: str = "verdict") -> str:
+        """Return a verdict as words for a row; empty without one."""
+        judged = self.decided.get(row.label)
+        return f"{WORDS[judged[test]]} {row.mark}".rstrip() if judged else ""
+
     @cached_property
     def lines(self) -> dict[str, dict[str, Any]]:
-        """The numbers and words of each row, by its label: first those of table.csv."""
-        label = self.reference.label
-        own = {row: self.rows[row].losses for row in self.rows}
-        known: dict[str, Mapping[int, float]] = {row: {} for row in self.rows}
-        # Each loss was published once, so it counts as one seed.
-        known |= {row: {0: loss} for row, loss in self.source.losses.items()}
-        ours: Any = stats.contrasts(stats.table_of(own), label).to_dict("index")
-        theirs: Any = stats.contrasts(stats.table_of(known), label).to_dict("index")
-        return {row: _line(self, self.rows[row], ours[row], theirs[row]) for row in self.rows}
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        """`lines`, with missing values as NaN or NA."""
-        return pd.DataFrame(self.lines.values()).astype(dict.fromkeys(_COUNTS, "Int64"))
+        """`frame` as mappings by label, with None for missing values."""
+        frame = self.frame.astype(object)
+        lines: Any = frame.where(frame.notna(), None).to_dict("index")
+        return dict(lines)
 
 
 def parts(part: str, *folders: str) -> dict[str, Any]:
@@ -256,17 +246,28 @@ def build(
             f"--reference {reference} matches {len(labels) or 'no'} rows. "
             f"Available: {', '.join(rows)}"
         )
+    [label] = labels
     source = published.about(runs, keys)
     if source.losses and source.losses.keys().isdisjoint(rows):
         source = Published()
 
-    [label] = labels
-    losses = stats.table_of({row.label: row.losses for row in rows.values()})
-    ordered = {row: rows[row] for row in stats.contrasts(losses, label).index}
-    trained = losses[list(ordered)].dropna(axis="columns", how="all")
-    noise = stats.noise_of(trained, paired=is_always_paired(runs))
+    table = stats.table_of({row.label: row.losses for row in rows.values()})
+    ordered = {row: rows[row] for row in stats.contrasts(table, label).index}
+    losses = table[[*ordered]].dropna(axis="columns", how="all")
+    noise = stats.noise_of(losses, paired=is_always_paired(runs))
+    alone = noise and replace(noise, is_paired=True)
+    trained = [*map(str, losses)]
+    families: dict[str, Iterable[tuple[str, str]]] = {
+        "published": source.signs,
+        "reference": [(label, row) for row in trained if row != label],
+        "all": [*itertools.combinations(trained, 2)],
+    }
+    pairs = {}
+    for name, family in families.items():
+        paired = stats.judge(losses, family, alone).drop(columns=["a", "b"])
+        pairs[name] = stats.judge(losses, family, noise).join(paired.add_suffix("_alone"))
     own = rows.get(label, Row(label, label, 0, []))
-    return Report(keys, source, ordered, own, left_out, noise)
+    return Report(keys, source, ordered, own, left_out, losses, noise, pairs)
 
 
 def is_always_paired(runs: Sequence[Run]) -> bool:
@@ -295,202 +296,92 @@ def _standard(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
     return next(iter(rows))
 
 
-def _line(
-    report: Report, row: Row, ours: Mapping[str, Any], theirs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the line of a row, given its contrasts and the published ones."""
-    run = row.runs[0]
-    config = run.config
-    cached, state = kept(config.attn, config.model, config.pe)
-    label, reference = row.label, report.reference.label
-    judged = report.against.get(label, {})
-    own = report.alone.against.get(label, {})
-    among = report.pairs.get((reference, label)) or report.pairs.get((label, reference)) or {}
-    # Each pair occurs once, the better row first; the table's Δ is the row minus the reference.
-    sign = 1 if among.get("b") == label else -1
-    wide = sorted(sign * among[f"delta_wide_{end}"] for end in ("low", "high") if among)
-    loss = ours["loss_mean"]
-    bits = None if loss is None else bits_per_byte(loss, config, run.env)
-    line = {
-        "group": run.group,
-        "pe": config.pe.label,
-        "rotate": "".join(config.pe.rotate),
-        **{key: ours[key] for key in ("num_seeds", "loss_mean", "loss_sd", "delta")},
-        **{key: judged.get(key) for key in ("delta_ci_low", "delta_ci_high")},
-        "p_holm": judged.get("p_adjusted"),
-        "verdict": _verdict(report, row),
-        "published_loss": theirs["loss_mean"],
-        "published_delta": theirs["delta"],
-        "p_adjusted": among.get("p_adjusted"),
-        "family": f"{among['family']} pairs" if among else None,
-        "delta_wide_low": wide[0] if among else None,
-        "delta_wide_high": wide[1] if among else None,
-        **{key: judged.get(key) for key in ("p_equivalent", *_SEEDS_NEEDED)},
-        **{key: spelled(config, key) for key in report.keys if key != "pe"},
-        "kind": config.attn.label,
-        "params": next((run.result["params"] for run in row.runs if run.result), None),
-        "cached": cached,
-        "state": state,
-        "delta_ci_low_alone": own.get("delta_ci_low"),
-        "delta_ci_high_alone": own.get("delta_ci_high"),
-        "p_holm_alone": own.get("p_adjusted"),
-        "verdict_alone": _verdict(report.alone, row) if own else None,
-        "perplexity": None if bits is None or loss is None else perplexity(loss),
-        LAST_OF_CSV: bits,
-        "rank": ours["rank"],
-        "published_rank": theirs["rank"],
-    }
-    return line | _words(report, row, line)
-
-
-def _verdict(report: Report, row: Row) -> str:
-    """Return the verdict in words, or a row's status if it has no loss."""
-    judged = report.decided.get(row.label)
-    return f"{WORDS[judged['verdict']]} {row.mark}".rstrip() if judged else row.verdict
-
-
-def _words(report: Report, row: Row, line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the words of a row's line for readers."""
-    config = row.runs[0].config
-    decided = report.decided.get(row.label, {})
-    everywhere = {run.config.seed for run in report.runs if run.status == "finished"}
-    shared = row.losses.keys() & report.reference.losses.keys()
-    # Its mean is over other seeds than the table's.
-    has_other_seeds = bool(row.losses) and not row.losses.keys() == everywhere == shared
-    mark = " ‡" if has_other_seeds else ""
-
-    ci = interval(line["delta_ci_low"], line["delta_ci_high"])
-    if ci and line["delta_ci_low"] * line["delta_ci_high"] > 0 and decided["verdict"] == "open":
-        ci += f" (adjusted: {interval(decided['delta_wide_low'], decided['delta_wide_high'])})"
-    pooling = "" if line["verdict"] == line["verdict_alone"] else " †"
-    sizes = {"{:,}": line["cached"], "{:,} fixed": line["state"]}
-    cache = ", plus ".join(form.format(size) for form, size in sizes.items() if size) or "0"
-    return {
-        "name": row.name,
-        "rotates": " ".join(config.pe.rotate),
-        "attention": config.attn.kind,
-        "cache": None if line["cached"] is None else cache,
-        "learning_rate": spelled(config, OWN_RATE),
-        "mark": mark,
-        "loss": f"{number(line['loss_mean'], '.4f')}{mark}" if row.losses else row.verdict,
-        "interval": ci,
-        "interval_alone": interval(line["delta_ci_low_alone"], line["delta_ci_high_alone"]),
-        "p": _p_of(decided) if decided else None,
-        "marked": f"{line['verdict']}{pooling}" if decided else None,
-    }
-
-
-def _p_of(judged: Pair) -> str:
-    """Return the adjusted p-value of the test that gave the verdict, as text."""
-    is_equivalent = judged["verdict"] == "equivalent"
-    return spell_p(judged["p_equivalent" if is_equivalent else "p_adjusted"])
-
-
 def main_table(report: Report) -> Table:
     """Return the table of rows; published columns only if there is a published table."""
     delta = f"Δ to {report.reference.name}"
     of_kinds = ROW in report.keys
-    has_text = any(line[LAST_OF_CSV] for line in report.lines.values())
-    rates = {line["learning_rate"] for line in report.lines.values()}
+    words = pd.DataFrame([_words(report, row) for row in report.rows.values()])
+    frame = report.frame.join(words.set_index(report.frame.index))
+    has_text = frame["bits_per_byte"].any()
+    has_rates = OWN_RATE not in report.keys and frame["learning_rate"].nunique() > 1
     columns = {
         Column("variant" if report.of_variants else ", ".join(report.keys), "name"): True,
         Column("rotates", "rotates"): True,
         Column("kind", "attention"): of_kinds,
         Column("parameters", "params", ",d"): of_kinds,
         Column("cached per token and layer", "cache"): of_kinds,
-        Column("learning rate", "learning_rate"): OWN_RATE not in report.keys and len(rates) > 1,
+        Column("learning rate", "learning_rate"): has_rates,
         Column("seeds", "num_seeds", "d"): True,
         Column("loss (mean)", "loss", "s"): True,
         Column("perplexity", "perplexity", ".2f"): has_text,
-        Column("bits per byte", LAST_OF_CSV, ".4f"): has_text,
+        Column("bits per byte", "bits_per_byte", ".4f"): has_text,
         Column("sd over seeds", "loss_sd", ".4f"): True,
         Column(delta, "delta", "+.4f"): True,
         Column("95 % interval", "interval"): report.noise,
         Column(OWN, "interval_alone"): report.is_pooled,
         Column("p (Holm)", "p"): report.noise,
         Column("verdict", "marked"): report.noise,
-        Column("published loss", "published_loss", ".3f"): report.published,
-        Column(f"published {delta}", "published_delta", "+.3f"): report.published,
+        Column("published loss", "published_loss", ".3f"): report.source.losses,
+        Column(f"published {delta}", "published_delta", "+.3f"): report.source.losses,
         Column("rank", "rank", "d"): True,
-        Column("published rank", "published_rank", "d"): report.published,
+        Column("published rank", "published_rank", "d"): report.source.losses,
     }
-    return Table([column for column, is_shown in columns.items() if is_shown], report.frame)
+    return Table([column for column, is_shown in columns.items() if is_shown], frame)
 
 
-def relations_table(report: Report) -> Table:
-    """Return a line for each published relation, with its test and its outcome."""
-    lines = []
-    for pair, own in zip(report.relations, report.alone.relations, strict=True):
-        a, b = report.rows[pair["a"]].name, report.rows[pair["b"]].name
-        mark = "" if pair["outcome"] == own["outcome"] else " †"
-        settling = f"; {_settling(pair)}" if pair["outcome"] == "open" else ""
-        line = {
-            "published": f"{a} {pair['published']} {b}",
-            "ours": f"{a} {pair['sign']} {b}",
-            "Δ": number(pair["delta"], "+.4f"),
-            "95 % interval": interval(pair["delta_ci_low"], pair["delta_ci_high"]),
-        }
-        if report.is_pooled:
-            line[OWN] = interval(own["delta_ci_low"], own["delta_ci_high"])
-        if pair["family"] > 1:
-            wide = interval(pair["delta_wide_low"], pair["delta_wide_high"])
-            line[f"for all {pair['family']} (Bonferroni)"] = wide
-        line |= {
-            "p (Holm)": _p_of(pair),
-            "seeds": str(pair["num_seeds"]),
-            "outcome at this setting": f"{pair['outcome']}{mark}{settling}",
-        }
-        lines.append(line)
-
-    table = pd.DataFrame(lines)
-    forms = dict.fromkeys(("published", "ours", "outcome at this setting"), "")
-    return Table([Column(name, name, forms.get(name, "s")) for name in map(str, table)], table)
-
-
-def _settling(pair: Pair) -> str:
-    """Say how an open published relation could be settled."""
-    if pair["verdict"] != "open":
-        return "a difference is shown, but not whether it exceeds the margin"
-    low, high = (pair[key] and pair[key] - pair["num_seeds"] for key in _SEEDS_NEEDED)
-    if low is None:
-        return f"settling it needs more than {MOST_SEEDS} seeds"
-    most = MOST_SEEDS - pair["num_seeds"]
-    count = span((low, high)) if high else f"{low} to more than {most}"
-    seeds = f"{count} more {'seed' if count == '1' else 'seeds'} would settle it in 4 of 5 cases"
-    if pair["published"] == SIGNS["equivalent"]:
-        return f"{seeds}; a difference may then still be below the margin"
-    return seeds
+def _words(report: Report, row: Row) -> dict[str, Any]:
+    """Return a row's words for readers."""
+    config = row.runs[0].config
+    line = report.lines[row.label]
+    low, high = line["delta_ci_low"], line["delta_ci_high"]
+    ci = interval(low, high)
+    p = marked = None
+    if decided := report.decided.get(row.label):
+        p = adjusted_p(decided)
+        marked = line["verdict"]
+        if marked != line["verdict_alone"]:
+            marked += " †"
+        if ci and low * high > 0 and decided["verdict"] == "open":
+            ci += f" (adjusted: {interval(decided['delta_wide_low'], decided['delta_wide_high'])})"
+    sizes = {"{:,}": line["cached"], "{:,} fixed": line["state"]}
+    cache = ", plus ".join(form.format(size) for form, size in sizes.items() if size) or "0"
+    loss = number(line["loss_mean"], ".4f") or row.verdict
+    return {
+        "name": row.name,
+        "rotates": " ".join(config.pe.rotate),
+        "attention": config.attn.kind,
+        "cache": None if line["cached"] is None else cache,
+        "learning_rate": spelled(config, OWN_RATE),
+        "loss": f"{loss} ‡" if row.label in report.uneven else loss,
+        "interval": ci,
+        "interval_alone": interval(line["delta_ci_low_alone"], line["delta_ci_high_alone"]),
+        "p": p,
+        "marked": marked,
+    }
 
 
-def pairs_csv(report: Report) -> str:
-    """Return pairs.csv: every pair of rows, judged together; the last columns by paired t tests."""
-    table = pd.DataFrame(report.pairs.values())[_OF_PAIRS]
-    alone = pd.DataFrame(report.alone.pairs.values())[_OF_PAIRS_ALONE].add_suffix("_alone")
-    return csv_of(table.join(alone).astype(dict.fromkeys(_SEEDS_NEEDED, "Int64")))
+def adjusted_p(pair: Pair) -> str:
+    """Return the adjusted p-value of the test that gave a pair's verdict, as text."""
+    return spell_p(pair["p_equivalent" if pair["verdict"] == "equivalent" else "p_adjusted"])
 
 
-def table_csv(report: Report) -> str:
-    """Return table.csv, with six decimals and empty cells for missing numbers."""
-    return csv_of(report.frame.loc[:, :LAST_OF_CSV], signed=True)
-
-
-def table_md(report: Report, pictures: Iterable[str] = ()) -> str:
-    """Return table.md: the table, the summary, notes, every assumption, and pictures by path."""
-    relations = [
-        "Published relations (Δ: the second variant's loss minus the first's):",
-        relations_table(report).markdown(),
-    ]
+def table_md(report: Report, figures: Iterable[str] = ()) -> str:
+    """Return table.md: the table, the summary, further tables, figures, notes, assumptions."""
     title = "Assumptions that the source leaves open (docs/comparing.md lists those without a key):"
     return paragraphs(
         *(f"**{caption}**" for caption in report.told("caption")),
         main_table(report).markdown(),
         *report.told("summary"),
-        *(relations if report.relations else []),
         *report.told("tables"),
-        *(f"![{PurePosixPath(picture).stem}]({picture})" for picture in pictures),
+        *(f"![{name}](figures/{name}.svg)" for name in figures),
         *bullets("Notes:", report.told("notes")),
         *bullets(title, report.told("assumptions")),
     )
+
+
+def table_csv(report: Report) -> str:
+    """Return table.csv."""
+    return csv_of(report.frame.drop(columns=["rank", "published_rank"]), signed=True)
 
 
 def paragraphs(*parts: str) -> str:
@@ -504,7 +395,71 @@ def bullets(title: str, items: Sequence[str]) -> list[str]:
     return [title, "\n".join(lines)] if lines else []
 
 
-def table_tex(report: Report) -> str:
-    """Return table.tex: a tabular for booktabs."""
-    caption = " ".join([*report.told("caption"), "Needs \\usepackage{booktabs}."])
-    return f"% {caption}\n{main_table(report).tex()}"
+def files_of(report: Report) -> dict[str, bytes]:
+    """Return the files of a table."""
+    texts = {"table.md": table_md(report, report.charts), "table.csv": table_csv(report)}
+    for further in parts("files", "words", "probes").values():
+        texts |= further(report)
+    figures = {f"figures/{name}.svg": svg for name, svg in report.charts.items()}
+    return {name: text.encode() for name, text in texts.items()} | figures
+
+
+def pages_of(tables: Mapping[str, Report], runs: Sequence[Run]) -> dict[str, bytes]:
+    """Return the pages of all tables, by folder, and of all runs on record."""
+    pages = parts("page", "page")
+    return {f"{name}.html": page(tables, runs) for name, page in pages.items()}
+
+
+def write_all(out: Path, files: Mapping[str, bytes]) -> None:
+    """Write files by their paths below `out`."""
+    for name, content in files.items():
+        path = out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+
+
+def write(
+    runs: Path,
+    group: str | None,
+    out: Path,
+    reference: str | None = None,
+    factors: tuple[str, ...] = ("pe",),
+    *,
+    replace: bool = True,
+) -> list[str]:
+    """Read <runs>/<group>/<pe>/seed<k>, check, write below `out`, and return the lines to print.
+
+    Args:
+        group: None: the only one. If rows are not variants, a pattern for several; None: all.
+        reference: the row that others are compared with; None: the default of `build`.
+        factors: the factors that distinguish rows: pe, or keys such as optim.lr.
+        replace: whether the table of another group may be replaced.
+    Raises:
+        RecordError: a file cannot be read, or runs may not share a table; nothing is written.
+        ReportError: the only factor is the seed, or another group's table may not be replaced.
+        OSError: writing failed.
+    """
+    try:
+        read, left_out = read_runs(find_groups(runs, group, several=factors != ("pe",)))
+    except OSError as error:
+        raise RecordError(str(error)) from error
+
+    keys = [factor for factor in factors if factor != "seed"]
+    if not keys:
+        raise ReportError("--factors seed: rows need another factor besides the seed, such as pe")
+    report = build(read, keys, reference, left_out)
+    ours = theirs = {row.runs[0].group for row in report.rows.values()}
+    table = out / "table.csv"
+    with suppress(OSError, ValueError, KeyError):  # There is no table yet.
+        theirs = ours if replace else set(pd.read_csv(table, converters={"group": str})["group"])
+    if theirs != ours:
+        raise ReportError(
+            f"{table} is the table of group {', '.join(sorted(theirs))}; pass "
+            "--out FOLDER to keep it, or --force to replace it"
+        )
+    files = files_of(report) | pages_of({".": report}, report.runs)
+    if factors != ("pe",):
+        for of_group in parts("of_group", "studies").values():
+            files |= of_group(report.runs)
+    write_all(out, files)
+    return [*report.told("terminal"), "", *(str(out / name) for name in files)]

@@ -263,7 +263,7 @@ class DataConfig:
 
     # null: the kind; for hub, a name derived from path and subset.
     name: Name | None = setting(None)
-    # stdlib, files, hub, or a file of tasks/.
+    # stdlib, or a file of corpora/ or tasks/.
     kind: str = numeric("stdlib", of_tokens=True)
     # files: a file or folder; hub: owner/name.
     path: PathText | None = numeric(None, kinds=DATASETS)

@@ -11,6 +11,7 @@ NaN where there is none.
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +22,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 Array = NDArray[np.float64]
-# A judged pair (a, b) by the names that `judge` lists.
-Pair = dict[str, Any]
+# A line of `judge` as a mapping.
+Pair = Mapping[Any, Any]
 
 ALPHA = 0.05
 # Smaller differences, in nats, do not matter: the source calls 0.007 "≈" and 0.012 ">".
@@ -30,6 +31,9 @@ MARGIN = 0.01
 POWER = 0.8
 # Larger numbers of seeds are not reported.
 MOST_SEEDS = 200
+SEEDS_NEEDED = ["seeds_needed_low", "seeds_needed_high"]
+# If all rows answer more than all but this share, they cannot be distinguished (section 8).
+ROOM = 0.01
 # By the verdict on a pair (a, b): a is better, worse, equal within the margin, or nothing is shown.
 SIGNS = {"better": ">", "worse": "<", "equivalent": "≈", "open": "?"}
 
@@ -67,8 +71,8 @@ def adjusted_means(table: pd.DataFrame) -> pd.Series:
 def contrasts(table: pd.DataFrame, reference: str) -> pd.DataFrame:
     """Return num_seeds, loss_mean, loss_sd, delta and rank of each row, best first.
 
-    None replaces missing numbers, such as delta without the reference, or all ranks if shared seeds
-    do not connect all rows. Equal rows share the better rank.
+    Numbers may be missing, such as delta without the reference, or all ranks if shared seeds do not
+    connect all rows. Equal rows share the better rank.
     """
     lines = pd.DataFrame(
         {
@@ -80,8 +84,7 @@ def contrasts(table: pd.DataFrame, reference: str) -> pd.DataFrame:
         },
         index=table.columns,
     )
-    ordered = lines.sort_values(["rank", "loss_mean"])
-    return ordered.astype(object).where(ordered.notna(), None)
+    return lines.sort_values(["rank", "loss_mean"])
 
 
 @dataclass(frozen=True)
@@ -139,17 +142,17 @@ def holm(p: Array) -> Array:
 
 
 def judge(
-    table: pd.DataFrame, family: Iterable[tuple[Any, Any]], noise: Noise | None
-) -> dict[tuple[str, str], Pair]:
+    table: pd.DataFrame, family: Iterable[tuple[str, str]], noise: Noise | None
+) -> pd.DataFrame:
     """Judge the pairs (a, b) of a family together; those without two shared seeds are left out.
 
     Returns:
-        By pair: a, b; num_seeds, that both have; delta, b's loss minus a's in nats, its standard
-        error `error` and its df; delta_ci_low and -high, the 95 % interval of this pair alone;
-        delta_wide_low and -high, which hold for the whole family (Bonferroni); p, of no difference,
-        two-sided, of this pair alone, and p_adjusted, by Holm; p_equivalent, of a difference past
-        the margin (two one-sided tests), also by Holm; verdict and sign; family, its size;
-        seeds_needed_low and -high, by `_seeds_needed`.
+        A line for each pair: a, b; num_seeds, that both have; delta, b's loss minus a's in nats,
+        its standard error `error` and its df; family, the number of its pairs; delta_ci_low and
+        -high, the 95 % interval of this pair alone; delta_wide_low and -high, which hold for the
+        whole family (Bonferroni); p, of no difference, two-sided, of this pair alone, and
+        p_adjusted, by Holm; p_equivalent, of a difference past the margin (two one-sided tests),
+        also by Holm; verdict and sign; seeds_needed_low and -high, by `_seeds_needed`.
     """
     lines = []
     for a, b in (pair for pair in family if {*pair} <= {*table}):
@@ -161,14 +164,13 @@ def judge(
         own = {"error": differences.std(ddof=1) / math.sqrt(count), "df": count - 1}
         pooled = {"error": noise.deviation * math.sqrt(2 / count), "df": noise.df}
         lines.append(line | (own if noise.is_paired else pooled))
-    if not lines:
-        return {}
 
-    frame = pd.DataFrame(lines).assign(family=len(lines))
+    types = {"a": str, "b": str, "num_seeds": int, "delta": float, "error": float, "df": int}
+    frame = pd.DataFrame(lines, columns=[*types]).astype(types).assign(family=len(lines))
     delta, error_P, df_P = (frame[key].to_numpy() for key in ("delta", "error", "df"))
     # If differences are equal to the last digit in every seed, the standard error is 0.
     tiny = np.maximum(error_P, np.finfo(float).tiny)
-    for name, size in (("ci", 1), ("wide", len(lines))):
+    for name, size in (("ci", 1), ("wide", frame["family"])):
         half = stats.t.ppf(1 - ALPHA / 2 / size, df_P) * error_P
         frame[f"delta_{name}_low"] = delta - half
         frame[f"delta_{name}_high"] = delta + half
@@ -182,8 +184,20 @@ def judge(
     frame["verdict"] = np.select(cases, ["equivalent", "open", "better"], "worse")
     frame["sign"] = frame["verdict"].map(SIGNS)
 
-    pairs: Any = frame.to_dict("records")
-    return {(pair["a"], pair["b"]): {**pair, **_seeds_needed(pair)} for pair in pairs}
+    needed = [_seeds_needed(pair) for pair in frame.to_dict("records")]
+    return frame.join(pd.DataFrame(needed, columns=SEEDS_NEEDED, dtype="Int64"))
+
+
+def turned(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Return judged pairs with a and b exchanged."""
+    opposite = {"low": "high", "high": "low"}
+    deltas = [name for name in map(str, pairs) if name.startswith("delta")]
+    verdicts = [name for name in map(str, pairs) if name.startswith(("verdict", "sign"))]
+    names = {name: re.sub("low|high", lambda end: opposite[end[0]], name) for name in deltas}
+    words = {"better": "worse", "worse": "better", ">": "<", "<": ">"}
+    exchanged = pairs.assign(**{name: -pairs[name] for name in deltas})
+    exchanged[verdicts] = exchanged[verdicts].replace(words)
+    return exchanged.rename(columns={"a": "b", "b": "a", **names})
 
 
 def outcome(pair: Pair, published: str) -> str:
@@ -199,7 +213,7 @@ def outcome(pair: Pair, published: str) -> str:
     return "contradicted" if is_equivalent or pair["verdict"] == "worse" else "open"
 
 
-def _seeds_needed(pair: Pair) -> dict[str, int | None]:
+def _seeds_needed(pair: Pair) -> list[int | None]:
     """Return the fewest and the most seeds that would settle an open pair with the power `POWER`.
 
     The true difference may lie anywhere in the 95 % interval: a large one and none at all need the
@@ -207,7 +221,7 @@ def _seeds_needed(pair: Pair) -> dict[str, int | None]:
     numbers err on the high side. None: the pair is settled, or needs more than `MOST_SEEDS`.
     """
     if pair["verdict"] != "open":
-        return {"seeds_needed_low": None, "seeds_needed_high": None}
+        return [None, None]
     low, high, half = pair["delta_ci_low"], pair["delta_ci_high"], MARGIN / 2
     delta_D1 = np.clip([low, -half, 0, half, high], low, high)[:, None]
     counts = np.arange(pair["num_seeds"] + 1, MOST_SEEDS + 1)
@@ -234,5 +248,4 @@ def _seeds_needed(pair: Pair) -> dict[str, int | None]:
 
     settled_DN = np.hstack([detected_DN, 1 - open_DN[:, num_early:]]) >= POWER
     needed_D = [int(counts[row.argmax()]) if row.any() else MOST_SEEDS + 1 for row in settled_DN]
-    ends = {"seeds_needed_low": min(needed_D), "seeds_needed_high": max(needed_D)}
-    return {key: count if count <= MOST_SEEDS else None for key, count in ends.items()}
+    return [count if count <= MOST_SEEDS else None for count in (min(needed_D), max(needed_D))]

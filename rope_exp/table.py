@@ -1,6 +1,5 @@
-"""Tables for readers: columns of a frame as Markdown, TeX and CSV, and numbers as text."""
+"""Tables for readers: columns of a frame as Markdown and CSV, and numbers as text."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,12 +25,6 @@ def span(values: Iterable[float], form: str = "") -> str:
     """Format values as "least to greatest", a single value as itself, and none as empty text."""
     ends = sorted(values)
     return " to ".join(dict.fromkeys(format(value, form) for value in (*ends[:1], *ends[-1:])))
-
-
-def seeds(counts: Iterable[int]) -> str:
-    """Return the number of seeds as text, or its range if rows differ."""
-    spelled = span(counts)
-    return "one seed" if spelled == "1" else f"{spelled} seeds"
 
 
 def spell_p(p: float, equals: str = "") -> str:
@@ -77,18 +70,6 @@ class Table:
         headings, *lines = self.cells
         rule = ["---:" if column.form else "---" for column in self.columns]
         return "\n".join(f"| {' | '.join(line)} |" for line in [headings, rule, *lines])
-
-    def tex(self) -> str:
-        """Return a tabular for booktabs."""
-        headings, *lines = self.cells
-        aligned = "".join("r" if column.form else "l" for column in self.columns)
-        text = pd.DataFrame(lines, columns=headings).to_latex(
-            index=False, escape=True, column_format=aligned
-        )
-        for sign in (("Δ", r"$\Delta$"), (NOTHING, "---"), ("< ", "$<$ "), ("†", r"$\dagger$")):
-            text = text.replace(*sign)
-        # A hyphen before a number is a minus; after a letter it is part of a name.
-        return re.sub(r"(?<!\w)-(?=\d)", "$-$", text)
 
 
 def markdown_table(frame: pd.DataFrame, form: str = "") -> str:

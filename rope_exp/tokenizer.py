@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from rope_exp.errors import ConfigError, DataError, first_line
+from rope_exp.errors import ConfigError, DataError, first_line, log
 from rope_exp.files import check_regular
 from rope_exp.identity import chosen
 from rope_exp.sections import TokenizerConfig
@@ -68,6 +68,7 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
             if left <= 0:
                 return
 
+    log("data: training the tokenizer")
     tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=size,

@@ -63,6 +63,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make an empty folder the cache of prepared corpora, and return it."""
+    monkeypatch.setenv("ROPE_EXP_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 @pytest.fixture(scope="session")
 def whole(
     tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path

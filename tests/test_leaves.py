@@ -16,9 +16,9 @@ CORE = """
 import sys
 from pathlib import Path
 
-from rope_exp.compile import write
 from rope_exp.compose import compose_jobs, run_config
 from rope_exp.errors import ConfigError
+from rope_exp.report import write
 from rope_exp.sweep import dispatch
 
 assert len(compose_jobs(["+experiment=nine"], multirun=True).configs) == 9

@@ -5,10 +5,9 @@ from pathlib import Path
 
 from rope_exp.campaign.records import read_records, recorded_campaigns
 from rope_exp.comparable import ORDER, SEEDS, check_blocks, spelled, telling
-from rope_exp.compile import files_of, pages_of, write_all
 from rope_exp.errors import log
 from rope_exp.folder import ReportError, Run
-from rope_exp.report import Report, build, parts
+from rope_exp.report import Report, build, files_of, pages_of, parts, write_all
 
 
 def tables_of(runs: Sequence[Run]) -> dict[str, Report]:

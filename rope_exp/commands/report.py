@@ -38,7 +38,7 @@ def main(words: list[str]) -> int:
         name = None if asked.campaign == "all" else asked.campaign
         lines = write_campaigns(asked.records, name, out)
     else:
-        from rope_exp.compile import write
+        from rope_exp.report import write
 
         factors = tuple(asked.factors or ["pe"])
         is_meant = asked.force or asked.out is not None

@@ -21,11 +21,11 @@ ENCODING = "utf-8-sig"  # a mark of the byte order is not text
 
 def with_card(data: DataConfig, place: str, facts: dict[str, Any]) -> Corpus:
     """Open the corpus of a folder with a dataset card, or of a repository on the hub."""
+    from datasets import load_dataset_builder
+
     # If the hub refuses, datasets would read its cache: it gets an empty one.
     with TemporaryDirectory(prefix="rope_exp-") as empty:
-        builder = import_datasets().load_dataset_builder(
-            place, data.subset, revision=data.revision, cache_dir=empty
-        )
+        builder = load_dataset_builder(place, data.subset, revision=data.revision, cache_dir=empty)
     reader = type(builder).__module__.rpartition(".")[2].replace("text", "txt")
     if reader not in TEXTS:
         raise ConfigError("data.path", data.path, f"needs the reader {reader}, not ours")
@@ -78,8 +78,8 @@ def explaining(key: str, value: object, *, from_hub: bool = False) -> Iterator[N
         raise DataError(f"{key}={value}: {reason}") from None
 
 
-def import_datasets() -> Any:
-    """Import `datasets` with zstd, and without progress bars, logs and requests beside the data."""
+def set_up_datasets() -> None:
+    """Give `datasets` zstd, and take its progress bars, logs and requests beside the data."""
     import datasets
     import pyarrow
     from fsspec.compression import compr, register_compression
@@ -93,7 +93,6 @@ def import_datasets() -> Any:
     # Hints from another server and a download count are not part of the data, and could fail.
     datasets.config.USE_PARQUET_EXPORT = False
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
-    return datasets
 
 
 def format_of(path: str) -> str:

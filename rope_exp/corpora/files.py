@@ -9,7 +9,7 @@ from rope_exp.corpora._datasets import (
     corpus_of,
     explaining,
     format_of,
-    import_datasets,
+    set_up_datasets,
     with_card,
 )
 from rope_exp.errors import ConfigError
@@ -31,7 +31,7 @@ def state(data: DataConfig) -> list[Any]:
 
 def open_corpus(data: DataConfig) -> Corpus:
     """Open the corpus of data.path, with the splits of its dataset card or of its files' names."""
-    import_datasets()
+    set_up_datasets()
     from huggingface_hub import metadata_load
 
     facts = {"path": data.path}

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, models
 
-from rope_exp.corpora._datasets import explaining, with_card
+from rope_exp.corpora._datasets import explaining, set_up_datasets, with_card
 from rope_exp.errors import ConfigError, first_line
 from rope_exp.files import files_sha256
 from rope_exp.prepare import Corpus
@@ -24,6 +24,7 @@ def state(data: DataConfig) -> list[Any]:
 
 def open_corpus(data: DataConfig) -> Corpus:
     """Open a dataset, with the splits of its card or of its files' names."""
+    set_up_datasets()
     facts = {"path": data.path, "subset": data.subset, "revision": data.revision}
     with explaining("data.path", data.path, from_hub=True):
         return with_card(data, str(data.path), facts)

@@ -26,14 +26,14 @@ _BYTES = 2
 
 def figure(report: Report) -> alt.HConcatChart | None:
     """Draw our results beside the published ones; None if rows have no names, or cache alike."""
-    lines = report.frame.set_index(pd.Index(report.rows, name="label"))
+    lines = report.frame.rename_axis("label")
     ours = lines[["delta", *_ENDS]].astype(float)
     ours = ours.assign(num_bytes=_BYTES * lines["cached"].astype(float)).dropna(subset="delta")
     ours = ours[ours["num_bytes"] > 0]
     if ROW not in report.keys or ours["num_bytes"].nunique() < 2:
         return None
 
-    known = pd.Series(report.published.cached if report.published else {}, dtype=float)
+    known = pd.Series(report.source.cached, dtype=float)
     theirs = lines.assign(num_bytes=_BYTES * known, delta=lines["published_delta"].astype(float))
     theirs = theirs.loc[ours.index, ["num_bytes", "delta"]].dropna().assign(**dict.fromkeys(_ENDS))
     panels: list[alt.LayerChart] = []
@@ -77,8 +77,8 @@ def _sentences(report: Report, drawn: Iterable[str], beside: bool) -> Iterator[s
         "little at a lower loss. Bars: 95 % intervals, for rows with at least two seeds. Where a "
         "bar crosses the front, membership is open."
     )
-    if beside and report.published:
-        yield f"Published: {report.published.short}; {report.published.setting}."
+    if beside:
+        yield f"Published: {report.source.short}; {report.source.setting}."
     others = [row.name for label, row in report.rows.items() if label not in drawn]
     if others:
         yield f"Not drawn (only a fixed state, or no difference): {', '.join(others)}."

@@ -7,9 +7,8 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from rope_exp.figures.style import GREY, explanation, key_of, markers, row_lines, with_looks
+from rope_exp.figures.style import GREY, explanation, key_of, markers, row_lines, seeds, with_looks
 from rope_exp.report import Report, parts
-from rope_exp.table import seeds
 
 ORDER = 5
 _DASHES = {"uniform": [5, 4], "bound": [1, 2]}

@@ -39,9 +39,7 @@ def figure(report: Report) -> alt.LayerChart | None:
         return None
 
     table = pd.DataFrame([in_words(report, row) for row in rows])
-    bars = pd.DataFrame(report.against.values(), columns=["b", *_ENDS, *_WIDE])
-    # Without bars, Altair could not infer the types of the columns.
-    bars = bars.rename(columns={"b": "label"}).astype(dict.fromkeys([*_ENDS, *_WIDE], float))
+    bars = report.pairs["reference"][["b", *_ENDS, *_WIDE]].rename(columns={"b": "label"})
     means = [*table["delta"].dropna(), *table["published_delta"].dropna(), -MARGIN, MARGIN]
     low, high = limits(means, [*bars[_WIDE[0]], *bars[_WIDE[1]]])
 
@@ -87,21 +85,20 @@ def figure(report: Report) -> alt.LayerChart | None:
 
 def _sentences(report: Report, is_published: bool, is_cut: bool) -> Iterator[str]:
     yield f"Group {report.groups}. Grey band: margin of {MARGIN:g} {report.margin_unit}."
-    if report.against:
+    if num_pairs := len(report.pairs["reference"]):
         test = "pooled" if report.is_pooled else "paired"
         yield (
             f"Thick: 95 % interval of the {test} t test; thin: interval that holds for all "
-            f"{len(report.against)} differences (Bonferroni). The table has the verdicts."
+            f"{num_pairs} differences (Bonferroni). The table has the verdicts."
         )
     else:
         yield "No row shares two seeds with the reference, so nothing can be tested."
     if is_cut:
         yield "Arrow: the interval extends further."
-    if report.published and is_published:
-        theirs = report.published
+    if is_published:
         yield (
-            f"Grey circle: published ({theirs.short}; {theirs.setting}); compare order and signs, "
-            "not sizes."
+            f"Grey circle: published ({report.source.short}; {report.source.setting}); compare "
+            "order and signs, not sizes."
         )
     if mark := report.reference.mark:
         yield f"The reference: {report.reference.name} {mark}."

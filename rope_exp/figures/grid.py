@@ -3,8 +3,8 @@
 import altair as alt
 import pandas as pd
 
-from rope_exp.figures.style import INK, SIGNED, explanation, in_words, parts
-from rope_exp.report import SITES_OF, Report
+from rope_exp.figures.style import INK, SIGNED, SITES_OF, explanation, in_words, parts
+from rope_exp.report import Report
 from rope_exp.stats import MARGIN
 
 ORDER = 3
@@ -47,7 +47,7 @@ def figure(report: Report) -> alt.LayerChart | None:
         "seeds, half the width of the 95 % interval of the table's test, and the verdict. Diverged "
         "runs are excluded. Empty: not run."
     ]
-    if report.published:
+    if report.source.losses:
         sentences.append("Italics in the corner: published difference.")
     text = base.encode(color=alt.condition(is_dark, alt.value("white"), alt.value(INK)))
     known = base.transform_filter("isValid(datum.delta)").mark_rect()

@@ -12,12 +12,12 @@ from rope_exp.figures.style import (
     limits,
     markers,
     row_lines,
+    seeds,
     with_looks,
     zero_line,
 )
 from rope_exp.report import Report, parts
 from rope_exp.sections import SITES
-from rope_exp.table import seeds
 
 ORDER = 4
 # The titles and axes of panels, by the name of their numbers.
@@ -94,9 +94,11 @@ def points(report: Report, name: str) -> pd.DataFrame:
     """
     probe = "positions" if name == "bins" else name
     places = parts("PLACES", "probes")
-    # A line for each seed, a column for each place.
+    # A line for each seed, a column for each place. One place is "", so [name] would not do.
     tables: dict[str, Any] = {
-        label: places[probe].by_seed(report.rows[label], probe)[name]
+        label: places[probe]
+        .by_seed(report.rows[label], probe)
+        .xs(name, axis="columns", level="probe")
         for label in report.answers(probe)
     }
     base = tables.get(report.reference.label, pd.DataFrame())

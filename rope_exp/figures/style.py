@@ -14,8 +14,14 @@ import pandas as pd
 from altair.utils.schemapi import debug_mode
 
 from rope_exp.comparable import Row
-from rope_exp.report import SITES_OF, Report
+from rope_exp.published import UNROTATED
+from rope_exp.report import Report
+from rope_exp.sections import SUBSETS
 from rope_exp.stats import MARGIN
+from rope_exp.table import span
+
+# The sites of each subset, by the label of its row.
+SITES_OF = {f"{''.join(sites)}_rope" if sites else UNROTATED: sites for sites in SUBSETS}
 
 # After Paul Tol's "high contrast" scheme: distinct for colour-blind readers and in grey.
 _HUES = {"": "#BB5566", "q": "#000000", "k": "#C8961E", "qk": "#004488"}
@@ -140,11 +146,11 @@ def limits(means: Iterable[float], ends: Iterable[float] = ()) -> tuple[float, f
     row leaves the others readable.
     """
     low, *_, high = sorted([0.0, 0.0, *means])
-    span = max(high - low, 4 * MARGIN)
+    width = max(high - low, 4 * MARGIN)
 
-    low = max(min([low, *ends]), low - span / 2)
-    high = min(max([high, *ends]), high + span / 2)
-    pad = 0.04 * max(high - low, span)
+    low = max(min([low, *ends]), low - width / 2)
+    high = min(max([high, *ends]), high + width / 2)
+    pad = 0.04 * max(high - low, width)
     return low - pad, high + pad
 
 
@@ -197,6 +203,12 @@ def key_of(report: Report, labels: Iterable[str]) -> alt.LayerChart:
     base = with_looks(report, table).encode(x=alt.XValue(8), y=y)
     names = base.mark_text(align="left", dx=14).encode(text="name:N")
     return alt.layer(*markers(base, size=60), names, width=16, height=alt.Step(17))
+
+
+def seeds(counts: Iterable[int]) -> str:
+    """Return the number of seeds as text, or its range if rows differ."""
+    spelled = span(counts)
+    return "one seed" if spelled == "1" else f"{spelled} seeds"
 
 
 def explanation(sentences: Iterable[str]) -> alt.Title:

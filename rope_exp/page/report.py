@@ -11,8 +11,10 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
+from rope_exp.config import RunConfig
 from rope_exp.folder import Run
-from rope_exp.report import Report, main_table, relations_table, setting_name
+from rope_exp.report import Report, main_table
+from rope_exp.table import millions
 
 
 def page(tables: Mapping[str, Report], runs: Sequence[Run]) -> bytes:
@@ -24,7 +26,7 @@ def page(tables: Mapping[str, Report], runs: Sequence[Run]) -> bytes:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    functions = (image, cells, main_table, relations_table, setting_name)
+    functions = (image, cells, main_table, setting_name)
     environment.globals.update({function.__name__: function for function in functions})
     folder = files("rope_exp.page")
     template = folder.joinpath("page.html.j2").read_text(encoding="utf-8")
@@ -33,10 +35,20 @@ def page(tables: Mapping[str, Report], runs: Sequence[Run]) -> bytes:
         num_runs=len(runs),
         hours=sum(run.result.get("wall_s", 0) for run in runs) / 3600,
         settings=sorted(
-            tables.items(), key=lambda item: (-len(item[1].relations), -len(item[1].runs), item[0])
+            tables.items(),
+            key=lambda item: (-len(item[1].pairs["published"]), -len(item[1].runs), item[0]),
         ),
     )
     return text.encode()
+
+
+def setting_name(config: RunConfig) -> str:
+    """Return the corpus, tokens and warmup steps of a run: `English, 2M tokens, warmup 100`."""
+    name = str(config.data.name)
+    corpus = {"wikipedia-en-good-featured": "English"}.get(name, name)
+    # Two digits are enough to distinguish token budgets.
+    tokens = millions(float(f"{config.train.num_tokens:.2g}"))
+    return f"{corpus}, {tokens} tokens, warmup {config.num_warmup_steps}"
 
 
 def cells(markdown: str) -> list[list[str]]:

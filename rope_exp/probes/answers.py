@@ -16,8 +16,8 @@ from rope_exp.batches import NO_TARGET
 from rope_exp.config import RunConfig
 from rope_exp.prepare import TRAIN
 from rope_exp.probes._windows import Finished, batches, rounded
-from rope_exp.report import ROOM, Report, is_always_paired
-from rope_exp.stats import Pair, judge, noise_of, outcome
+from rope_exp.report import Report, is_always_paired
+from rope_exp.stats import ROOM, judge, noise_of, outcome
 from rope_exp.table import Column, Table, interval, number, span, spell_p
 
 # Below the published relations, above other probes.
@@ -64,7 +64,8 @@ def ask(model: Finished) -> dict[str, Any]:
 def tables(report: Report) -> list[str]:
     """Return exact matches by row, split and bin, and published relations judged by them."""
     over_seeds = _over_seeds(report)
-    if report.task is None or over_seeds.empty:
+    task = _task(report)
+    if task is None or over_seeds.empty:
         return []
     columns = [Column("variant", "name"), Column("seeds", "num_seeds", "d")]
     lines: dict[str, dict[str, Any]] = {
@@ -79,7 +80,7 @@ def tables(report: Report) -> list[str]:
             mean, sd = (number(100 * cell[f"right_{name}"], ".1f") for name in ("mean", "sd"))
             lines[cell["pe"]][key] = f"{mean} ± {sd}" if sd and not part else mean
     about = (
-        f"Exact matches in %, by {report.task.span} (mean over seeds; for a whole split, with the "
+        f"Exact matches in %, by {task.span} (mean over seeds; for a whole split, with the "
         "SD over seeds):"
     )
     return [about, Table(columns, pd.DataFrame(lines.values())).markdown(), *_relations(report)]
@@ -94,17 +95,18 @@ def files(report: Report) -> dict[str, str]:
     return {"answers.csv": text}
 
 
-def match_relations(report: Report) -> list[Pair]:
+def match_relations(report: Report) -> list[dict[Any, Any]]:
     """Return the published relations by `split`, judged by the share of wrong answers."""
     shares = _shares(report)
-    if not report.source.relations or report.published or shares.empty:
+    if not report.source.signs or report.source.losses or shares.empty:
         return []
     signs = report.source.signs
     relations = []
     for split, of_split in shares[shares["bin"] == 0].groupby("split", observed=True):
         wrong = 1 - of_split.pivot(index="seed", columns="pe", values="share")
         noise = noise_of(wrong, paired=is_always_paired(report.runs))
-        for (a, b), pair in judge(wrong, list(signs), noise).items():
+        for pair in judge(wrong, signs, noise).to_dict("records"):
+            a, b = pair["a"], pair["b"]
             of_both = wrong[[a, b]].to_numpy()
             has_room = np.nanmax(of_both) > ROOM and np.nanmin(of_both) < 1 - ROOM
             verdict = outcome(pair, signs[a, b]) if has_room else "open; floor or ceiling effect"
@@ -136,11 +138,12 @@ def _shares(report: Report) -> pd.DataFrame:
         for split, answer in run.probes.get("answers", {}).items():
             spans = pd.DataFrame(answer, columns=["span", "count", "right"])
             parts.append(spans.assign(split=split, pe=label, seed=run.config.seed))
-    if report.task is None or not parts:
+    task = _task(report)
+    if task is None or not parts:
         return pd.DataFrame()
 
     spans = pd.concat(parts)
-    spans["bin"] = np.digitize(spans["span"], report.task.bins)
+    spans["bin"] = np.digitize(spans["span"], task.bins)
     spans = pd.concat([spans.assign(bin=0), spans], ignore_index=True)
     of_bins = spans.groupby(["split", "bin"])["span"]
     spans["span_first"] = of_bins.transform("min")
@@ -152,6 +155,12 @@ def _shares(report: Report) -> pd.DataFrame:
     groups = spans.groupby(["pe", *_PLACE, "seed"], observed=True, as_index=False)
     shares = groups[["count", "right"]].sum()
     return shares.assign(share=shares["right"] / shares["count"])
+
+
+def _task(report: Report) -> Any:
+    """Return the facts of the generated data if all runs share its kind; None for text."""
+    kinds = {run.config.data.kind: run.config.data.task for run in report.runs}
+    return next(iter(kinds.values())) if len(kinds) == 1 else None
 
 
 def _relations(report: Report) -> list[str]:

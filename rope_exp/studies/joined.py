@@ -3,18 +3,19 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import pandas as pd
+
 from rope_exp.comparable import OWN_RATE, check_blocks
-from rope_exp.compile import files_of
 from rope_exp.folder import ReportError, Run
 from rope_exp.published import REFERENCE
 from rope_exp.report import (
     Report,
     build,
     bullets,
+    files_of,
     is_always_paired,
     main_table,
     paragraphs,
-    relations_table,
 )
 from rope_exp.studies.rates import alike
 
@@ -55,24 +56,27 @@ def all_seeds(report: Report, others: Iterable[Run]) -> Report | None:
         return None
 
     joined = build(list(runs.values()), ["pe"])
-    before = {(pair["a"], pair["b"], pair["num_seeds"]) for pair in report.relations}
-    after = [(pair["a"], pair["b"], pair["num_seeds"]) for pair in joined.relations]
-    return replace(joined, hidden=[(a, b) for a, b, count in after if (a, b, count) in before])
+    # A published relation without further seeds is decided in the campaign's own table.
+    before, after = (
+        table.pairs["published"].set_index(["a", "b", "num_seeds"], drop=False)
+        for table in (report, joined)
+    )
+    return with_relations(joined, after.drop(before.index, errors="ignore"))
 
 
 def all_seeds_md(report: Report) -> str:
     """Return all_seeds.md of a table with further seeds: exploratory, so rows have no verdict."""
-    relations = [
+    title = (
         "Published relations with further seeds (Δ: the second variant's loss minus the "
-        "first's; p by Holm over all published relations):",
-        relations_table(report).markdown(),
-    ]
+        "first's; p by Holm over all published relations):"
+    )
+    relations = report.told("relations")
     return paragraphs(
         *(f"**{caption}**" for caption in report.told("caption")),
         "Exploratory: no verdict rests on this table. It adds other campaigns' seeds of the same "
         "configurations to those of [the campaign's own](table.md).",
         main_table(report).without("p", "marked").markdown(),
-        *(relations if report.relations else []),
+        *([title, *relations] if relations else []),
         *bullets("Notes:", report.told("notes")),
     )
 
@@ -104,4 +108,9 @@ def beside(runs: Sequence[Run], others: Iterable[Run]) -> Report | None:
     except ReportError:
         return None
     # Published relations between the others' rows are judged in their own table.
-    return replace(joined, hidden=[(pair["a"], pair["b"]) for pair in joined.relations])
+    return with_relations(joined, joined.pairs["published"].head(0))
+
+
+def with_relations(report: Report, published: pd.DataFrame) -> Report:
+    """Return a report that decides only these of the published relations."""
+    return replace(report, pairs={**report.pairs, "published": published})

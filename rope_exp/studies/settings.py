@@ -58,7 +58,9 @@ def files(
     for label in COLUMNS:
         if label in names:
             lines[names[label].removesuffix("-RoPE")] = cells[label]
-    is_text = lines.index.isin([place for place in settings if settings[place].task is None])
+    is_text = lines.index.isin(
+        [place for place in settings if settings[place].runs[0].config.data.task is None]
+    )
     for title, kept in (
         ("Text, in nats per token:", lines[is_text].drop(columns="in")),
         ("Generated data:", lines[~is_text]),
@@ -95,8 +97,8 @@ def _lines(place: str, report: Report) -> Iterator[dict[str, Any]]:
     for label, line in report.lines.items():
         if line["delta"] is None or label == report.reference.label:
             continue
-        judged = report.against.get(label, {})
-        star = "*" if judged and report.decided[label]["p_adjusted"] < ALPHA else ""
+        judged = report.decided.get(label, {})
+        star = "*" if judged and judged["p_adjusted"] < ALPHA else ""
         num_seeds = judged.get("num_seeds", 1)
         config = report.runs[0].config
         yield {
@@ -108,6 +110,6 @@ def _lines(place: str, report: Report) -> Iterator[dict[str, Any]]:
             "warmup_steps": config.num_warmup_steps,
             "num_seeds": num_seeds,
             **{key: line[key] for key in ("delta", "delta_ci_low", "delta_ci_high", "p_holm")},
-            "verdict": WORDS[report.decided[label]["verdict"]] if judged else "untested",
+            "verdict": WORDS[judged["verdict"]] if judged else "untested",
             "cell": f"{line['delta']:+.3f}{star} ({num_seeds})",
         }

@@ -10,7 +10,7 @@ own. Real numbers are the same on every machine up to the last bits of its logar
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from rope_exp.batches import NO_TARGET, Batch, Ints, Reals
+from rope_exp.config import RunConfig
 from rope_exp.files import json_sha256
-from rope_exp.identity import chosen
+from rope_exp.identity import Rule, chosen
 from rope_exp.prepare import TEST, TRAIN, DataSet
 from rope_exp.sections import DataConfig
 
@@ -62,6 +63,18 @@ class Facts:
     bins: tuple[int, ...] = ()
     num_queries: int | None = None
     num_outputs: int | None = None
+
+    def rules(self, config: RunConfig) -> Iterator[Rule]:
+        """Yield what these data refuse, as `config.rules` does."""
+        train = config.train
+        kind = config.data.kind
+        is_other = train.objective != self.objective
+        yield is_other, "train.objective", f"must be {self.objective} for data={kind}"
+        yield train.stages, "train.stages", f"data={kind} has rows of one length; leave null"
+        is_short = train.seq_len < self.least_seq_len
+        yield is_short, "train.seq_len", f"must be at least {self.least_seq_len} for these data"
+        is_other = any(name != self.probe for name in train.probes)
+        yield is_other, "train.probes", f"data={kind} can be asked for {self.probe} alone"
 
     def open(self, data: DataConfig, seq_len: int) -> "Generated":
         """Open the data set of a run."""

@@ -27,7 +27,7 @@ def notes(report: Report) -> list[str]:
         own = spell_seeds(row.losses)
         shared = spell_seeds(row.losses.keys() & report.reference.losses.keys())
         words = f"mean and Δ over {own}" if own == shared else f"mean over {own}, Δ over {shared}"
-        if report.lines[row.label]["mark"]:
+        if row.label in report.uneven:
             by_seeds.setdefault(words, []).append(row.name)
     sentences += [f"‡ {', '.join(names)}: {words}." for words, names in by_seeds.items()]
     if by_seeds and any(line["rank"] for line in report.lines.values()):

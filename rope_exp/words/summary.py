@@ -6,14 +6,16 @@ import pandas as pd
 from scipy import stats
 
 from rope_exp.comparable import Row
-from rope_exp.report import LAST_OF_CSV, Report, main_table
+from rope_exp.report import Report, main_table
 from rope_exp.stats import MARGIN
 from rope_exp.table import span, spell_p
 from rope_exp.words.runs import spell_seeds
 
 # On a terminal, above the warnings.
 ORDER = -2
-_LEFT_OUT = ("rotates", "perplexity", LAST_OF_CSV, "p", "published_loss", "rank", "published_rank")
+_LEFT_OUT = (
+    *("rotates", "perplexity", "bits_per_byte", "p", "published_loss", "rank", "published_rank"),
+)
 
 
 def caption(report: Report) -> list[str]:
@@ -39,20 +41,21 @@ def caption(report: Report) -> list[str]:
 
 def summary(report: Report) -> list[str]:
     """Summarize the order of the rows."""
-    trained = [line for line in report.lines.values() if line["num_seeds"]]
-    means = [f"{line['name']} ({line['loss_mean']:.4f})" for line in trained]
+    trained = {label: line for label, line in report.lines.items() if line["num_seeds"]}
+    means = [f"{report.rows[row].name} ({trained[row]['loss_mean']:.4f})" for row in trained]
     if len(trained) < 2:
         return [f"Nothing to compare. Rows with a loss: {', '.join(means) or 'none'}."]
+    num_pairs = len(report.pairs["all"])
     if not ranked_rows(report):
-        tested = " Pairs are tested over their shared seeds." if report.pairs else ""
+        tested = " Pairs are tested over their shared seeds." if num_pairs else ""
         return [f"Rows share too few seeds for an order.{tested}"]
 
     agreement = _tau(report)
-    counts = [line["num_seeds"] for line in trained if line["rank"]]
+    counts = [line["num_seeds"] for line in trained.values() if line["rank"]]
     if max(counts) == 1:
         ends = f"Best: {means[0]}; worst: {means[-1]}."
         return [f"One seed: no difference can be tested. {ends}{agreement}"]
-    if not report.pairs:
+    if not num_pairs:
         return [f"No two rows share two seeds, so nothing can be tested.{agreement}"]
 
     ordered = order(report)
@@ -61,7 +64,6 @@ def summary(report: Report) -> list[str]:
     signs = f'">" means better, "?" open; "≈" {verb} shown to differ by less than {margin}'
     if "<" in ordered:
         signs += '; "<" means worse over the shared seeds'
-    num_pairs = len(report.pairs)
     together = f" All {num_pairs} pairs are tested together." if num_pairs > 1 else ""
     return [f"{ordered} ({span(counts, 'd')} seeds). {signs}.{together}{agreement}"]
 
@@ -78,13 +80,13 @@ def ranked_rows(report: Report) -> list[Row]:
     return [row for label, row in report.rows.items() if report.lines[label]["rank"]]
 
 
-def order(report: Report) -> str:
-    """Return the order of the means, with the sign of the test between neighbours."""
+def order(report: Report, test: str = "sign") -> str:
+    """Return the order of the means, with the sign of a test between neighbours."""
+    signs = report.pairs["all"].set_index(["a", "b"])[test]
     ranked = ranked_rows(report)
     text = ranked[0].name
     for first, second in itertools.pairwise(ranked):
-        pair = report.pairs.get((first.label, second.label))
-        text += f" {pair['sign'] if pair else '?'} {second.name}"
+        text += f" {signs.get((first.label, second.label), '?')} {second.name}"
     return text
 
 

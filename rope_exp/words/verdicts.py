@@ -1,7 +1,10 @@
 """Notes on verdicts: the published source, the reference, and the tests."""
 
+from typing import Any
+
 from rope_exp.report import Report, is_always_paired
 from rope_exp.table import spell_p
+from rope_exp.words.relations import outcomes
 from rope_exp.words.summary import order, ranked_rows
 
 # Before the notes of probes.
@@ -12,7 +15,7 @@ def notes(report: Report) -> list[str]:
     """Explain the sources of numbers, and how verdicts were reached."""
     sentences = []
     source = report.source
-    if "," in report.groups and report.pairs:
+    if "," in report.groups and len(report.pairs["all"]):
         sentences.append(
             "Runs come from several groups. For those of one group, the table of that group "
             "decides: here more runs or pairs are tested together."
@@ -22,7 +25,8 @@ def notes(report: Report) -> list[str]:
     if source.losses:
         sentences.append(
             "Ranks are not tested. Ours rank the rows with a loss in this table; the published "
-            f"ones rank all {len(source.losses)} published rows. Source: {source.cited}."
+            f"ones rank all {len(source.losses)} published rows. "
+            f"Source: {source.source} ({source.setting})."
         )
     elif source.source:
         sentences.append(f"Published claim about such rows, without numbers: {source.source}.")
@@ -57,18 +61,19 @@ def _test_notes(report: Report) -> list[str]:
         f"Noise: residual SD {noise.deviation:.4f} {report.margin_unit} "
         f"({noise.df} degrees of freedom{equal}). Test: {test} ({protocol})."
     ]
-    if report.against:
-        contrasts = "contrast" if len(report.against) == 1 else "contrasts"
+    if count := len(report.pairs["reference"]):
+        contrasts = "contrast" if count == 1 else "contrasts"
         sentences.append(
             "Intervals are not adjusted. Verdicts are adjusted by Holm over the "
-            f"{len(report.against)} {contrasts} with {report.reference.name}, separately for "
+            f"{count} {contrasts} with {report.reference.name}, separately for "
             "difference and equivalence. If an interval excludes 0 but the verdict is open, the "
             "adjusted interval (Bonferroni) follows. The p of an equivalent row is from the "
             "equivalence test."
         )
-    decided = [label for label in report.decided if report.decided[label] != report.against[label]]
-    if decided:
-        names = ", ".join(report.rows[label].name for label in decided)
+    judged: Any = report.pairs["reference"].set_index("b").to_dict("index")
+    primary = [label for label in judged if judged[label] != report.decided[label]]
+    if primary:
+        names = ", ".join(report.rows[label].name for label in primary)
         sentences.append(
             f"{names}: p and verdict are of the published relations, the primary family."
         )
@@ -79,23 +84,23 @@ def _alone(report: Report) -> list[str]:
     """Report the results of the paired test, in case rows are unequally noisy after all."""
     if not report.is_pooled or len(ranked_rows(report)) < 2:
         return []
-    alone = report.alone
-    sentence = f"The paired t test, without pooling, gives {order(alone)}."
+    sentence = f"The paired t test, without pooling, gives {order(report, 'sign_alone')}."
+    relations = outcomes(report)
     changed = []
     marked = set()
-    for pooled, own in zip(report.relations, alone.relations, strict=True):
-        if pooled["outcome"] != own["outcome"]:
-            names = f"{report.rows[own['a']].name} {own['published']} {report.rows[own['b']].name}"
-            changed.append(f"{names} is {own['outcome']}")
-            marked.add(own["outcome"])
+    for pair in relations:
+        if pair["outcome"] != pair["outcome_alone"]:
+            names = f" {pair['published']} ".join(report.rows[pair[key]].name for key in ("a", "b"))
+            changed.append(f"{names} is {pair['outcome_alone']}")
+            marked.add(pair["outcome_alone"])
     if changed:
         sentence += f" Published relations with another outcome: {', '.join(changed)}."
-    elif report.relations:
+    elif relations:
         sentence += " The published relations have the same outcomes."
 
-    for label, own in alone.decided.items():
-        if own["verdict"] != report.decided[label]["verdict"]:
-            marked.add(own["verdict"])
+    for pair in report.decided.values():
+        if pair["verdict_alone"] != pair["verdict"]:
+            marked.add(pair["verdict_alone"])
     if not marked:
         return [sentence]
     word = "open" if marked <= {"open"} else "another verdict"

@@ -224,7 +224,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"curve > step > 1": 1}, "steps are out of order"),
     ({"curve > step > 1": GONE}, "without a loss"),
     ({"curve > val/loss > 0": True}, "curve.val/loss="),
-    ({"curve > val/loss > -1": 1.5}, "ends with val/loss=1.5"),
+    ({"curve > val/loss > -1": 1.5}, "last val/loss=1.5"),
     ({"row": "qk"}, "do not match"),
     ({"factors > seed": 4}, "do not match"),
     ({"probes > shift": GONE}, "holds other probes"),

@@ -25,6 +25,8 @@ from support.refused import refused
 from rope_exp.corpora.files import open_corpus
 from rope_exp.prepare import prepare
 
+pytestmark = pytest.mark.usefixtures("empty_cache")
+
 
 def texts_of(path: Path, **changes: Any) -> list[str]:
     """Return the training texts of a file or folder."""
@@ -267,7 +269,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_is_one_sentence_and_leaves_nothing(
-    tmp_path: Path, cache: Path, case: str
+    tmp_path: Path, empty_cache: Path, case: str
 ) -> None:
     contents, words = BAD_INPUT[case]
     (tmp_path / "data").mkdir()
@@ -275,4 +277,4 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
         (tmp_path / "data" / name).write_bytes(content)
     with refused(*words.split("…")):
         prepare(data_config(path=tmp_path / "data", **CHANGES.get(case, {})), BYTES)
-    assert left_in(cache) == []
+    assert left_in(empty_cache) == []

@@ -37,6 +37,8 @@ from rope_exp.files import json_sha256
 from rope_exp.prepare import BLOCK_BYTES, SIDES, library_files, prepare, token_dtype
 from rope_exp.sections import TokenizerConfig
 
+pytestmark = pytest.mark.usefixtures("empty_cache")
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -124,20 +126,20 @@ def test_two_processes_prepare_once(tmp_path: Path) -> None:
     assert sum("another process prepares" in stderr for _, stderr in outcomes) == 1
 
 
-def test_a_killed_preparation_is_never_read(tmp_path: Path, cache: Path) -> None:
+def test_a_killed_preparation_is_never_read(tmp_path: Path, empty_cache: Path) -> None:
     """The next preparation succeeds, and removes the leftover."""
     path = write_parquet(tmp_path / "a.parquet", [text * 2000 for text in TEXTS])
     child = start_python(CHILD, str(path))
-    while not any(file.stat().st_size for file in cache.glob(".*/tokenizer.json")):
+    while not any(file.stat().st_size for file in empty_cache.glob(".*/tokenizer.json")):
         assert child.poll() is None, child.communicate()
         time.sleep(0.005)
     child.kill()
     child.communicate()
 
-    [hidden] = left_in(cache)
+    [hidden] = left_in(empty_cache)
     assert hidden.startswith(".")
     prepared = prepare(data_config(path=path), BYTES)
-    assert left_in(cache) == [prepared.folder.name]
+    assert left_in(empty_cache) == [prepared.folder.name]
 
 
 def test_the_command_line_prepares_and_says_what_it_made(tmp_path: Path) -> None:
@@ -173,20 +175,20 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, path: Path) -> 
 
 
 def test_space_that_runs_out_on_the_way_is_given_back(
-    path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(prepare_module, "write_tokens", full)
-    what = f"{cache}: preparing data=mine needs "
+    what = f"{empty_cache}: preparing data=mine needs "
     with refused(what, " are free", by=DiskError):
         prepare(data_config(path=path), BYTES)
-    assert left_in(cache) == []
+    assert left_in(empty_cache) == []
 
 
 def test_files_that_change_while_they_are_read_are_not_kept(
-    path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = prepare_module.write_tokens
 
@@ -197,7 +199,7 @@ def test_files_that_change_while_they_are_read_are_not_kept(
     monkeypatch.setattr(prepare_module, "write_tokens", disturbed)
     with refused("changed while they were read", by=DataError):
         prepare(data_config(path=path), BYTES)
-    assert left_in(cache) == []
+    assert left_in(empty_cache) == []
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, BPE], ids=["bytes", "bpe"])

@@ -22,7 +22,8 @@ tables = st.dictionaries(labels, st.dictionaries(st.integers(0, 5), losses, max_
 
 def compare(losses: Mapping[str, Losses], reference: str) -> dict[str, dict[str, Any]]:
     """Return the contrasts of rows by label, best first."""
-    lines: Any = contrasts(table_of(losses), reference).to_dict("index")
+    frame = contrasts(table_of(losses), reference)
+    lines: Any = frame.astype(object).where(frame.notna(), None).to_dict("index")
     return dict(lines)
 
 

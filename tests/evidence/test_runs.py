@@ -77,7 +77,7 @@ def test_weights_that_the_config_does_not_say_are_refused(tmp_path: Path) -> Non
     with refused(f"{folder / 'env.json'} says init_weights="):
         read(tmp_path)
     make_run(tmp_path / "plain", env=one["env"])
-    with refused("by its config it is None"):
+    with refused("by config.yaml it is None"):
         read(tmp_path / "plain")
     make_run(tmp_path / "whole", **one)
     assert len(read(tmp_path / "whole")) == 1
@@ -99,11 +99,11 @@ HARMS = [
     ("probes.json", None, "", "probes.json"),
     ("probes.json", "3.75", "3.5", "probes.json"),
     ("probes.json", r".{9}\Z", "", "probes.json"),
-    ("metrics.jsonl", None, "", "ends with train/loss=None"),
+    ("metrics.jsonl", None, "", "last train/loss=None"),
     ("metrics.jsonl", ".+", '{"step": 1, "train/loss": "low"}\n', "metrics.jsonl"),
-    ("metrics.jsonl", '"val/loss": 3.5}', '"val/loss": 3.25}', "ends with val/loss=3.25"),
-    ("metrics.jsonl", r"{[^{]*\Z", "", "metrics.jsonl ends with"),
-    ("metrics.jsonl", r"\Z", LONGER, "metrics.jsonl ends with"),
+    ("metrics.jsonl", '"val/loss": 3.5}', '"val/loss": 3.25}', "last val/loss=3.25"),
+    ("metrics.jsonl", r"{[^{]*\Z", "", "metrics.jsonl says last "),
+    ("metrics.jsonl", r"\Z", LONGER, "metrics.jsonl says last "),
 ]
 
 
@@ -129,5 +129,5 @@ def test_a_harmed_file_is_refused_by_name(
 def test_a_diverged_curve_may_not_go_past_its_end(tmp_path: Path) -> None:
     """The curve of a diverged run may end before the last step in its result, but not after."""
     folder = make_run(tmp_path, loss=None, steps=100, result={"steps": 90})
-    with refused(str(folder / "metrics.jsonl"), "step 100, past the 90"):
+    with refused(str(folder / "metrics.jsonl"), "last step=100, but by result.json it is 90"):
         read(tmp_path)

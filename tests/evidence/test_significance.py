@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rope_exp.stats import MARGIN, SIGNS, Noise, Pair, deviating, holm, noise_of, outcome, table_of
+from rope_exp.stats import MARGIN, SIGNS, Noise, deviating, holm, noise_of, outcome, table_of
 from rope_exp.stats import judge as judge_by
 
 Losses = Mapping[int, float]
@@ -38,13 +39,13 @@ def judge(
     family: list[tuple[str, str]] | None = None,
     *,
     is_paired: bool | None = None,
-) -> list[Pair]:
+) -> list[dict[Any, Any]]:
     """Return the judged pairs of a family, or all, with the losses' own or the given noise."""
     table = table_of(losses)
     noise = noise_of(table)
     if noise is not None and is_paired is not None:
         noise = replace(noise, is_paired=is_paired)
-    return [*judge_by(table, family or combinations(losses, 2), noise).values()]
+    return judge_by(table, family or combinations(losses, 2), noise).to_dict("records")
 
 
 def noise_in(losses: dict[str, Losses] | np.ndarray) -> Noise:
@@ -131,7 +132,7 @@ def test_verdicts(gap: float, verdict: str, sign: str) -> None:
         losses = drawn({"a": 3.0, "b": 3.0 + gap}, seeds=3, deviation=0.02)
     [pair] = judge(losses, [("a", "b")])
     assert (pair["verdict"], pair["sign"]) == (verdict, sign)
-    assert (pair["seeds_needed_low"] is None) == (verdict != "open")
+    assert pd.isna(pair["seeds_needed_low"]) == (verdict != "open")
     if gap == 0.006:
         assert pair["p"] < 1e-6
         assert outcome(pair, ">") == "confirmed, by less than the margin"

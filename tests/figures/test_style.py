@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from rope_exp.figures.cached import front
 from rope_exp.figures.curves import spread
-from rope_exp.figures.style import limits, look, parts
-from rope_exp.report import SITES_OF
+from rope_exp.figures.style import SITES_OF, limits, look, parts
 
 
 def test_all_sixteen_subsets_look_different_in_grey() -> None:

@@ -11,8 +11,9 @@ from support.configs import REPOSITORY
 from support.pages import HOSTILE, make_hostile, make_tables
 from support.records import report_on, runs_of, unfinished
 
-from rope_exp.page.report import page
-from rope_exp.report import Report, build, main_table, relations_table
+from rope_exp.page.report import cells, page
+from rope_exp.report import Report, build, main_table
+from rope_exp.words.relations import relations
 
 
 def undrawn(tables: Mapping[str, Report]) -> str:
@@ -66,9 +67,8 @@ def test_numbers_are_those_of_the_tables(text: str, tables: dict[str, Report]) -
         markup = text.partition(f'<section class="setting" id="{place}"')[2]
         found = re.findall(r"<table.*?</table>", markup.partition("</section>")[0], re.DOTALL)
         assert shown(found[0]) == main_table(report).cells
-        if report.relations:
-            # The table of runs comes last.
-            assert shown(found[-2]) == relations_table(report).cells
+        for table in relations(report):
+            assert shown(found[1]) == cells(table)[:1] + cells(table)[2:]
 
 
 def test_a_setting_has_its_figures_and_the_same_bytes_again() -> None:

@@ -8,6 +8,7 @@ from support.records import runs_of
 
 from rope_exp.probes.answers import files, match_relations, tables
 from rope_exp.report import Report, build, table_md
+from rope_exp.words.relations import outcomes
 
 SHARES = {"qk_rope": 0.7, "qkvo_rope": 0.9, "vo_rope": 0.8, "nope": 0.5}
 PAIR = ("qk_rope", "qkvo_rope")
@@ -56,10 +57,10 @@ def test_ropers_claim_is_judged_by_matches(levels: tuple[float, float], outcome:
 
 def test_a_task_without_mistakes_opens_both_measures() -> None:
     """If all answers are right, the verdict by losses is open too; if none is, it stays."""
-    by_losses = [relation["outcome"] for relation in with_shares(lambda *_: 0.0).relations]
-    assert "too easy" not in by_losses[0]
+    [by_losses] = outcomes(with_shares(lambda *_: 0.0))
+    assert "too easy" not in by_losses["outcome"]
     found = with_shares(lambda *_: 1.0)
-    assert [relation["outcome"] for relation in found.relations] == ["open; the task is too easy"]
+    assert [pair["outcome"] for pair in outcomes(found)] == ["open; the task is too easy"]
     assert "| open; the task is too easy |" in table_md(found)
 
 
@@ -80,7 +81,7 @@ def test_other_initial_weights_take_what_is_published() -> None:
     assert any("Harik" in note for note in build(runs, ["pe"]).told("notes"))
     began = [replace(run, config=replace(run.config, init_weights="0" * 64)) for run in runs]
     found = build(began, ["pe"])
-    assert (found.source.source, found.relations) == ("", [])
+    assert (found.source.source, outcomes(found)) == ("", [])
     assert "Initial weights: 000000000000 from a finished run" in "".join(found.told("assumptions"))
 
 

@@ -3,21 +3,29 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 from support.records import runs_of
 
 from rope_exp.folder import Run
-from rope_exp.report import build
+from rope_exp.report import Report, build
 from rope_exp.studies.joined import all_seeds, all_seeds_md, beside
+
+
+def by_pair(report: Report) -> pd.DataFrame:
+    """Return the published relations by their pair."""
+    return report.pairs["published"].set_index(["a", "b"])
 
 
 def test_a_relation_decides_in_both_directions() -> None:
     """NoPE > V is published from NoPE's side, QKV > NoPE from the other."""
     report = build(runs_of("nine_26m"), ["pe"], reference="nope")
-    primary = {(pair["a"], pair["b"]): pair for pair in report.relations}
-    assert report.decided["v_rope"].items() <= primary["nope", "v_rope"].items()
-    turned, straight = report.decided["qkv_rope"], primary["qkv_rope", "nope"]
+    primary = by_pair(report)
+    decided, straight = report.decided["v_rope"], primary.loc[("nope", "v_rope")]
+    for key in ("delta", "p_adjusted", "delta_wide_low", "verdict", "verdict_alone"):
+        assert decided[key] == straight[key]
+    turned, straight = report.decided["qkv_rope"], primary.loc[("qkv_rope", "nope")]
     assert turned["delta"] == -straight["delta"]
     assert turned["delta_ci_low"] == -straight["delta_ci_high"]
     assert (straight["verdict"], turned["verdict"]) == ("better", "worse")
@@ -29,15 +37,15 @@ def test_further_seeds_of_a_configuration_are_joined() -> None:
     others = [run for name in names for run in runs_of(name)]
     joined = all_seeds(build(runs_of("nine_26m"), ["pe"]), others)
     assert joined is not None
-    relations = {(pair["a"], pair["b"]): pair for pair in joined.relations}
-    assert relations.keys() == {
+    relations = by_pair(joined)
+    assert {*relations.index} == {
         ("k_rope", "vo_rope"), ("nope", "o_rope"), ("nope", "q_rope"), ("nope", "v_rope")
     }  # fmt: skip
     losses: dict[str, dict[int, float]] = {}
     for run in [*runs_of("nine_26m"), *runs_of("tokens")]:
         if run.config.train.num_steps == 6400:
             losses.setdefault(run.row, {})[run.config.seed] = run.loss or 0.0
-    for (a, b), pair in relations.items():
+    for (a, b), pair in relations.iterrows():
         delta_S = np.array([losses[b][seed] - losses[a][seed] for seed in sorted(losses[a])])
         assert pair["num_seeds"] == len(delta_S) == 11
         assert pair["delta"] == pytest.approx(delta_S.mean())

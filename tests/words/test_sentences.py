@@ -7,7 +7,7 @@ from support.records import diverged, ended_at, report_on, runs_of, unfinished
 from support.refused import refused
 
 from rope_exp.figures.curves import by_tokens
-from rope_exp.probes import drift, repeat
+from rope_exp.probes import drift
 from rope_exp.report import build, table_csv, table_md
 
 
@@ -87,7 +87,8 @@ def test_a_verdict_that_hangs_on_pooling_is_marked() -> None:
     order, mark = [note for note in report.told("notes") if "paired t test" in note]
     assert mark == "†: open in the paired t test (Holm)."
     assert "QKVO-RoPE ? QK-RoPE > VO-RoPE ? K-RoPE" in order
-    assert [note for note in report.alone.told("notes") if "†" in note] == []
+    paired = build([replace(run, test="paired") for run in runs], ["pe"])
+    assert [note for note in paired.told("notes") if "†" in note] == []
 
 
 def test_a_reference_is_named_by_label_or_name() -> None:
@@ -110,7 +111,7 @@ def test_a_reference_is_named_by_label_or_name() -> None:
 def test_nothing_published_stands_beside_hidden_tokens() -> None:
     runs = [run for run in runs_of("mlm", "qk_rope", "vo_rope") if [*run.factors] == ["seed"]]
     report = build(runs, ["pe"])
-    assert report.published is None
+    assert not report.source.losses
     parts = [text for part in ("caption", "summary", "notes") for text in report.told(part)]
     assert "published" not in "".join(parts)
     assert "Objective mlm: attention is bi" in "".join(report.told("assumptions"))
@@ -130,18 +131,6 @@ def test_stages_are_said_and_drawn_at_their_tokens() -> None:
     assert curve.index.tolist() == [
         4096 * min(step, 400) + 8192 * max(step - 400, 0) for step in steps
     ]
-
-
-def test_runs_that_copy_are_counted_with_their_losses() -> None:
-    """The second reading gains 0.4, 0.2 and 2 nats, so two of the three runs copy."""
-    runs = runs_of("english", "qk_rope", seeds=(0, 1, 2))
-    probed = [
-        replace(run, probes={"repeat": {"reading": [1, 2], "loss": [4.0, second]}})
-        for run, second in zip(runs, (3.6, 3.8, 2.0), strict=True)
-    ]
-    line = repeat.tables(build(probed, ["pe"]))[1].splitlines()[-1]
-    first, other, last = (run.loss or 0.0 for run in runs)
-    assert line == f"| QK-RoPE | 2 of 3 | 0.8667 | {(first + last) / 2:.4f} | {other:.4f} |"
 
 
 @pytest.mark.parametrize(

@@ -285,13 +285,8 @@ def run_all(
     """Bring a sweep to its end and return its exit code; ranks write to a log in each folder."""
     for job in jobs:
         job.log = job.folder / LOG
-    with contextlib.ExitStack() as views:
-        on_poll = [on_end]
-        for name in choices("view"):
-            view = chosen("view", name, "view").View(jobs)
-            views.callback(view.close)
-            on_poll.append(view.show)
-        bring_to_end(jobs, on_poll)
+    views = [chosen("view", name, "view").View(jobs) for name in choices("view")]
+    bring_to_end(jobs, [on_end, *(view.show for view in views)])
 
     failed = [job for job in jobs if job.status in ("failed", "diverged")]
     for job in failed:

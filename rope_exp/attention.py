@@ -195,7 +195,6 @@ class SoftmaxAttention(Attention):
     """o_i = sum over j <= i of softmax_j(q_i . k_j / sqrt(K)) v_j.
 
     With a sink s_h the softmax has one more term, exp(s_h), whose value is 0 (Agarwal et al. 2025).
-    With model.token_shift, k and v project x_t + mu (x_{t-1} - x_t).
     """
 
     def __init__(self, config: ModelConfig, attn: SoftmaxConfig, sites: Collection[str]) -> None:
@@ -206,15 +205,13 @@ class SoftmaxAttention(Attention):
             self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
         if attn.sink:
             self.sink_H = nn.Parameter(torch.zeros(self.num_heads))
-        if config.token_shift:
-            self.token_shift = nn.Parameter(torch.full((config.hidden_size,), 0.5))
+
+    def project(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> tuple[Tensor, ...]:
+        """Return q, k and v of all heads side by side, not rotated."""
+        return linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)
 
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
-        if self.config.token_shift:
-            shifted_BTD = x_BTD + self.token_shift * (previous(x_BTD, at, cache) - x_BTD)
-            qkv = (self.q_proj(x_BTD), *linears(shifted_BTD, self.k_proj, self.v_proj))
-        else:
-            qkv = linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)
+        qkv = self.project(x_BTD, at, cache)
         q_BTHK, k_BTGK, v_BTGK = (split_heads(x, self.head_dim) for x in qkv)
         if self.config.qk_norm:
             q_BTHK = normed(self.q_norm, q_BTHK)
@@ -243,29 +240,13 @@ class SoftmaxAttention(Attention):
         return self.turn("o", o_BTHK, at)
 
 
-def previous(x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:
-    """Return x_{t-1}; the first token of a row or of a document gives its own x_t."""
-    before_B1D = x_BTD[:, :1]
-    if cache is not None:
-        before_B1D = cache.states.get("newest", before_B1D)
-    previous_BTD = torch.cat([before_B1D, x_BTD[:, :-1]], dim=1)
-
-    if at.document_BT is not None:
-        earlier_BT = torch.cat([at.document_BT[:, :1], at.document_BT[:, :-1]], dim=1)
-        goes_on_BT1 = (at.document_BT == earlier_BT)[..., None]
-        previous_BTD = torch.where(goes_on_BT1, previous_BTD, x_BTD)
-
-    if cache is not None:
-        # A copy: a view would keep a whole prompt.
-        cache.states["newest"] = x_BTD[:, -1:].detach().clone()
-    return previous_BTD
-
-
 def make_attention(config: ModelConfig, attn: Kind, sites: Collection[str]) -> Attention:
     """Return the attention module of one layer in which these sites rotate."""
-    if isinstance(attn, SoftmaxConfig):
-        return SoftmaxAttention(config, attn, sites)
-    layer: type[Attention] = chosen("attn", attn.kind, "attn.kind").Layer
+    layer: type[Attention] = SoftmaxAttention
+    if not isinstance(attn, SoftmaxConfig):
+        layer = chosen("attn", attn.kind, "attn.kind").Layer
+    elif config.token_shift:
+        layer = chosen("shift", "token", "model.token_shift").Layer
     return layer(config, attn, sites)
 
 

@@ -10,21 +10,6 @@ import sys
 from rope_exp.errors import explained
 from rope_exp.signals import starting_runs
 
-HELP = """Where in attention should a rotation go?
-
-  rope-exp train pe=vo_rope          train one run, or every run of a sweep
-  rope-exp campaign NAME             run what is left of a campaign of many runs
-  rope-exp sweep ... launch=slurm    submit the runs of a sweep to a cluster
-  rope-exp report --group NAME       the table of the runs that are done
-  rope-exp plan model=1b             what a config costs before it runs
-  rope-exp prepare data=files ...    prepare a corpus ahead of training
-  rope-exp generate RUN_FOLDER TEXT  text from a run's model
-  rope-exp export RUN_FOLDER OUT     a run's model for transformers
-  rope-exp check-records FOLDER      whether somebody's records are whole and comparable
-
-`rope-exp COMMAND --help` says more. `python train.py` and `python scripts/report.py` are the same.
-"""
-
 
 def main(command: str | None = None) -> int:
     """Run a command, by default the first word of the command line; return its exit code."""
@@ -39,15 +24,14 @@ def main(command: str | None = None) -> int:
     words = sys.argv[1:]
     if command is None:
         command = words.pop(0) if words else "--help"
+    if command in ("-h", "--help"):
+        command, words = "train", ["--help"]
     if command in ("train", "campaign", "sweep"):
         return explained(lambda: starting_runs(lambda: _run(command, words)))
     return explained(lambda: _run(command, words))
 
 
 def _run(command: str, words: list[str]) -> int:
-    if command in ("-h", "--help"):
-        print(HELP, end="")
-        return 0
     if command == "--version":
         from rope_exp import __version__
 
@@ -55,5 +39,4 @@ def _run(command: str, words: list[str]) -> int:
         return 0
     from rope_exp.identity import chosen
 
-    module = chosen("commands", command.replace("-", "_"), "command")
-    return int(module.main(words))
+    return int(chosen("commands", command.replace("-", "_"), "command").main(words))

@@ -1,12 +1,12 @@
 """Exceptions, exit codes, and what a user sees: sentences, log lines and progress."""
 
-import contextlib
 import json
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -118,16 +118,6 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 300 else f"{text[:147]}...{text[-150:]}"
 
 
-@contextlib.contextmanager
-def ignoring_output_errors() -> Iterator[None]:
-    """Ignore output errors in the block: standard error may be closed, or on a full disk."""
-    try:
-        yield
-    except OSError:
-        # Its buffer would fail again when Python exits, and change the exit code.
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (until the process ends)
-
-
 # `log` also appends to this file: the log of a run, if this process has one.
 _log_file = Path(os.devnull)
 
@@ -136,7 +126,7 @@ def keep_log(path: Path) -> None:
     """Write every line of `log` also to a file, unless standard error is that file."""
     global _log_file
     _log_file = Path(os.devnull)
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         path.touch()
         if not os.path.samestat(os.fstat(2), path.stat()):
             _log_file = path
@@ -144,19 +134,19 @@ def keep_log(path: Path) -> None:
 
 def log(line: str) -> None:
     """Print a line to standard error if possible, and to the file of `keep_log`."""
-    with contextlib.suppress(OSError), _log_file.open("a", encoding="utf-8") as file:
+    with suppress(OSError), _log_file.open("a", encoding="utf-8") as file:
         file.write(f"{line}\n")
-    with ignoring_output_errors():
+    try:
         # Write once: print writes the newline separately, and other processes may write in between.
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
+    except OSError:
+        # It is closed, or on a full disk. Its buffer would fail again when Python exits, and change
+        # the exit code.
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (until the process ends)
 
 
-def time_left(seconds: float, done: int, left: int) -> str:
-    """Return in words how long `left` units of work take, if `done` of them took `seconds`."""
-    if done <= 0:
-        return "no estimate yet"
-    return f"{timedelta(seconds=round(seconds / done * max(left, 0)))} left"
+LINE_SECONDS = 10.0  # between two lines about one task
 
 
 def describe_row(row: Mapping[str, Any]) -> str:
@@ -170,11 +160,8 @@ def describe_row(row: Mapping[str, Any]) -> str:
     return "".join(formats[key].format(row[key]) for key in shown)
 
 
-LINE_SECONDS = 10.0
-
-
 class Progress:
-    """The progress of a long task, as a line every `LINE_SECONDS`."""
+    """The progress of a long task, as a line every few seconds."""
 
     def __init__(self, name: str, total: int | None) -> None:
         self._name = name
@@ -195,5 +182,9 @@ class Progress:
         if at_once or now - self._last_line >= LINE_SECONDS:
             self._last_line = now
             if self._total:
-                words += f", {time_left(now - began, done - first, self._total - done)}"
+                left = "no estimate yet"
+                if done > first:
+                    seconds = (now - began) / (done - first) * max(self._total - done, 0)
+                    left = f"{timedelta(seconds=round(seconds))} left"
+                words += f", {left}"
             log(f"{self._name}: {words}")

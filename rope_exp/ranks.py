@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -15,8 +14,8 @@ from pathlib import Path
 
 from rope_exp.config import RunConfig
 from rope_exp.errors import EXIT_CODES, EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE
-from rope_exp.files import try_lock
-from rope_exp.machine import DISPATCHER_ID, child_environment, gpus, num_cores
+from rope_exp.identity import chosen
+from rope_exp.machine import DISPATCHER_ID, child_environment, num_cores
 from rope_exp.signals import PASSED_ON, STOP_SIGNALS, StopSignal, held_back
 
 POLL_SECONDS = 0.1
@@ -92,42 +91,11 @@ class Job:
 def lease_gpus(job: Job) -> bool:
     """Lease as many GPUs as the run has ranks, or none if too few are free; return if it has them.
 
-    Leases are locks on files that all dispatchers of the machine share.
+    A lease has the descriptors of a GPU's lock files, and lives while a process has them open.
     """
-    launch = job.config.launch
-    num_gpus = int(launch.num_processes) if launch.device == "cuda" else 0
-    for gpu in gpus():
-        if len(job.leases) < num_gpus and (descriptors := _lock_gpu(gpu, launch.runs_per_gpu)):
-            job.leases[gpu] = descriptors
-    if len(job.leases) == num_gpus:
+    if job.config.launch.device != "cuda":
         return True
-    job.release_gpus()
-    return False
-
-
-def _lock_gpu(gpu: str, num_places: int) -> list[int]:
-    """Return descriptors that hold a place on the GPU, or none if all places are taken.
-
-    Runs that share a GPU hold its file together, and a file of their place alone.
-    """
-    folder = Path(tempfile.gettempdir()) / "rope_exp-gpus"
-    # All users of the machine share the folder, whatever this user's umask.
-    umask = os.umask(0)
-    try:
-        folder.mkdir(exist_ok=True)
-        whole = try_lock(folder / f"{gpu}.lock", shared=num_places > 1)
-        if whole is None:
-            return []
-        if num_places == 1:
-            return [whole]
-        for number in range(num_places):
-            place = try_lock(folder / f"{gpu}.{number}.lock")
-            if place is not None:
-                return [whole, place]
-        os.close(whole)
-        return []
-    finally:
-        os.umask(umask)
+    return chosen("leases", "gpus", "launch.device").lease(job)
 
 
 def start(job: Job) -> None:

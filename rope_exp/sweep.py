@@ -229,11 +229,7 @@ def acquire(job: Job) -> bool:
 
 
 def acquire_or_refuse(job: Job) -> None:
-    """Acquire the folder of the only run of a command, or say that the run is done.
-
-    Raises:
-        ConfigError: another process is running it.
-    """
+    """Acquire the folder of the only run of a command; refuse one that another process runs."""
     deadline = time.monotonic() + LOCK_SECONDS
     while job.exit_code is None and not acquire(job):
         if time.monotonic() > deadline:
@@ -284,19 +280,13 @@ def _run_one(job: Job) -> int:
 
 
 def run_all(
-    jobs: Sequence[Job],
-    on_end: Callable[[Sequence[Job]], None] = lambda ended: None,
+    jobs: Sequence[Job], on_end: Callable[[Sequence[Job]], None] = lambda ended: None
 ) -> int:
     """Bring a sweep to its end and return its exit code; ranks write to a log in each folder."""
     for job in jobs:
         job.log = job.folder / LOG
-    with contextlib.ExitStack() as views:
-        on_poll = [on_end]
-        for name in choices("view"):
-            view = chosen("view", name, "view").View(jobs)
-            views.callback(view.close)
-            on_poll.append(view.show)
-        bring_to_end(jobs, on_poll)
+    views = [chosen("view", name, "view").View(jobs) for name in choices("view")]
+    bring_to_end(jobs, [on_end, *(view.show for view in views)])
 
     failed = [job for job in jobs if job.status in ("failed", "diverged")]
     for job in failed:
@@ -314,8 +304,7 @@ def run_all(
 
 
 def bring_to_end(
-    jobs: Sequence[Job],
-    on_poll: Sequence[Callable[[Sequence[Job]], None]] = (),
+    jobs: Sequence[Job], on_poll: Sequence[Callable[[Sequence[Job]], None]] = ()
 ) -> None:
     """Start runs in their order, and poll them until all have ended or a stop is requested.
 

@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from rope_exp.errors import (
     EXIT_STOPPED,
     EXIT_USAGE,
     explained,
-    ignoring_output_errors,
     keep_log,
     log,
 )
@@ -56,7 +55,8 @@ def end_process(code: int) -> int:
     Python's shutdown would be aborted by torch's threads, which wait for ranks that are gone.
     """
     if code in (EXIT_FAILED, EXIT_USAGE) and _world_size() > 1:
-        with ignoring_output_errors():
+        # Nobody may be reading.
+        with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)

@@ -13,7 +13,7 @@ A machine without a network gets what it lacks from a folder, packed here and un
     python scripts/gpu.py --pack build/pack
     PYTHONPATH=. python scripts/gpu.py --unpack build/pack --seconds 540
 
-That machine has torch, accelerate, tokenizers, safetensors, PyYAML and rich. The folder holds
+That machine has torch, accelerate, tokenizers, safetensors and PyYAML. The folder holds
 
     wheels/*.whl  tokens/KEY.tar.xz  pack.json: files of the corpora
 

@@ -44,13 +44,10 @@ def chunked(
     *,
     size: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
-    """Return o_BTHV, and the state after the last token.
+    """Return o_BTHV, and the state after the last token, from the log of each head's decay.
 
-    Products are taken in the dtype of q, k and v, sums over chunks in float32 at least.
-
-    Args:
-        log_gamma_H: log of each head's decay per token.
-        state_BHKV: of earlier tokens, if there are any; K is 1 without scores.
+    Products are taken in the dtype of q, k and v, sums over chunks in float32 at least. K of the
+    states is 1 without scores.
     """
     # Without autocast: q, k and v are already narrow, and sums over chunks must stay wide.
     # The meta device has no autocast of its own.

@@ -1,22 +1,113 @@
-"""Running of a campaign: its cells run as a sweep, and each leaves a record to be committed.
+"""A campaign's progress and its runs, each of which leaves a record to be committed.
 
 A cell with a record is done, on every machine. A stopped run resumes from its checkpoints.
 """
 
 import gzip
 import platform
-from collections.abc import Sequence
+import statistics
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
-from rope_exp.campaign.progress import Progress
+from rope_exp.campaign.cells import Campaign, Cell
 from rope_exp.campaign.records import PACKED, read_record, stored_records, write_record
 from rope_exp.comparable import differing_surroundings
+from rope_exp.compose import operations, runs_at_a_time
+from rope_exp.config import RunConfig, differing_keys
 from rope_exp.errors import EXIT_DONE, ConfigError, RecordError, log
 from rope_exp.files import write_atomically
+from rope_exp.folder import Run, last_step
 from rope_exp.machine import git_state
 from rope_exp.ranks import Job
 from rope_exp.sweep import admit, resolved, run_all
+
+# Keys that a record must share with its cell, in addition to those that can change a number:
+# rounding depends on the threads, and a record contains the probes' results.
+SHARED = ("launch.num_threads", "train.probes")
+
+
+class Progress:
+    """The records of a campaign's cells, and the cells that are left, of those in `only`."""
+
+    def __init__(
+        self, campaign: Campaign, records: Path, only: Collection[str] | None = None
+    ) -> None:
+        self.campaign = campaign
+        self.records = records
+        self.folder = records / campaign.name
+        self.done: dict[str, Run] = {}
+        self._only = only
+        stored = stored_records(records, campaign.name)
+        paths = {path.stem: path for path in stored}
+        for cell in campaign.cells:
+            if path := paths.pop(cell.name, None):
+                self.add(cell, read_record(path, stored[path]))
+        self._strangers = sorted(paths)
+
+    def add(self, cell: Cell, run: Run) -> None:
+        """Mark a cell as done; refuse a record of another config."""
+        if differing := differing_keys(_compared(run.config), _compared(cell.config)):
+            reason = f"{run.folder} is a record of another config than the campaign's file gives "
+            raise ConfigError(run.where, ..., f"{reason}this cell ({'; '.join(differing)})")
+        self.done[cell.name] = run
+
+    @property
+    def left(self) -> list[Cell]:
+        """The cells that this command is to run, without a record, in the order of their runs."""
+        left = [cell for cell in self.campaign.cells if cell.name not in self.done]
+        return [cell for cell in left if self._only is None or cell.name in self._only]
+
+    def notes(self) -> list[str]:
+        """Return notes on records that belong to no cell, and on cells that diverged."""
+        diverged = [name for name, run in self.done.items() if run.status == "diverged"]
+        notes = {
+            f"{self.folder} holds what is of no cell of the campaign, and reports read it all the "
+            "same": self._strangers,
+            f"{self.campaign.name}: diverged, and so done": diverged,
+        }
+        return [f"{note}: {', '.join(names)}" for note, names in notes.items() if names]
+
+    def summary(self) -> str:
+        """Summarize the progress; a run takes as long as its operations do at the median speed."""
+        count = len(self.campaign.cells)
+        words = f"{self.campaign.name}: {len(self.done)} of {count} cells have a record"
+        finished = [run for run in self.done.values() if run.status == "finished"]
+        if not self.left:
+            return words
+        if not finished:
+            return f"{words}; no estimate yet of the {len(self.left)} that are left"
+
+        spent = sum(run.result["wall_s"] for run in self.done.values())
+        pace = statistics.median(run.result["wall_s"] / operations(run.config) for run in finished)
+        seconds = pace * sum(operations(cell.config) for cell in self.left)
+        parallel = max(runs_at_a_time(cell.config.launch) for cell in self.left)
+        left = timedelta(seconds=round(seconds / parallel))
+        return (
+            f"{words}, {spent / 3600:.1f} hours of runs; {len(self.left)} are left, about {left} "
+            f"with {parallel} at a time"
+        )
+
+    def lines(self, submitted: Mapping[str, str]) -> list[str]:
+        """Return a line for each cell, with the words about those that were submitted."""
+        width = max(len(cell.name) for cell in self.campaign.cells)
+        lines = [self.campaign.about]
+        for cell in self.campaign.cells:
+            words = submitted.get(cell.name, "left")
+            if run := self.done.get(cell.name):
+                loss = "" if run.loss is None else f" {run.loss:.4f}"
+                words = f"{run.status}{loss}, {run.result['wall_s']:.0f} s"
+            elif step := last_step(cell.config.folder):
+                words += f"; begun here, step {step:,} of {cell.config.train.num_steps:,}"
+            lines.append(f"  {cell.name:{width}}  {words}")
+        return [*lines, *self.notes(), self.summary()]
+
+
+def _compared(config: RunConfig) -> dict[str, Any]:
+    return config.numeric | {key: attrgetter(key)(config) for key in SHARED}
 
 
 def run_campaign(progress: Progress) -> int:

@@ -17,29 +17,28 @@ from rope_exp.signals import interrupt, on_signal
 def main(words: list[str]) -> int:
     """Run the cells of a campaign that have no record yet, and write a record of each that ends."""
     started = time.monotonic()
-    from rope_exp.campaign.campaign import pack, run_campaign
+    from rope_exp.campaign.campaign import Progress, pack, run_campaign
     from rope_exp.campaign.cells import campaign_files, load_campaign
-    from rope_exp.campaign.progress import Progress
     from rope_exp.campaign.records import DEFAULT_RECORDS
     from rope_exp.slurm.campaign import submit_campaign
     from rope_exp.slurm.cluster import FOLDER, Queue
 
     parser = Parser("campaign", "Run the cells of a campaign that have no record yet.")
-    names = ", ".join(campaign_files())
-    parser.add_argument("name", metavar="NAME", help=f"one of {names}")
-    cluster = "submit its cells as jobs, with keys of hydra.launcher, launch.cells_per_job and "
-    cluster += "launch.runs_per_gpu, and do not wait for them"
+    add = parser.add_argument
+    add("name", metavar="NAME", help=f"one of {', '.join(campaign_files())}")
+    about = "submit its cells as jobs, with keys of hydra.launcher, launch.cells_per_job and "
+    about += "launch.runs_per_gpu, and do not wait for them"
     # Without a default argparse would name it as missing, too.
-    parser.add_argument("words", nargs="*", default=[], metavar="launch=slurm", help=cluster)
-    stop = "begin to stop after so many; each run saves a checkpoint, a minute or so more"
-    parser.add_argument("--hours", type=float, help=stop)
-    gpus = "run its cells on this machine's GPUs, N at a time on each, whatever its file says"
-    parser.add_argument("--on-gpus", type=int, metavar="N", help=gpus)
-    parser.add_argument("--list", action="store_true", help="print its cells, and run none")
-    pack_help = "put its records into one file, RECORDS/NAME.jsonl.gz, and run none"
-    parser.add_argument("--pack", action="store_true", help=pack_help)
-    parser.add_argument("--records", type=Path, default=DEFAULT_RECORDS, help="(%(default)s)")
-    parser.add_argument("--config-dir", **CONFIG_DIR)
+    add("words", nargs="*", default=[], metavar="launch=slurm", help=about)
+    about = "begin to stop after so many; each run saves a checkpoint, a minute or so more"
+    add("--hours", type=float, help=about)
+    about = "run its cells on this machine's GPUs, N at a time on each, whatever its file says"
+    add("--on-gpus", type=int, metavar="N", help=about)
+    add("--list", action="store_true", help="print its cells, and run none")
+    about = "put its records into one file, RECORDS/NAME.jsonl.gz, and run none"
+    add("--pack", action="store_true", help=about)
+    add("--records", type=Path, default=DEFAULT_RECORDS, help="(%(default)s)")
+    add("--config-dir", **CONFIG_DIR)
     asked = parser.parse_intermixed_args(words)
     if is_rank():
         reason = "starts its own ranks; start it without a launcher"
@@ -72,7 +71,7 @@ def main(words: list[str]) -> int:
     on_signal(interrupt)
     if asked.hours is not None:
         left = 3600 * asked.hours - (time.monotonic() - started)
-        timer = threading.Timer(max(left, 0.0), os.kill, [os.getpid(), signal.SIGTERM])
+        timer = threading.Timer(max(left, 0.0), os.kill, [os.getpid(), signal.SIGUSR1])
         timer.daemon = True
         timer.start()
     return run_campaign(progress)

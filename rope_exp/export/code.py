@@ -47,11 +47,7 @@ def write_code(out: Path, pe: PeConfig) -> None:
 
 
 def copied(source: str, pe: PeConfig) -> str:
-    """Return a file's text with its imports of rope_exp changed to the copies'.
-
-    Raises:
-        ConfigError: it imports something of rope_exp that is not copied.
-    """
+    """Return a file's text with its imports of rope_exp changed to the copies', or refuse it."""
     for module, copy in COPIES.items():
         source = re.sub(rf"\bfrom\s+{module}(?=\s+import\b)", f"from .{copy}", source)
     for node in ast.walk(ast.parse(source)):

@@ -48,8 +48,8 @@ MAKERS: dict[str, Callable[[Any, Sizes], Position | None]] = {}
 
 def encodings(config: RopeExpConfig, layer: int | None) -> dict[str, Position]:
     """Return the encodings that act in a layer, or on the input (None), by name."""
-    values: Any = {key: getattr(config, key) for key in Sizes._fields[:-2]}
-    sizes = Sizes(**values, causal=config.is_causal, layer=layer)
+    values = [getattr(config, key) for key in Sizes._fields[:-2]]
+    sizes = Sizes(*values, config.is_causal, layer)
     acting = {}
     for name, make in MAKERS.items():
         encoding = make(config, sizes) if layer is None or name == "own" else None
@@ -228,11 +228,8 @@ def added(
 ) -> Tensor:
     """Return numbers to be added to the scores, [B or 1, 1 or H, T, E], in the queries' dtype.
 
-    Args:
-        terms: numbers to be added, [H, T, E] or [B, H, T, E].
-        mask: [B, 1, T, E], true where a query attends, or numbers to be added; None: a query
-            attends to itself and all keys before it.
-        offset_TE: j - i of query i and key j.
+    `mask` [B, 1, T, E] is true where a query attends, or has numbers to be added; None: a query
+    attends to itself and all keys before it. `offset_TE` is j - i of query i and key j.
     """
     lowest = torch.finfo(q_BHTK.dtype).min
     total = q_BHTK.new_zeros(1, 1, *offset_TE.shape)

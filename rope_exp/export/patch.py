@@ -35,8 +35,7 @@ def patch(model: nn.Module, rotate: Iterable[str]) -> Callable[[], None]:
     Returns:
         A function that takes the patch back. A patch is not saved with the model.
     Raises:
-        ConfigError: there is no such site, no attention with projections, a patch already, or
-            something in the model that acts between our rotations and its attention.
+        ConfigError: it is no such model, or something acts between our rotations and its attention.
     """
     sites = frozenset(rotate)
     if not sites <= set(SITES):

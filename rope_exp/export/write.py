@@ -49,10 +49,6 @@ def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = Non
     """Write a run's model, tokenizer and card into a new folder; return the class of the model.
 
     `code` auto: a class of transformers where one is the same model; always: our own code.
-
-    Raises:
-        ConfigError: transformers has no place for this kind of model, or `out` is not empty.
-        RecordError, CheckpointError: the folder is not a run, or has no such checkpoint.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError("OUT", str(out), "holds something; name a new folder")
@@ -93,9 +89,6 @@ def exported(
     """Return a decoder as a model of transformers, with the same weights and further `sizes`.
 
     The token `end_id` ends a document, begins the first, and pads.
-
-    Raises:
-        ConfigError: our own code for transformers does not describe it.
     """
     architecture = decoder.architecture
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end_id)

@@ -94,7 +94,7 @@ def points(report: Report, name: str) -> pd.DataFrame:
     """
     probe = "positions" if name == "bins" else name
     places = parts("PLACES", "probes")
-    # A line for each seed, a column for each place.
+    # A line for each seed, a column for each place. One place is "", so [name] would not do.
     tables: dict[str, Any] = {
         label: places[probe]
         .by_seed(report.rows[label], probe)

@@ -65,14 +65,9 @@ def certificate(
     """Measure the laws of this run's attention on a small random instance in float64.
 
     It has two query heads over one shared key/value head, and the run's own kind, head dimension,
-    fractions, bases and start.
-
-    Returns:
-        The response to a shift, the largest deviation from each law, and of each other formula from
-        the first; that of a decoder's logits; and, if the rotating sites differ between layers, the
-        same for each other set of sites.
-    Raises:
-        LawError: a law does not hold; the run must not start.
+    fractions, bases and start. Return the response to a shift, the largest deviation from each law,
+    and of each other formula from the first; that of a decoder's logits; and, if the rotating sites
+    differ between layers, the same for each other set of sites. LawError: a law does not hold.
     """
     # A kind with its own sizes takes none from the model.
     features = max(model.features_per_head, 1)

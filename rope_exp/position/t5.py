@@ -33,12 +33,9 @@ def t5_buckets(offset: Tensor, *, bidirectional: bool = False) -> Tensor:
     """Return T5's bucket, one of 32 learned biases, for each key offset (Raffel et al. 2020).
 
     Distances below half of a side's buckets have one bucket each. Larger distances share buckets
-    logarithmically, up to distance 128.
-
-    Args:
-        offset: j - i from query i to key j. Fractional distances are rounded down.
-        bidirectional: 16 buckets are for keys up to the query, 16 for keys after it. Otherwise all
-            are for keys up to the query; later keys, which are masked, get bucket 0.
+    logarithmically, up to distance 128. An offset is j - i from query i to key j; fractional
+    distances are rounded down. If `bidirectional`, 16 buckets are for keys up to the query and 16
+    for keys after it. Otherwise all are for keys up to the query; later keys are masked.
     """
     num_buckets = T5_BUCKETS // 2 if bidirectional else T5_BUCKETS
     side = torch.zeros_like(offset).long()

@@ -25,18 +25,14 @@ SHARE = 4
 
 
 class Finished(Protocol):
-    """A finished model, which the files of probes/ question: its trainer.
-
-    Attributes:
-        rows_at_once: the rows of the training length in a micro-batch.
-    """
+    """A finished model, which the files of probes/ question: its trainer."""
 
     decoder: Decoder
     config: RunConfig
     data: Any
+    # The rows of the training length in a micro-batch.
     rows_at_once: int
     stop: StopSignal
-    train_step: Any
 
 
 def batches(model: Finished, rows: Batch, at_once: int) -> Iterator[Inputs]:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from rope_exp.campaign.campaign import check_here, run_campaign
+from rope_exp.campaign.campaign import Progress, check_here, run_campaign
 from rope_exp.campaign.cells import load_campaign
-from rope_exp.campaign.progress import Progress
 from rope_exp.compose import compose_jobs
 from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.errors import ConfigError

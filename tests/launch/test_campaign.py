@@ -13,9 +13,8 @@ from support.refused import refused
 
 from rope_exp import compose, sweep
 from rope_exp.campaign import campaign as campaigns
-from rope_exp.campaign.campaign import run_campaign
+from rope_exp.campaign.campaign import Progress, run_campaign
 from rope_exp.campaign.cells import load_campaign
-from rope_exp.campaign.progress import Progress
 from rope_exp.campaign.records import canonical, digest, recorded_campaigns, stored_records
 from rope_exp.commands import campaign as commands
 from rope_exp.commands.campaign import main as command

@@ -1,4 +1,4 @@
-"""Tests of how a run ends, given the exit codes and signals of its ranks."""
+"""Tests of how runs start beside each other, and end by the exit codes and signals of ranks."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from support.slurm import until
 
-from rope_exp import ranks
+from rope_exp import ranks, sweep
 from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
 from rope_exp.ranks import Job
@@ -101,3 +101,19 @@ def test_a_second_signal_ends_ranks_that_do_not_hear(
         assert job.ranks[0].wait(timeout=20) == -signal.SIGKILL
         ranks.poll(job)
     assert (job.exit_code, job.status) == (75, "stopped")
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_started"),
+    [([2, 2], 2), ([2, 2, 2], 2), ([2, 1], 1), ([1, 2], 1), ([2, 1, 2], 2)],
+)
+def test_as_many_run_as_each_of_them_allows(
+    monkeypatch: pytest.MonkeyPatch, job: Job, limits: list[int], num_started: int
+) -> None:
+    jobs = [Job(job.config.replace("launch", max_parallel=limit), lock=0) for limit in limits]
+    rank = subprocess.Popen(["true"])
+    monkeypatch.setattr(ranks, "start", lambda job: job.ranks.append(rank))
+    with ranks.SignalRelay([]) as relay:
+        sweep._start_waiting(jobs, relay)
+    rank.wait()
+    assert sum(each.status == "running" for each in jobs) == num_started

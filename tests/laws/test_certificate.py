@@ -8,7 +8,6 @@ import pytest
 from support.models import SIZES, SUBSETS, make_pe, make_sizes
 from torch import Tensor
 
-from rope_exp import attention
 from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.errors import LawError
@@ -37,13 +36,6 @@ def test_a_formula_that_differs_is_refused(
     monkeypatch.setattr(path.replace(":", "."), wrong)
     with pytest.raises(LawError, match=f"computed as .*{name}"):
         certificate(SIZES, make_pe(), attn)
-
-
-def test_a_cache_that_forgets_the_newest_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    previous = attention.previous
-    monkeypatch.setattr(attention, "previous", lambda x_BTD, at, cache: previous(x_BTD, at))
-    with pytest.raises(LawError, match="computed as cached is not what training computes"):
-        certificate(make_sizes(token_shift=True), make_pe("q", "k"))
 
 
 def test_the_certificate_holds_at_far_positions() -> None:

@@ -8,7 +8,6 @@ import torch
 from support.llama import keys_of, llama_like
 from support.models import (
     BASE,
-    SIZES,
     SUBSETS,
     VOCAB,
     fed,
@@ -22,7 +21,7 @@ from support.models import (
 from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from rope_exp.decoder import Decoder, llama_weights, weights, weights_sha256
+from rope_exp.decoder import Decoder, weights, weights_sha256
 from rope_exp.sections import Architecture
 
 
@@ -122,18 +121,6 @@ def test_a_new_matrix_draws_from_its_own_stream() -> None:
     assert torch.equal(table, again[name]) and not torch.equal(table, other[name])
     assert math.isclose(float(table.std()), 0.02, rel_tol=0.2)
     assert weights_sha256(ours) == weights_sha256(weights(make_decoder("q", "k", seed=5)))
-
-
-def test_token_shift_draws_nothing_and_moves_no_other_weight() -> None:
-    plain = make_decoder("q", "k", seed=3)
-    shifted = make_decoder("q", "k", seed=3, sizes=make_sizes(token_shift=True))
-    drawn = weights(shifted)
-    added = sorted(drawn.keys() - weights(plain).keys())
-    assert added == [f"model.layers.{layer}.self_attn.token_shift" for layer in (0, 1)]
-    for name in added:
-        assert torch.equal(drawn.pop(name), torch.full((SIZES.hidden_size,), 0.5))
-    assert weights_sha256(drawn) == weights_sha256(weights(plain))
-    assert weights_sha256(llama_weights(shifted)) == weights_sha256(llama_weights(plain))
 
 
 def test_the_hash_of_weights_sees_one_bit_and_one_name() -> None:

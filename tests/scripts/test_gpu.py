@@ -1,7 +1,7 @@
 """Tests of scripts/gpu.py: its parts and time limits, and a rehearsal on a machine that lacks much.
 
 The rehearsal packs here, and unpacks and trains in an empty folder, with a Python that has only
-torch, accelerate, tokenizers, safetensors, PyYAML and rich.
+torch, accelerate, tokenizers, safetensors and PyYAML.
 """
 
 import os
@@ -23,7 +23,7 @@ from rope_exp.files import read_json
 
 SCRIPT = str(REPOSITORY / "scripts/gpu.py")
 # The machine for which `gpu.py` packs has these, and what they require.
-THERE = ("torch", "accelerate", "tokenizers", "safetensors", "PyYAML", "rich")
+THERE = ("torch", "accelerate", "tokenizers", "safetensors", "PyYAML")
 
 
 def run(

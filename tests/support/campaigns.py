@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
+from rope_exp.campaign.campaign import Progress
 from rope_exp.campaign.cells import Campaign, load_campaign
-from rope_exp.campaign.progress import Progress
 from rope_exp.files import read_json
 from support.configs import REPOSITORY, TINY
 

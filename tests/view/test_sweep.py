@@ -1,23 +1,23 @@
-"""Tests of a sweep's progress display."""
+"""Tests of a sweep's progress in lines."""
 
 import dataclasses
 import json
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from rope_exp import errors
 from rope_exp.config import RunConfig
 from rope_exp.ranks import Job
-from rope_exp.view import sweep
+from rope_exp.view.sweep import NEWEST_BYTES, View, newest_values
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "lines"),
+    ("exit_code", "status", "summary"),
     [
-        (3, ["vo_rope-s1: diverged, loss 4.0000", "running: ; 2 of 2 runs ended, 0:00:00 left"]),
-        (75, ["vo_rope-s1: stopped, loss 4.0000", "running: ; 1 of 2 runs ended, no estimate yet"]),
+        (3, "diverged", "2 of 2 runs ended; running: none, 0:00:00 left"),
+        (75, "stopped", "1 of 2 runs ended; running: none, no estimate yet"),
     ],
 )
 def test_a_log_gets_every_change_and_a_summary(
@@ -25,11 +25,11 @@ def test_a_log_gets_every_change_and_a_summary(
     tiny: Callable[..., RunConfig],
     capsys: pytest.CaptureFixture[str],
     exit_code: int,
-    lines: list[str],
+    status: str,
+    summary: str,
 ) -> None:
     """Of two runs of six steps one is done, the other ends; a run that was stopped has not."""
-    monkeypatch.setattr(sweep, "REFRESH_SECONDS", 0.0)
-    monkeypatch.setattr(sweep, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(errors, "LINE_SECONDS", 0.0)
     jobs = []
     for seed, step, losses in (
         (0, 6, {"train/loss": 3.5, "val/loss": 3.25}),
@@ -43,13 +43,15 @@ def test_a_log_gets_every_change_and_a_summary(
         jobs.append(job)
     jobs[0].exit_code = 0
 
-    with closing(sweep.View(jobs)) as view:
-        done, summary = capsys.readouterr().err.splitlines()
-        assert done == "vo_rope-s0: finished, loss 3.5000, val 3.2500"
-        assert "1 of 2 runs ended, no estimate yet" in summary
-        jobs[1].exit_code = exit_code
-        view.show()
-        assert capsys.readouterr().err.splitlines() == lines
+    view = View(jobs)
+    jobs[1].exit_code = exit_code
+    view.show()
+    assert capsys.readouterr().err.splitlines() == [
+        "vo_rope-s0: finished, loss 3.5000, val 3.2500",
+        "sweep: 1 of 2 runs ended; running: none, no estimate yet",
+        f"vo_rope-s1: {status}, loss 4.0000",
+        f"sweep: {summary}",
+    ]
 
 
 @pytest.mark.parametrize("num_rows", [1, 400])
@@ -59,7 +61,7 @@ def test_the_newest_values_are_those_of_the_last_rows(tmp_path: Path, num_rows: 
     path.write_text(
         "".join(f'{{"step": {step}, "train/loss": 1}}\n' for step in range(1, num_rows + 1))
     )
-    assert (path.stat().st_size > sweep.NEWEST_BYTES) == (num_rows == 400)
+    assert (path.stat().st_size > NEWEST_BYTES) == (num_rows == 400)
     with path.open("a") as file:
         file.write('{"step"')
-    assert sweep.newest_values(tmp_path) == {"step": num_rows, "train/loss": 1}
+    assert newest_values(tmp_path) == {"step": num_rows, "train/loss": 1}

@@ -7,7 +7,7 @@ from support.records import diverged, ended_at, report_on, runs_of, unfinished
 from support.refused import refused
 
 from rope_exp.figures.curves import by_tokens
-from rope_exp.probes import drift, repeat
+from rope_exp.probes import drift
 from rope_exp.report import build, table_csv, table_md
 
 
@@ -131,18 +131,6 @@ def test_stages_are_said_and_drawn_at_their_tokens() -> None:
     assert curve.index.tolist() == [
         4096 * min(step, 400) + 8192 * max(step - 400, 0) for step in steps
     ]
-
-
-def test_runs_that_copy_are_counted_with_their_losses() -> None:
-    """The second reading gains 0.4, 0.2 and 2 nats, so two of the three runs copy."""
-    runs = runs_of("english", "qk_rope", seeds=(0, 1, 2))
-    probed = [
-        replace(run, probes={"repeat": {"reading": [1, 2], "loss": [4.0, second]}})
-        for run, second in zip(runs, (3.6, 3.8, 2.0), strict=True)
-    ]
-    line = repeat.tables(build(probed, ["pe"]))[1].splitlines()[-1]
-    first, other, last = (run.loss or 0.0 for run in runs)
-    assert line == f"| QK-RoPE | 2 of 3 | 0.8667 | {(first + last) / 2:.4f} | {other:.4f} |"
 
 
 @pytest.mark.parametrize(

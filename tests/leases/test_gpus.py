@@ -1,4 +1,4 @@
-"""Tests of the leases that keep two runs from using one GPU, and of launch.max_parallel."""
+"""Tests of the leases that keep two runs from using one GPU."""
 
 import itertools
 import subprocess
@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from support.gpus import show_gpus
 
-from rope_exp import ranks, sweep
 from rope_exp.compose import resolve, run_config
-from rope_exp.ranks import Job, SignalRelay, lease_gpus
+from rope_exp.ranks import Job, lease_gpus
 
 
 @pytest.fixture(autouse=True)
@@ -80,20 +79,3 @@ def test_runs_share_a_gpu_if_each_allows_it() -> None:
     alone = leased(*one)
     assert not lease_gpus(waiting(*two))
     alone.release_gpus()
-
-
-@pytest.mark.parametrize(
-    ("limits", "num_started"),
-    [([2, 2], 2), ([2, 2, 2], 2), ([2, 1], 1), ([1, 2], 1), ([2, 1, 2], 2)],
-)
-def test_as_many_run_as_each_of_them_allows(
-    monkeypatch: pytest.MonkeyPatch, limits: list[int], num_started: int
-) -> None:
-    config = waiting("launch.device=cpu").config
-    jobs = [Job(config.replace("launch", max_parallel=limit), lock=0) for limit in limits]
-    rank = subprocess.Popen(["true"])
-    monkeypatch.setattr(ranks, "start", lambda job: job.ranks.append(rank))
-    with SignalRelay([]) as relay:
-        sweep._start_waiting(jobs, relay)
-    rank.wait()
-    assert sum(job.status == "running" for job in jobs) == num_started

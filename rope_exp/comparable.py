@@ -1,10 +1,9 @@
 """Checks that runs are comparable: equal in every numeric key except some named factors.
 
 A factor is a key that can change a number, or a section of keys: `pe` and `seed` for a table of
-variants, `optim.lr` and `seed` for a sweep of learning rates. The factor `row` is a name given by a
-campaign or an experiment (row_name); it covers variant, kind of attention and size at once.
-A row is the runs that agree in every factor but the seed; a block is the runs of one seed. Runs
-that must not be compared raise a `ReportError`, one sentence that names the folders. No torch.
+variants. The factor `row` is a name given by a campaign or an experiment (row_name); it covers
+variant, kind of attention and size at once. A row is the runs that agree in every factor but the
+seed; a block is the runs of one seed. Runs that must not be compared raise a `ReportError`.
 """
 
 import itertools
@@ -153,9 +152,8 @@ def value_of(config: RunConfig, factor: str) -> Any:
     try:
         return config.row_name if factor == ROW else config.numeric_value(factor)
     except KeyError:
-        raise ReportError(
-            f"--factors {factor}: no such config key that can change a number"
-        ) from None
+        reason = "no such config key that can change a number"
+        raise ReportError(f"--factors {factor}: {reason}") from None
 
 
 def spelled(config: RunConfig, factor: str) -> str:

@@ -1,26 +1,24 @@
 """A training step on the ranks of a run: its learning rate, optimizer, update and speed."""
 
-import gc
 import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from accelerate.utils import gather_object
 from torch import Tensor, distributed, nn
 from torch.optim import AdamW, Optimizer
 
 from rope_exp import costs
 from rope_exp.batches import chain_sha256, training_batch
-from rope_exp.config import RunConfig, differing_keys
+from rope_exp.config import RunConfig
 from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder, Inputs, on_device
-from rope_exp.errors import CheckpointError, ConfigError
+from rope_exp.errors import ConfigError
 from rope_exp.identity import choices, chosen
 from rope_exp.prepare import DataSet
 from rope_exp.sections import OptimConfig
@@ -116,12 +114,10 @@ class Parallel:
         self.device: torch.device = self.accelerator.device
         self._check(device, precision, num_processes)
 
-        self._heartbeats = []
-        if self.world_size > 1:
-            # On the host: a question to the other ranks must not wait for the device.
-            self._hosts = distributed.new_group(backend="gloo")
-            for name in choices("heartbeat"):
-                self._heartbeats.append(chosen("heartbeat", name, "heartbeat").Heartbeat())
+        # The other processes, if a launcher has started several.
+        self.group: Any = None
+        if distributed.is_initialized():
+            self.group = chosen("ddp", "group", "launch.num_processes").Group()
 
     def _check(self, device: str, precision: str, num_processes: int | str) -> None:
         if self.world_size != num_processes:
@@ -153,34 +149,7 @@ class Parallel:
 
     def any(self, flag: bool) -> bool:
         """Return whether `flag` is true on any rank; all ranks must call it at the same places."""
-        if self.world_size == 1:
-            return flag
-        flags = torch.tensor(float(flag))
-        distributed.all_reduce(flags, op=distributed.ReduceOp.MAX, group=self._hosts)
-        return bool(flags)
-
-    def check_start(self, mine: Mapping[str, Any]) -> None:
-        """Refuse ranks that begin differently, as without a shared disk."""
-        first, *others = gather_object([mine])
-        for rank, theirs in enumerate(others, start=1):
-            if keys := differing_keys(first, theirs):
-                raise CheckpointError(
-                    f"process {rank} begins elsewhere than process 0 ({'; '.join(keys)}); all of "
-                    "them must see the same run folder and the same data"
-                )
-
-    def end(self) -> None:
-        """Leave the process group; nothing may still hold a prepared model."""
-        for heartbeat in self._heartbeats:
-            heartbeat.end()
-        if not distributed.is_initialized():
-            return
-        # Free the wrapped model first: a process group that is freed last can wait for its own
-        # thread forever.
-        self.accelerator.free_memory()
-        gc.unfreeze()
-        gc.collect()
-        self.accelerator.end_training()
+        return flag if self.group is None else self.group.any(flag)
 
 
 class Outcome(NamedTuple):
@@ -225,7 +194,7 @@ class TrainingStep:
 
         None, with nothing updated, if a rank was asked to stop before the last micro-batch.
         """
-        inputs, num_targets, order_sha256 = self._get_batch(step)
+        inputs, num_targets, order_sha256 = self.get_batch(step)
         groups = self.optimizer.param_groups
         rate = learning_rate(step, self.config)
         rates = [rate * group.get("rate", 1.0) for group in groups]
@@ -259,7 +228,7 @@ class TrainingStep:
 
         return read
 
-    def _get_batch(self, step: int) -> tuple[Inputs, int, str]:
+    def get_batch(self, step: int) -> tuple[Inputs, int, str]:
         """Return this rank's rows, the targets of all ranks, and order_sha256 with this batch."""
         batch = training_batch(self.config, self.data, step)
         order_sha256 = ""
@@ -305,18 +274,6 @@ class TrainingStep:
         self.optimizer.found_inf = (self.first_bad_step > 0).float()  # type: ignore[attr-defined]
         self.optimizer.step()
         return torch.stack([loss.double(), norm.double(), self.first_bad_step.double()])
-
-    def settle(self, step: int) -> None:
-        """Let the ranks settle in which order they average gradients, by a pass thrown away.
-
-        DistributedDataParallel reorders its buckets after its first average, and a sum of three or
-        more ranks depends on the order: without this, a resume would not be exact.
-        """
-        if self.parallel.world_size > 2:
-            inputs, *_ = self._get_batch(step)
-            first = next(inputs.split(self.config.train.rows_at_once(*inputs.ids_BT.shape)))
-            first.nats(self.model).backward()  # type: ignore[no-untyped-call]
-            self.optimizer.zero_grad(set_to_none=True)
 
 
 UNTIMED_STEPS = 10  # excluded from a run's speed: compilation, first memory accesses

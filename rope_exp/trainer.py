@@ -88,10 +88,9 @@ class Trainer:
 
         self.start = self.load()
         self.step = self.saved_step = self.start["step"]
-        order_sha256 = self.train_step.order_sha256 = self.start["order_sha256"]
-        parallel.check_start({"step": self.step, "order_sha256": order_sha256, **self.identity})
-        if self.step < train.num_steps:
-            self.train_step.settle(self.step + 1)
+        self.train_step.order_sha256 = self.start["order_sha256"]
+        if parallel.group is not None:
+            parallel.group.begin(self.start | self.identity, self.train_step)
 
     def load(self) -> dict[str, Any]:
         """Load the newest checkpoint, if there is one, and return its state or that of step 0."""

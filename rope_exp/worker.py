@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +93,14 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
 
     gc.collect()
     gc.freeze()
-    own_errors: AbstractContextManager[None] = nullcontext()
-    if code := config.pe.code:
-        own_errors = chosen("position", "own", "pe.code").explaining(code, every=False)
-    with own_errors:
+    code = config.pe.code
+    own = chosen("position", "own", "pe.code").explaining(code, every=False) if code else None
+    with own or nullcontext():
         status = trainer.train()
 
     del trainer
-    parallel.end()
+    if parallel.group is not None:
+        parallel.group.end(parallel.accelerator)
     if parallel.is_main:
         end = f"stopped; its last checkpoint is in {folder}, and the same command resumes it"
         if status != "stopped":
@@ -155,13 +155,15 @@ def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
     write_atomically(trainer.folder / "tokenizer.json", data.tokenizer_json)
 
     compiling = "compiling" if train.compile else "not compiled"
-    log(
-        f"{config.name}: {config.pe.label} {config.model.name}, {trainer.num_parameters:,} "
-        f"parameters, on {config.data.name}, {train.num_steps:,} steps, on {config.launch.device}, "
-        f"{train.precision}, {compiling}, in {trainer.folder}"
-    )
-    resumed = [f"resumes from step {trainer.step}"] * bool(trainer.step)
-    for line in [*marks, *resumed]:
+    lines = [
+        f"{config.pe.label} {config.model.name}, {trainer.num_parameters:,} parameters, on "
+        f"{config.data.name}, {train.num_steps:,} steps, on {config.launch.device}, "
+        f"{train.precision}, {compiling}, in {trainer.folder}",
+        *marks,
+    ]
+    if trainer.step:
+        lines.append(f"resumes from step {trainer.step}")
+    for line in lines:
         log(f"{config.name}: {line}")
 
 

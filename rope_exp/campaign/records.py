@@ -39,7 +39,6 @@ from rope_exp.folder import (
 )
 from rope_exp.identity import Count, Name, Sha256
 
-DEFAULT_RECORDS = Path("results/records")
 PACKED = ".jsonl.gz"
 
 # Left out of a record: these keys only describe a run's place and trackers, not its numbers.

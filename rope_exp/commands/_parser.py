@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 from rope_exp.compose import Jobs, compose_jobs
 from rope_exp.errors import ConfigError
 
+DEFAULT_RECORDS = Path("results/records")
 CONFIG_DIR: dict[str, Any] = {"type": Path, "help": "a further folder of groups and their choices"}
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from rope_exp.commands._parser import CONFIG_DIR, Parser
+from rope_exp.commands._parser import CONFIG_DIR, DEFAULT_RECORDS, Parser
 from rope_exp.commands._rank import is_rank
 from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.errors import ConfigError
@@ -19,7 +19,6 @@ def main(words: list[str]) -> int:
     started = time.monotonic()
     from rope_exp.campaign.campaign import Progress, pack, run_campaign
     from rope_exp.campaign.cells import campaign_files, load_campaign
-    from rope_exp.campaign.records import DEFAULT_RECORDS
     from rope_exp.slurm.campaign import submit_campaign
     from rope_exp.slurm.cluster import FOLDER, Queue
 

@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-from rope_exp.commands._parser import Parser
+from rope_exp.commands._parser import DEFAULT_RECORDS, Parser
 from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.errors import ConfigError
 
 
 def main(words: list[str]) -> int:
     """Compile run folders into the table and its figures, if all runs may share one table."""
-    from rope_exp.campaign.records import DEFAULT_RECORDS
     from rope_exp.published import REFERENCE
 
     parser = Parser("report", "Compile run folders into the table and its figures.")

@@ -5,10 +5,10 @@ from importlib import import_module
 from typing import Any
 
 from rope_exp.config import RunConfig
-from rope_exp.trackers._guard import Guarded
+from rope_exp.trackers._base import BaseTracker
 
 
-class Tracker(Guarded):
+class Tracker(BaseTracker):
     """A run at trackio."""
 
     def begin(self, config: RunConfig, facts: dict[str, Any]) -> Any:

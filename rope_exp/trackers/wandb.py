@@ -7,7 +7,7 @@ from typing import Any
 from rope_exp.config import RunConfig
 from rope_exp.errors import EXIT_CODES, EXIT_FAILED, first_line, log
 from rope_exp.sections import TrackerConfig
-from rope_exp.trackers._guard import Guarded
+from rope_exp.trackers._base import BaseTracker
 
 # Settings, unless the environment sets them: timeouts in seconds for a broken network, and no
 # upload of the terminal, the command line or the checkout.
@@ -26,7 +26,7 @@ SETTINGS = {
 }
 
 
-class Tracker(Guarded):
+class Tracker(BaseTracker):
     """A run at wandb."""
 
     @classmethod

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.records import edit_record
+from support.records import copy_records, edit_record
 from support.refused import refused
 from support.reports import ask, begun_from, make_run, sha256_of
 
 from rope_exp import load_runs
 from rope_exp.campaign.campaign import pack
 from rope_exp.campaign.records import read_record, read_records, recorded_campaigns, write_record
-from rope_exp.errors import RecordError
+from rope_exp.commands.check_records import main as check_records
+from rope_exp.errors import EXIT_FAILED, ConfigError, RecordError
 from rope_exp.files import read_json, write_json
 from rope_exp.folder import read_config, read_run, write_config
 
@@ -261,3 +262,30 @@ def test_the_spelling_is_no_part_of_the_digest(record: Path) -> None:
     before = read_record(record)
     record.write_text(json.dumps(read_json(record), indent=4))
     assert read_record(record) == before
+
+
+# -- rope-exp check-records --------------------------------------------------------------------
+
+
+def test_whole_and_harmed_records_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last two are valid by themselves, but saw different tokens at one seed."""
+    _, nope = copy_records(tmp_path, "english", "qk_rope-s0", "nope-s0")
+    file, _ = copy_records(tmp_path, "tokens", *(f"nope-train.num_steps=2000-s{k}" for k in (0, 1)))
+    assert check_records([str(tmp_path)]) == 0
+    assert "english: 2 records are whole, and may be compared" in capsys.readouterr().out
+
+    file.write_text(file.read_text().replace('"val/loss":', '"val/loss":1', 1))
+    edit_record(nope, lambda record: record["result"].update(order_sha256="0" * 64))
+    assert check_records([str(tmp_path)]) == EXIT_FAILED
+    other, harmed = capsys.readouterr().out.splitlines()
+    assert other.startswith("english: ")
+    assert "order_sha256" in other
+    assert harmed.startswith("tokens: ")
+    assert str(file) in harmed
+
+
+def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
+    with refused("FOLDER=", "holds no CAMPAIGN", by=ConfigError):
+        check_records([str(tmp_path)])

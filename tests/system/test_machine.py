@@ -1,12 +1,16 @@
-"""Tests of the detection of GPUs, and of the environment of child processes."""
+"""Tests of the detection of GPUs, the environment of children, and the recorded commit."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
+from support.command import write
 from support.gpus import show_gpus
+from support.refused import refused
 
 from rope_exp import machine
+from rope_exp.errors import ConfigError
 from rope_exp.machine import ROOT, child_environment
 
 
@@ -42,3 +46,70 @@ def test_a_child_finds_a_checkout_first(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "configs").mkdir()
     monkeypatch.setattr(machine, "PACKAGE", tmp_path)
     assert child_environment()["PYTHONPATH"] == "/of/the/user"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a repository that tracks rope_exp/__init__.py, and set it as machine.ROOT."""
+    write(tmp_path / "rope_exp" / "__init__.py", "")
+    write(tmp_path / "README.md", "")
+    commit = ["-c", "user.name=a", "-c", "user.email=b@c", "commit", "-qm", "one"]
+    for words in (["init", "-q"], ["add", "."], commit):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    return tmp_path
+
+
+def test_only_code_makes_a_checkout_dirty(checkout: Path) -> None:
+    found = machine.git_state()
+    assert found is not None
+    assert len(found["commit"]) == 40
+    assert found["dirty"] is False
+
+    write(checkout / "results" / "table.md", "a sweep's own output")
+    write(checkout / "README.md", "prose")
+    assert machine.git_state() == found
+    write(checkout / "configs" / "pe" / "mine.yaml", "name: mine")
+    assert machine.git_state() == found | {"dirty": True}
+    (checkout / "configs" / "pe" / "mine.yaml").unlink()
+    # Without its index, git tracks no file.
+    (checkout / ".git" / "index").unlink()
+    assert machine.git_state() == found | {"dirty": True}
+
+
+def test_an_installed_copy_is_not_of_the_repository_around_it(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This holds whether or not the project around it tracks the installed copy."""
+    write(checkout / "venv" / "rope_exp" / "__init__.py", "")
+    monkeypatch.setattr(machine, "ROOT", checkout / "venv")
+    assert machine.git_state() is None
+    subprocess.run(["git", "-C", str(checkout), "add", "venv"], check=True)
+    assert machine.git_state() is None
+
+
+@pytest.mark.parametrize("has_git", [True, False])
+def test_a_checkout_of_which_git_says_nothing_is_refused(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, has_git: bool
+) -> None:
+    """Its code is unknown, so campaigns are refused. A run still trains, and records no commit."""
+    (checkout / ".git" / "index").write_bytes(b"nothing")
+    why = "index file"
+    if not has_git:
+        monkeypatch.setenv("PATH", str(checkout))
+        why = "No such file or directory: 'git'"
+    with refused(f"git: cannot say which commit {checkout} is at: ", why, by=ConfigError):
+        machine.git_state()
+    assert machine.machine_facts("cpu")["git"] is None
+
+
+def test_the_environment_names_no_other_repository(
+    checkout: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = machine.git_state()
+    other = tmp_path_factory.mktemp("other")
+    subprocess.run(["git", "init", "-q", str(other)], check=True)
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / "nothing"))
+    assert machine.git_state() == found
+    assert found is not None

@@ -114,7 +114,7 @@ def test_ranks_share_a_batch_in_equal_parts(make: Make, words: tuple[str, ...]) 
     for rank in (0, 1):
         world: Any = SimpleNamespace(rank=rank, world_size=2, is_main=rank == 0, device=cpu)
         step.parallel = world
-        inputs, num_targets, order_sha256 = step._get_batch(3)
+        inputs, num_targets, order_sha256 = step.get_batch(3)
         assert num_targets == whole.num_targets
         assert bool(order_sha256) == (rank == 0)
         parts.append(inputs)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 if "PATIENCE_S" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
-    from rope_exp.heartbeat import gloo
+    from rope_exp.ddp import group
 
-    gloo.PATIENCE = timedelta(seconds=float(os.environ["PATIENCE_S"]))
+    group.PATIENCE = timedelta(seconds=float(os.environ["PATIENCE_S"]))
 
 if "SABOTAGE" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
     rank = os.environ.get("RANK", "0")

@@ -14,7 +14,7 @@ from rope_exp.folder import METRICS, read_env, read_metrics, read_result
 from rope_exp.sections import TrackerConfig
 
 
-class Guarded:
+class BaseTracker:
     """A run at a tracker. An exception there becomes one warning, and the run continues without it.
 
     A tracker defines `begin`, which may raise, and if need be `first_step` and `finish`.
@@ -28,7 +28,7 @@ class Guarded:
         self.name = config.tracker.name
         self.folder = folder
         self.run: Any = None
-        with self._guarded():
+        with self._warning_on_error():
             self.run = self.begin(config, _facts(config, folder))
             for row in read_metrics(folder):
                 self.row(row)
@@ -44,17 +44,17 @@ class Guarded:
         """Send a row of metrics, unless the run holds it already."""
         if self.run is None:
             return
-        values = known(row)
+        values = without_nulls(row)
         step = values.pop("step")
-        with self._guarded():
+        with self._warning_on_error():
             if step >= self.first_step():
                 self.run.log(values, step=step)
 
     def end(self, status: str) -> None:
         """Report the end of the run: the status in result.json, or else `status`."""
         if self.run is not None:
-            with self._guarded():
-                self.finish(known(read_result(self.folder) or {"status": status}))
+            with self._warning_on_error():
+                self.finish(without_nulls(read_result(self.folder) or {"status": status}))
 
     def begin(self, config: RunConfig, facts: dict[str, Any]) -> Any:
         """Return the tracker's run, new or resumed; `facts` are shown as its config."""
@@ -77,7 +77,7 @@ class Guarded:
         return path.read_text(encoding="ascii")
 
     @contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def _warning_on_error(self) -> Iterator[None]:
         try:
             yield
         # Some versions of wandb call sys.exit.
@@ -89,7 +89,7 @@ class Guarded:
             )
 
 
-def known(values: Mapping[str, Any]) -> dict[str, Any]:
+def without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out null values, for which wandb would show an empty panel."""
     return {key: value for key, value in values.items() if value is not None}
 
@@ -105,4 +105,4 @@ def _facts(config: RunConfig, folder: Path) -> dict[str, Any]:
         "group_sha256": config.group_sha256,
         "env": env,
     }
-    return known(facts)
+    return without_nulls(facts)

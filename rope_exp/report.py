@@ -85,8 +85,9 @@ class Report:
     def uneven(self) -> set[str]:
         """Labels of the rows that lack a seed, or of all if the reference lacks one."""
         holes = self.losses.isna().any()
-        everywhere = holes.get(self.reference.label, True)
-        return {label for label in map(str, self.losses) if everywhere or holes[label]}
+        if holes.get(self.reference.label, True):
+            return {*map(str, self.losses)}
+        return {*map(str, self.losses.columns[holes])}
 
     @property
     def unit(self) -> str:

@@ -8,6 +8,9 @@ from rope_exp.report import OWN, Report, adjusted_p
 from rope_exp.stats import MOST_SEEDS, ROOM, SEEDS_NEEDED, SIGNS, Pair, outcome
 from rope_exp.table import Column, Table, interval, number, span
 
+# Above the tables of others.
+ORDER = -1
+
 
 def tables(report: Report) -> list[str]:
     """Return a table of the published relations that this report decides."""

@@ -25,9 +25,8 @@ def state(data: DataConfig) -> list[Any]:
 def open_corpus(data: DataConfig) -> Corpus:
     """Open a dataset, with the splits of its card or of its files' names."""
     set_up_datasets()
-    facts = {"path": data.path, "subset": data.subset, "revision": data.revision}
     with explaining("data.path", data.path, from_hub=True):
-        return with_card(data, str(data.path), facts)
+        return with_card(data, str(data.path))
 
 
 def pin(data: DataConfig, tokenizer: TokenizerConfig) -> tuple[DataConfig, TokenizerConfig]:
@@ -38,8 +37,8 @@ def pin(data: DataConfig, tokenizer: TokenizerConfig) -> tuple[DataConfig, Token
     path = tokenizer.path
     if not (path is None or is_commit(tokenizer.revision) or Path(path).expanduser().is_dir()):
         with explaining("tokenizer.path", path, from_hub=True):
-            commit = newest_commit(path, tokenizer.revision, "model")
-            tokenizer = replace(tokenizer, revision=commit)
+            revision = newest_commit(path, tokenizer.revision, "model")
+            tokenizer = replace(tokenizer, revision=revision)
     return data, tokenizer
 
 
@@ -56,8 +55,8 @@ def tokenizer_state(config: TokenizerConfig) -> dict[str, Any]:
     folder = Path(str(config.path)).expanduser()
     if not folder.is_dir():
         return {"path": config.path, "revision": config.revision}
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    used = {path.name: path for path in files if path.name.endswith(TOKENIZER_SUFFIXES)}
+    files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
+    used = {name: path for name, path in files.items() if name.endswith(TOKENIZER_SUFFIXES)}
     return {"files_sha256": files_sha256(used)}
 
 

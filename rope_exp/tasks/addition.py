@@ -1,7 +1,6 @@
 """Addition: predict the sum of two numbers, as in "123+4567=4690;".
 
-RoPER, which also rotates values, was tested on this task (Harik and labml.ai). As there, several
-sums are packed into a row, so that they begin anywhere.
+RoPER, which also rotates values, was tested on this task (Harik and labml.ai).
 
 In the order "reversed", both operands and the sum are written from the least significant digit on:
 "321+7654=0964;" (Y. Zhou et al. 2024, McLeish et al. 2024). A digit of the sum then needs only the
@@ -42,13 +41,12 @@ def rows(data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_le
         return least + draws.below(10**digits - least)
 
     def draw(draws: Draws) -> Example:
-        """Draw two lengths once, and digits until the pair belongs to the split."""
         digits_a = fewest + draws.below(most - fewest + 1)
         digits_b = fewest + draws.below(most - fewest + 1)
+        # Draw digits until the pair belongs to the split.
         while True:
             a = number(draws, digits_a)
             b = number(draws, digits_b)
-            # Pairs of one-digit numbers are both trained and tested.
             is_shared = max(a, b) < 10
             if split == LONGER or is_shared or is_held_out(a, b) == (split == TEST):
                 question = f"{str(a)[::step]}+{str(b)[::step]}="

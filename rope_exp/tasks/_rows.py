@@ -145,7 +145,7 @@ class Draws:
 
     def uniforms(self, count: int) -> Reals:
         """Return `count` numbers in [0, 1), multiples of 2^-53."""
-        return (self._bits.random_raw(count) >> np.uint64(11)) * 2.0**-53
+        return (self._bits.random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def exponentials(self, count: int) -> Reals:
         """Return `count` numbers of density exp(-x), by the inverse of 1 - exp(-x)."""

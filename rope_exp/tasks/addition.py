@@ -1,6 +1,7 @@
 """Addition: predict the sum of two numbers, as in "123+4567=4690;".
 
-RoPER, which also rotates values, was tested on this task (Harik and labml.ai).
+RoPER, which also rotates values, was tested on this task (Harik and labml.ai). As there, several
+sums are packed into a row, so that they begin anywhere.
 
 In the order "reversed", both operands and the sum are written from the least significant digit on:
 "321+7654=0964;" (Y. Zhou et al. 2024, McLeish et al. 2024). A digit of the sum then needs only the

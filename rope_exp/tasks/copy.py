@@ -4,7 +4,8 @@ A string of distinct letters can be copied by finding the letter written last an
 one, without knowing its position. In this small alphabet letters repeat, so that fails, and strings
 longer than the trained ones become hard (H. Zhou et al. 2023).
 
-Short strings are both trained and tested, since there are only 4^L of length L.
+Lengths are uniform, and strings are packed into rows. Short strings are both trained and tested,
+since there are only 4^L of length L.
 """
 
 from collections.abc import Iterable

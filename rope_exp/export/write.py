@@ -13,17 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import transformers
 from tokenizers import Tokenizer
-from transformers import (
-    DeepseekV3Config,
-    LlamaConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    SmolLM3Config,
-)
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3ForCausalLM
-from transformers.models.llama.modeling_llama import LlamaForCausalLM
-from transformers.models.smollm3.modeling_smollm3 import SmolLM3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from rope_exp import Position, __version__
@@ -149,16 +141,19 @@ def _native(architecture: Architecture, keys: dict[str, Any]) -> PreTrainedModel
             "rope_interleave": False,
             "first_k_dense_replace": model.num_hidden_layers,
         }
-        return DeepseekV3ForCausalLM(DeepseekV3Config(**keys | latent, rope_parameters=rope))
+        deepseek = transformers.DeepseekV3Config(**keys | latent, rope_parameters=rope)
+        return transformers.DeepseekV3ForCausalLM(deepseek)
 
     is_usual = model.hidden_size == model.num_attention_heads * model.features_per_head
     if attn != SoftmaxConfig() or model.qk_norm or not is_usual:
         return None
     if is_qk:
-        return LlamaForCausalLM(LlamaConfig(**keys, rope_parameters=rope))
+        llama = transformers.LlamaConfig(**keys, rope_parameters=rope)
+        return transformers.LlamaForCausalLM(llama)
     if not pe.rotate:
-        keys["no_rope_layers"] = [0] * model.num_hidden_layers
-        return SmolLM3ForCausalLM(SmolLM3Config(**keys, rope_parameters=rope))
+        rotates = [0] * model.num_hidden_layers
+        smollm = transformers.SmolLM3Config(**keys, no_rope_layers=rotates, rope_parameters=rope)
+        return transformers.SmolLM3ForCausalLM(smollm)
     return None
 
 

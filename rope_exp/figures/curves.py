@@ -8,16 +8,7 @@ import pandas as pd
 from scipy.optimize import isotonic_regression
 
 from rope_exp.comparable import Row
-from rope_exp.figures.style import (
-    COLOR,
-    SIGNED,
-    explanation,
-    limits,
-    markers,
-    row_lines,
-    with_looks,
-    zero_line,
-)
+from rope_exp.figures import style
 from rope_exp.folder import Run
 from rope_exp.report import Report
 
@@ -51,7 +42,7 @@ def figure(report: Report) -> alt.HConcatChart | None:
         *_differences(report, x),
         alt.vconcat(*losses),
         spacing=20,
-        title=explanation(_sentences(report, window)),
+        title=style.explanation(_sentences(report, window)),
     )
 
 
@@ -87,11 +78,11 @@ def _differences(report: Report, x: alt.X) -> Iterator[alt.LayerChart]:
         return
 
     late = _late(points, report)
-    low, high = limits(late["mean"], [*late["low"].dropna(), *late["high"].dropna()])
+    low, high = style.limits(late["mean"], [*late["low"].dropna(), *late["high"].dropna()])
     title = f"validation loss minus {report.reference.name}'s ({report.unit})"
     y = alt.Y("mean:Q", title=title).scale(domain=[low, high], nice=False)
-    y = y.axis(labelExpr=SIGNED, tickCount=6, grid=True)
-    base = with_looks(report, points).encode(x=x, y=y)
+    y = y.axis(labelExpr=style.SIGNED, tickCount=6, grid=True)
+    base = style.with_looks(report, points).encode(x=x, y=y)
     # One seed has no band.
     band = base.transform_filter("isValid(datum.low)").mark_area(clip=True, opacity=0.18)
     edge = alt.Y("low:Q", title=title)
@@ -106,10 +97,10 @@ def _differences(report: Report, x: alt.X) -> Iterator[alt.LayerChart]:
     name = at_end.mark_text(align="left").encode(x=alt.XValue(_WIDTH + 17), y=alt.Y("place:Q"))
 
     yield alt.layer(
-        zero_line(),
-        band.encode(y=edge, y2=alt.Y2("high"), color=COLOR, detail=alt.Detail("label:N")),
-        row_lines(base, 1.6, clip=True),
-        *markers(base.transform_filter("datum.marked"), size=45),
+        style.zero_line(),
+        band.encode(y=edge, y2=alt.Y2("high"), color=style.COLOR, detail=alt.Detail("label:N")),
+        style.row_lines(base, 1.6, clip=True),
+        *style.markers(base.transform_filter("datum.marked"), size=45),
         stroke.encode(x=alt.XValue(_WIDTH + 2), x2=alt.X2Value(_WIDTH + 14)),
         name.encode(text=alt.Text("name:N")),
         width=_WIDTH,
@@ -128,19 +119,19 @@ def _losses(report: Report, x: alt.X, key: str, title: str, window: int) -> Iter
     pad = 0.06 * (late.max() - late.min()) or 0.1
     domain = [late.min() - pad, late.max() + pad]
     y = alt.Y("mean:Q", title=[title, f"({report.unit})"], axis=alt.Axis(tickCount=5))
-    base = with_looks(report, points).encode(x=x, y=y.scale(domain=domain, nice=False))
+    base = style.with_looks(report, points).encode(x=x, y=y.scale(domain=domain, nice=False))
 
     diverged = [(row, run) for row in rows for run in row.runs if run.status == "diverged"]
     ends = [(row, by_tokens([run], key, window).dropna().tail(1)) for row, run in diverged]
     crosses = _points(ends)
     # An end outside the scale is drawn at its edge.
     crosses["mean"] = crosses["mean"].clip(*domain)
-    cross = with_looks(report, crosses)
+    cross = style.with_looks(report, crosses)
     cross = cross.mark_point(shape=_CROSS, size=50, strokeWidth=2, opacity=1)
     yield alt.layer(
-        row_lines(base, 1.2, clip=True),
-        *markers(base.transform_filter("datum.marked"), size=20),
-        cross.encode(x=x, y=y, color=COLOR),
+        style.row_lines(base, 1.2, clip=True),
+        *style.markers(base.transform_filter("datum.marked"), size=20),
+        cross.encode(x=x, y=y, color=style.COLOR),
         width=205,
         height=_HEIGHT // 2 - 30,
     )

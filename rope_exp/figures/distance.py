@@ -7,7 +7,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from rope_exp.figures.style import GREY, explanation, key_of, markers, row_lines, seeds, with_looks
+from rope_exp.figures import style
 from rope_exp.report import Report, parts
 
 ORDER = 5
@@ -26,12 +26,12 @@ def figure(report: Report) -> alt.HConcatChart | None:
     y = alt.Y("weight:Q", title="mean weight on the key at distance m")
     y = y.scale(type="log", nice=False, padding=8).axis(format="~g", values=ticks)
 
-    base = with_looks(report, weights(report)).encode(x=x, y=y)
+    base = style.with_looks(report, weights(report)).encode(x=x, y=y)
     level = alt.Chart(levels(report)).encode(x=x, y=y)
-    lines = [row_lines(level, 1.2, "line"), row_lines(base, 1.2)]
-    panel = alt.layer(*lines, *markers(base, size=35), width=560, height=330)
-    title = explanation(_sentences(report))
-    return alt.hconcat(panel, key_of(report, answers), title=title)
+    lines = [style.row_lines(level, 1.2, "line"), style.row_lines(base, 1.2)]
+    panel = alt.layer(*lines, *style.markers(base, size=35), width=560, height=330)
+    title = style.explanation(_sentences(report))
+    return alt.hconcat(panel, style.key_of(report, answers), title=title)
 
 
 def weights(report: Report) -> pd.DataFrame:
@@ -56,7 +56,7 @@ def levels(report: Report) -> pd.DataFrame:
     tables: list[pd.DataFrame] = []
     for (kind, *line), answer in lines.items():
         weight = np.mean(answer["uniform"]) / np.mean(line) * np.array(line)
-        table = pd.DataFrame({"distance": answer["m"], "weight": weight, "color": GREY})
+        table = pd.DataFrame({"distance": answer["m"], "weight": weight, "color": style.GREY})
         table["line"] = f"{kind} {len(tables)}"
         table["dash"] = pd.Series([_DASHES[kind]] * len(table))
         tables.append(table)
@@ -74,7 +74,7 @@ def _sentences(report: Report) -> Iterator[str]:
     counts = (len(of_row) for of_row in answers.values())
     yield (
         "Mean over heads, layers and the queries in the second half of a window "
-        f"({seeds(counts)} per row). The query's token is at 1. "
+        f"({style.seeds(counts)} per row). The query's token is at 1. "
         "Dashed: uniform attention, where query i weights its i + 1 keys equally; attention "
         "windows and bidirectional attention have another number of keys."
     )

@@ -160,16 +160,6 @@ def zero_line() -> alt.Chart:
     return rule.encode(y=alt.YDatum(0, type="quantitative"))
 
 
-def zero_and_margin() -> list[alt.Chart]:
-    """Return the margin's band and a line at 0, for a horizontal axis of differences."""
-    band = alt.Chart(alt.InlineData([{"low": -MARGIN, "high": MARGIN}])).mark_rect(style="margin")
-    zero = alt.Chart().mark_rule(style="zero")
-    return [
-        band.encode(x="low:Q", x2="high"),
-        zero.encode(x=alt.XDatum(0, type="quantitative")),
-    ]
-
-
 def with_looks(report: Report, table: pd.DataFrame) -> alt.Chart:
     """Return a chart of a table with a column `label`, and add the columns of the rows' looks."""
     looks = {row.label: look(row.label, row.number) for row in report.rows.values()}

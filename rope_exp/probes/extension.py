@@ -13,7 +13,7 @@ Shapes: F frequencies, of n = 2F rotating features; [..., F] if layers or heads 
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -21,17 +21,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from rope_exp.attention import Attention
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
-from rope_exp.probes._windows import (
-    Finished,
-    attentions,
-    factors,
-    long_windows,
-    nats,
-    rounded,
-    share,
-)
+from rope_exp.probes._windows import Finished, factors, nats, replaced, rounded, windows
 from rope_exp.report import Report
 from rope_exp.sections import PAIRS
 from rope_exp.table import NOTHING, markdown_table
@@ -70,7 +63,7 @@ def ask(model: Finished) -> dict[str, Any]:
     """
     trained = model.config.train.seq_len
     times = factors(model)
-    windows_NS = long_windows(model, share(model), times)
+    windows_NS = windows(model, times[-1] * trained)
 
     def loss(factor: int) -> Tensor:
         return nats(model, windows_NS[:, : factor * trained + 1]).mean()
@@ -153,16 +146,13 @@ def extended(
             return ntk_aware(trained, factor)
         return yarn(trained, factor, trained_length, decoder.architecture.pe.base_of(pair))
 
-    def sharper(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def sharper(layer: Attention) -> Callable[..., Tensor]:
+        attend = layer.attend
         # Squared, because it multiplies both q and k. A bias does not change.
-        scale = (0.1 * math.log(factor) + 1) ** 2
+        scale = (0.1 * math.log(factor) + 1) ** 2 if method == "yarn" and "qk" in sites else 1
         return lambda q_BTHK, *others: attend(q_BTHK * scale, *others)
 
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(rotary, "theta", theta))
-        if method == "yarn" and "qk" in sites:
-            for layer in attentions(decoder):
-                stack.enter_context(patch.object(layer, "attend", sharper(layer.attend)))
+    with patch.object(rotary, "theta", theta), replaced(decoder, "attend", sharper):
         yield
 
 

@@ -45,10 +45,13 @@ def watch(decoder: Decoder, ids: Tensor, number: int) -> dict[str, Tensor]:
         seen["outputs"] = attend(q, k, values, *others)
         return seen["outputs"]
 
+    def see(_: Any, weights_BHTT: Tensor, *_means: Tensor) -> None:
+        seen["weights"] = weights_BHTT
+
     with (
         torch.no_grad(),
         patch.object(layer, "attend", recorded),
-        weighed(layer, lambda weights_BHTT, *_: seen.update(weights=weights_BHTT)),
+        patch.object(layer, "attend", weighed(layer, see)),
     ):
         seen["logits"] = decoder(ids)
     return seen

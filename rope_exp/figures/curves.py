@@ -13,13 +13,8 @@ from rope_exp.folder import Run
 from rope_exp.report import Report
 
 ORDER = 2
-# Axes are scaled to the curves after this share of the run; before it they fall too steeply.
-_SHOWN_FROM = 0.2
 _WIDTH = 310
 _HEIGHT = 340
-# Pixels from one line of text to the next.
-_LEADING = 13
-_CROSS = "M-1,-1L1,1M-1,1L1,-1"
 
 
 def figure(report: Report) -> alt.HConcatChart | None:
@@ -38,12 +33,8 @@ def figure(report: Report) -> alt.HConcatChart | None:
         *_losses(report, x, "val/loss", "validation loss", 1),
         *_losses(report, x, "train/loss", "training loss", window),
     ]
-    return alt.hconcat(
-        *_differences(report, x),
-        alt.vconcat(*losses),
-        spacing=20,
-        title=style.explanation(_sentences(report, window)),
-    )
+    title = style.explanation(_sentences(report, window))
+    return alt.hconcat(*_differences(report, x), alt.vconcat(*losses), spacing=20, title=title)
 
 
 def by_tokens(runs: Iterable[Run], key: str, window: int = 1) -> pd.DataFrame:
@@ -90,7 +81,8 @@ def _differences(report: Report, x: alt.X) -> Iterator[alt.LayerChart]:
     # A stroke joins each name to the end of its line.
     ends = points.groupby("label", sort=False).last()
     ends["end"] = ends["mean"].clip(low, high)
-    gap = _LEADING / _HEIGHT * (high - low)
+    # Lines of text are 13 pixels apart.
+    gap = 13 / _HEIGHT * (high - low)
     ends["place"] = spread(ends["end"], gap, low + gap / 2, high - gap / 2)
     at_end = alt.Chart(ends[["name", "end", "place"]])
     stroke = at_end.mark_rule(style="quiet").encode(y=alt.Y("end:Q"), y2=alt.Y2("place"))
@@ -127,7 +119,7 @@ def _losses(report: Report, x: alt.X, key: str, title: str, window: int) -> Iter
     # An end outside the scale is drawn at its edge.
     crosses["mean"] = crosses["mean"].clip(*domain)
     cross = style.with_looks(report, crosses)
-    cross = cross.mark_point(shape=_CROSS, size=50, strokeWidth=2, opacity=1)
+    cross = cross.mark_point(shape="M-1,-1L1,1M-1,1L1,-1", size=50, strokeWidth=2, opacity=1)
     yield alt.layer(
         style.row_lines(base, 1.2, clip=True),
         *style.markers(base.transform_filter("datum.marked"), size=20),
@@ -163,9 +155,9 @@ def _points(curves: Iterable[tuple[Row, pd.DataFrame]]) -> pd.DataFrame:
 
 
 def _late(points: pd.DataFrame, report: Report) -> pd.DataFrame:
-    """Return the points after the steep start of rows that did not diverge, or all if none."""
+    """Return the points past the steep first fifth, of rows that did not diverge; all if none."""
     diverged = [row.label for row in report.rows.values() if row.verdict == "diverged"]
-    late = points[points["tokens"] >= _SHOWN_FROM * points["tokens"].max()]
+    late = points[points["tokens"] >= 0.2 * points["tokens"].max()]
     kept = late[~late["label"].isin(diverged)]
     return points if kept.empty else kept
 

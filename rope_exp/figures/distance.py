@@ -1,6 +1,5 @@
 """Figure of attention by distance, with the bound of scores."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import altair as alt
@@ -30,7 +29,20 @@ def figure(report: Report) -> alt.HConcatChart | None:
     level = alt.Chart(levels(report)).encode(x=x, y=y)
     lines = [style.row_lines(level, 1.2, "line"), style.row_lines(base, 1.2)]
     panel = alt.layer(*lines, *style.markers(base, size=35), width=560, height=330)
-    title = style.explanation(_sentences(report))
+
+    counts = (len(of_row) for of_row in answers.values())
+    sentences = [
+        "Mean over heads, layers and the queries in the second half of a window "
+        f"({style.seeds(counts)} per row). The query's token is at 1. "
+        "Dashed: uniform attention, where query i weights its i + 1 keys equally; attention "
+        "windows and bidirectional attention have another number of keys."
+    ]
+    if any("bound" in answer for answer, *_ in answers.values()):
+        sentences.append(
+            "Dotted: f(m), a bound on the effect of distance on a score, up to a factor. It is "
+            "scaled to the mean of uniform attention, so only its slope is meaningful."
+        )
+    title = style.explanation(sentences)
     return alt.hconcat(panel, style.key_of(report, answers), title=title)
 
 
@@ -67,19 +79,3 @@ def _on_log_axes(table: pd.DataFrame) -> pd.DataFrame:
     """Count distances from 1, and interrupt lines at weights of 0 (beyond a window) and below."""
     weight = table["weight"].where(table["weight"] > 0)
     return table.assign(distance=table["distance"] + 1, weight=weight)
-
-
-def _sentences(report: Report) -> Iterator[str]:
-    answers = report.answers("distance")
-    counts = (len(of_row) for of_row in answers.values())
-    yield (
-        "Mean over heads, layers and the queries in the second half of a window "
-        f"({style.seeds(counts)} per row). The query's token is at 1. "
-        "Dashed: uniform attention, where query i weights its i + 1 keys equally; attention "
-        "windows and bidirectional attention have another number of keys."
-    )
-    if any("bound" in answer for answer, *_ in answers.values()):
-        yield (
-            "Dotted: f(m), a bound on the effect of distance on a score, up to a factor. It is "
-            "scaled to the mean of uniform attention, so only its slope is meaningful."
-        )

@@ -8,8 +8,6 @@ from rope_exp.report import Report
 from rope_exp.stats import MARGIN
 
 ORDER = 3
-# Cells further from 0 than this share of the scale have white text.
-_DARK = 0.75
 
 
 def figure(report: Report) -> alt.LayerChart | None:
@@ -30,7 +28,8 @@ def figure(report: Report) -> alt.LayerChart | None:
     scale = alt.Scale(scheme="blueorange", domain=[-largest, largest])
     title = [f"loss minus {report.reference.name}'s", f"({report.unit})"]
     legend = alt.Legend(title=title, labelExpr=style.SIGNED, gradientLength=230)
-    is_dark = f"abs(datum.delta) > {_DARK * largest}"
+    # Cells far from 0 have white text.
+    is_dark = f"abs(datum.delta) > {0.75 * largest}"
 
     # Axes have a place for every set of sites, also for those that have not run.
     axis = alt.Axis(

@@ -91,7 +91,6 @@ CONFIG: dict[str, Any] = {
 }
 
 COLOR = alt.Color("color:N", scale=None)
-DASH = alt.StrokeDash("dash:N", scale=None)
 # An expression for the labels of an axis of differences.
 SIGNED = "datum.value ? format(datum.value, '+~g') : '0'"
 
@@ -166,12 +165,10 @@ def with_looks(report: Report, table: pd.DataFrame) -> alt.Chart:
     return alt.Chart(table.join(pd.DataFrame(looks).T, on="label"))
 
 
-def row_lines(
-    base: alt.Chart, width: float, detail: str = "label", *, clip: bool = False
-) -> alt.Chart:
-    """Draw a line for each value of `detail`."""
-    line = base.mark_line(clip=clip, strokeWidth=width)
-    return line.encode(color=COLOR, strokeDash=DASH, detail=alt.Detail(f"{detail}:N"))
+def row_lines(base: alt.Chart, width: float, detail: str = "label", **mark: Any) -> alt.Chart:
+    """Draw a line for each value of `detail`; `mark` are further properties of the lines."""
+    line = base.mark_line(strokeWidth=width, **mark).encode(color=COLOR)
+    return line.encode(strokeDash=alt.StrokeDash("dash:N", scale=None), detail=f"{detail}:N")
 
 
 def markers(base: alt.Chart, size: int) -> Iterator[alt.Chart]:

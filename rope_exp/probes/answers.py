@@ -20,7 +20,6 @@ from rope_exp.report import Report, is_always_paired
 from rope_exp.stats import ROOM, judge, noise_of, outcome
 from rope_exp.table import Column, Table, interval, number, span, spell_p
 
-# Below the published relations, above other probes.
 ORDER = 3
 _PLACE = ["split", "bin", "span_first", "span_last"]
 

@@ -12,7 +12,6 @@ from rope_exp.errors import show
 from rope_exp.probes._windows import Finished, loss, replaced, rounded
 from rope_exp.report import Report
 
-# Below other notes of probes.
 ORDER = 6
 
 

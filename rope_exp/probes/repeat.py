@@ -13,7 +13,6 @@ from rope_exp.probes._windows import Finished, Places, nats, rounded, windows
 from rope_exp.report import Report
 from rope_exp.table import markdown_table
 
-# Below longer contexts.
 ORDER = 5
 PLACES = Places(repeat=("reading", "loss"))
 # A run copies if a text's second reading has a loss lower by so many nats

@@ -10,7 +10,6 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
@@ -269,10 +268,9 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def last_step(folder: Path) -> int:
-    """Return the step of the last row; 0 if there is none, or it cannot be read."""
-    with suppress(RecordError, IndexError):
-        return read_metrics(folder)[-1]["step"]
-    return 0
+    """Return the step of the last row; 0 if there is none."""
+    rows = read_metrics(folder)
+    return int(rows[-1]["step"]) if rows else 0
 
 
 class MetricsWriter:

@@ -15,18 +15,10 @@ from typing import Any, Literal, NotRequired
 from pydantic import FiniteFloat
 from typing_extensions import TypedDict
 
+from rope_exp import files
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, show
-from rope_exp.files import (
-    make_folders,
-    parse_json,
-    read_json,
-    readable,
-    text_sha256,
-    write_atomically,
-)
 from rope_exp.folder import (
-    PROBES,
     Env,
     ReportError,
     Run,
@@ -34,16 +26,13 @@ from rope_exp.folder import (
     check_probes,
     check_result,
     checked,
+    read_probes,
     read_run,
     with_nan,
 )
 from rope_exp.identity import Count, Name, Sha256
 
 PACKED = ".jsonl.gz"
-
-# Left out of a record: these keys only describe a run's place and trackers, not its numbers.
-_NOT_OF_CONFIG = ("run", "tracker")
-_NOT_OF_ENV = ("accelerate", "platform", "params")
 _Curve = TypedDict(
     "_Curve",
     {"step": list[Count], "train/loss": list[FiniteFloat], "val/loss": list[FiniteFloat | None]},
@@ -89,47 +78,47 @@ def write_record(
             "remove it and commit, and the campaign reruns this cell"
         )
 
+    # Without what only describes the run's place, trackers and machine.
     config = run.config.to_dict()
-    # This path is valid on one machine only.
+    del config["run"], config["tracker"]
     config["data"]["cache_dir"] = None
+    env = {key: run.env[key] for key in run.env.keys() - {"accelerate", "platform", "params"}}
     record = {
         "format": 1,
         "campaign": path.parent.name,
         "cell": path.stem,
         "row": row,
         "factors": dict(factors),
-        "config": {key: config[key] for key in config if key not in _NOT_OF_CONFIG},
-        "env": {key: run.env[key] for key in run.env if key not in _NOT_OF_ENV},
+        "config": config,
+        "env": env,
         "result": run.result,
         "curve": {key: [line.get(key) for line in run.metrics] for key in _Curve.__annotations__},
-        "probes": read_json(folder / PROBES) if (folder / PROBES).exists() else {},
+        "probes": read_probes(folder, run.result),
         **({"test": test} if test else {}),
     }
     text = canonical({**record, "sha256": digest(record)})
     # A record that cannot be read back is not written; otherwise the cell would count as done.
     read_record(path, text.encode())
-    make_folders(path.parent)
-    # Another process may have written it meanwhile.
-    if not path.exists():
-        write_atomically(path, text)
+    files.make_folders(path.parent)
+    files.write_atomically(path, text)
 
 
 def stored_records(records: Path, campaign: str) -> dict[Path, bytes]:
     """Return the content of every record of a campaign, by place, in the order of the cells."""
     packed = records / f"{campaign}{PACKED}"
     stored: dict[str, tuple[Path, bytes]] = {}
-    lines = []
+    content = b""
     if packed.exists():
-        with readable(packed, EOFError, zlib.error):
-            lines = gzip.decompress(packed.read_bytes()).splitlines(keepends=True)
-    for line in lines:
-        cell = parse_json(packed, line).get("cell")
+        with files.readable(packed, EOFError, zlib.error):
+            content = gzip.decompress(packed.read_bytes())
+    for line in content.splitlines(keepends=True):
+        cell = files.parse_json(packed, line).get("cell")
         if f"{cell}.json" in stored:
             raise ReportError(f"{packed} has two records of {cell}")
         stored[f"{cell}.json"] = packed / f"{cell}.json", line
 
     for path in (records / campaign).glob("*.json"):
-        with readable(path):
+        with files.readable(path):
             content = path.read_bytes()
         if path.name in stored and stored[path.name][1] != content:
             raise ReportError(f"{path} differs from the record of this cell in {packed}")
@@ -150,15 +139,12 @@ def recorded_campaigns(records: Path) -> list[str]:
 
 def read_record(path: Path, content: bytes | None = None) -> Run:
     """Read and verify the record at a place, whose content may be given; else RecordError."""
-    values = read_json(path) if content is None else parse_json(path, content)
+    values = files.read_json(path) if content is None else files.parse_json(path, content)
     # JSON may hold numbers past a float's range, which Python reads as infinity.
-    with readable(path):
+    with files.readable(path):
         sha256 = digest(values)
     if values.get("sha256") != sha256:
-        raise ReportError(
-            f"{path} was changed since it was written: its content has the SHA-256 {sha256:.12}, "
-            f"but it states {values.get('sha256')!s:.12}"
-        )
+        raise ReportError(f"{path} was changed since it was written: its SHA-256 is {sha256:.12}")
     record = checked(path, values, _Record)
     where = f"{record['campaign']}/{record['cell']}"
     if where != f"{path.parent.name.removesuffix(PACKED)}/{path.stem}":
@@ -185,16 +171,12 @@ def read_record(path: Path, content: bytes | None = None) -> Run:
     )
     run.check()
     if record["cell"] != cell_name(run.row, run.factors) or run.factors.get("seed") != config.seed:
-        raise ReportError(
-            f"{path} states the row {run.row} and the factors {show(run.factors)}, which do not "
-            "match its cell or its config"
-        )
+        cell = f"row {run.row} and factors {show(run.factors)}"
+        raise ReportError(f"{path} states {cell}, which do not match its cell or its config")
     asked = config.train.probes if run.status == "finished" else ()
     if run.probes.keys() != {*asked}:
-        raise ReportError(
-            f"{path} holds the probes {show(sorted(run.probes))}, but its config asks for "
-            f"{show(sorted(asked))}"
-        )
+        probes = show(sorted(run.probes))
+        raise ReportError(f"{path} holds probes {probes}; its config asks for {show([*asked])}")
     return run
 
 
@@ -217,4 +199,4 @@ def canonical(values: Mapping[str, Any]) -> str:
 
 def digest(values: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a record without its own digest."""
-    return text_sha256(canonical({key: values[key] for key in values if key != "sha256"}))
+    return files.text_sha256(canonical({key: values[key] for key in values if key != "sha256"}))

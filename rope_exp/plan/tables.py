@@ -1,6 +1,7 @@
-"""Estimates of a config's costs: parameters, operations a token, memory, disk and time."""
+"""Estimates of a config's costs, and the MLP that gives a model a number of parameters."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 from rope_exp.compose import operations
@@ -19,10 +20,7 @@ ASSUMED_MFU = 0.4
 # Below this many parameters, a step on a GPU takes about the launch time of its kernels, whatever
 # their arithmetic, so a share of the peak predicts nothing.
 LEAST_ESTIMATED = 100_000_000
-SHOWN = ("A100", "H100", "H200")
 GIB = 2**30
-# Float32 weights, their gradient and two moments. Every process holds all of them.
-BYTES_A_PARAMETER = 16
 
 
 def cost_lines(config: RunConfig) -> list[str]:
@@ -35,14 +33,11 @@ def cost_lines(config: RunConfig) -> list[str]:
     total = operations(config)
     tokens = train.num_tokens
     widths = " and ".join(map(str, dict.fromkeys(config.attn.widths(model))))
-    steps = [
-        f"{stage.num_steps:,} steps of {stage.batch_size} x {stage.seq_len}"
-        for stage in train.staged
-    ]
-    in_attention = sum(
-        stage.num_tokens * attention_flops_per_token(config, stage.seq_len)
-        for stage in train.staged
-    )
+    steps = []
+    in_attention = 0
+    for stage in train.staged:
+        steps.append(f"{stage.num_steps:,} steps of {stage.batch_size} x {stage.seq_len}")
+        in_attention += stage.num_tokens * attention_flops_per_token(config, stage.seq_len)
     cache = ", both ways"
     if config.pe.code is not None:
         cache = f"; what pe.code={config.pe.code} caches is not counted"
@@ -83,10 +78,10 @@ def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
 def memory_bytes(config: RunConfig, vocab_size: int) -> int:
     """Estimate one process's peak memory in bytes, roughly.
 
-    Counts weights, gradients and moments in float32; the activations of the largest micro-batch, at
-    34 bytes a feature, token and layer in bf16, twice that in float32; the head's gradient three
-    times; and the logits of one chunk of the loss three times (bf16, float32, gradient). Scores
-    that a bias adds, and the states of kinds that keep one, come on top.
+    Counts weights, gradients and two moments in float32, which every process holds; the activations
+    of the largest micro-batch, at 34 bytes a feature, token and layer in bf16, twice that in
+    float32; the head's gradient three times; and the logits of one chunk of the loss three times
+    (bf16, float32, gradient). A bias's scores and the states of kinds come on top.
     """
     train = config.train
     model = config.model
@@ -103,7 +98,7 @@ def memory_bytes(config: RunConfig, vocab_size: int) -> int:
     head = 12 * architecture.vocab_size * model.hidden_size
     chunk = min(num_tokens, TOKENS_OF_A_CHUNK[config.launch.device])
     logits = 10 * chunk * architecture.vocab_size
-    return BYTES_A_PARAMETER * num_parameters(architecture) + activations + head + logits
+    return 16 * num_parameters(architecture) + activations + head + logits
 
 
 def sweep_lines(configs: Sequence[RunConfig]) -> list[str]:
@@ -132,8 +127,39 @@ def _times(configs: Sequence[RunConfig]) -> list[str]:
     if smallest < LEAST_ESTIMATED:
         return []
     lines = []
-    for card in SHOWN:
+    for card in ("A100", "H100", "H200"):
         speed = (peak_flops_per_s(card) or 0.0) * ASSUMED_MFU
         time = timedelta(seconds=round(total / speed))
         lines.append(f"time         {time} on one {card} at an assumed {ASSUMED_MFU:.0%} MFU")
     return lines
+
+
+def with_matched(config: RunConfig) -> RunConfig:
+    """Return a config whose MLP has the width that model.match_params asks for."""
+    model = config.model
+    wanted = model.match_params
+    assert wanted is not None
+    vocab_size = config.known_vocab_size
+    if config.pe.code is not None:
+        # Counting would run its code.
+        reason = "cannot be met with pe.code; set model.intermediate_size"
+        raise ConfigError("model.match_params", wanted, reason)
+    if vocab_size is None:
+        reason = "needs a vocabulary whose size is known: a pretrained tokenizer's is not"
+        raise ConfigError("model.match_params", wanted, reason)
+    architecture = config.architecture(vocab_size)
+
+    def count(width: int) -> int:
+        sized = replace(model, intermediate_size=width)
+        return num_parameters(replace(architecture, model=sized))
+
+    # The number of parameters is linear in the width.
+    narrowest = count(1)
+    width = max(1, 1 + round((wanted - narrowest) / (count(2) - narrowest)))
+    if abs(count(width) - wanted) > 1e-3 * wanted:
+        reason = (
+            f"cannot be met within 0.1 %: the nearest MLP has a width of {width} and gives "
+            f"{count(width):,} parameters"
+        )
+        raise ConfigError("model.match_params", wanted, reason)
+    return config.replace("model", intermediate_size=width)

@@ -388,6 +388,9 @@ def rules(config: RunConfig) -> Iterator[Rule]:
     reason = "must be task for generated data, such as data=addition, and only there"
     yield (tokenizer.kind == "task") != bool(task), "tokenizer.kind", reason
 
+    known = ("none", *choices("trackers"))
+    yield config.tracker.name not in known, "tracker.name", f"must be one of {', '.join(known)}"
+
     # The budget.
     known = (*CORE_OBJECTIVES, *choices("objective"))
     yield train.objective not in known, "train.objective", f"must be one of {', '.join(known)}"

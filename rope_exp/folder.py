@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
@@ -267,10 +268,19 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def last_row(folder: Path) -> dict[str, Any]:
+    """Return the last whole row of a run's metrics that can be read; {} if there is none."""
+    path = folder / METRICS
+    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+    for line in reversed(lines):
+        with suppress(RecordError):
+            return checked(path, parse_json(path, line), MetricsRow)
+    return {}
+
+
 def last_step(folder: Path) -> int:
-    """Return the step of the last row; 0 if there is none."""
-    rows = read_metrics(folder)
-    return int(rows[-1]["step"]) if rows else 0
+    """Return the step of the last row that can be read; 0 if there is none."""
+    return int(last_row(folder).get("step", 0))
 
 
 class MetricsWriter:

@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 from rope_exp.errors import EXIT_STOPPED
 
 _HANGUP = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, *_HANGUP)
+# The alarm is that of `campaign --hours`.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGALRM, *_HANGUP)
 # Signals closer together count as one: a scheduler sends its own to every process of a job. A rank
 # gets the dispatcher's as well, perhaps later; it is another signal, and no repetition.
 REPEAT_SECONDS = 2.0
@@ -55,8 +56,8 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.requested = False
-        self._requested_at = 0.0
-        self._received: set[int] = set()
+        # When each signal came first, by the monotonic clock.
+        self._received: dict[int, float] = {}
         self._handlers = {number: signal.signal(number, self._handle) for number in self.heeded}
         # A dispatcher starts its ranks with these signals blocked.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self.heeded)
@@ -76,17 +77,16 @@ class StopSignal:
 
     def request(self) -> None:
         """Request a stop, as a first signal does."""
-        # Set the time first: a signal between the two lines would count as a second one.
-        self._requested_at = time.monotonic()
         self.requested = True
         self.on_request()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        first = self._received.setdefault(number, now)
         if not self.requested:
             self.request()
-        elif number in self._received and time.monotonic() > self._requested_at + REPEAT_SECONDS:
+        elif now > first + REPEAT_SECONDS:
             self.on_repeat()
-        self._received.add(number)
 
 
 def _write(line: str) -> None:

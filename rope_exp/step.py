@@ -145,6 +145,8 @@ class Parallel:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of `tensor` over all ranks, on every rank."""
+        if self.world_size == 1:
+            return tensor
         return self.accelerator.reduce(tensor, reduction="sum")
 
     def any(self, flag: bool) -> bool:

@@ -152,8 +152,9 @@ def check_folder(job: Job) -> None:
 
     before = read_config(folder)
     changes = differing_keys(before.numeric, job.config.numeric)
-    # A node of a cluster resolves `auto` keys later.
-    changes = [change for change in changes if not change.endswith("-> auto")]
+    # A node of a cluster resolves these keys later.
+    auto = tuple(f"train.{key}:" for key in ("precision", "compile", "deterministic"))
+    changes = [x for x in changes if not (x.startswith(auto) and x.endswith("-> auto"))]
     if changes:
         reason = f"belongs to another config ({'; '.join(changes)}); choose another run.dir or "
         raise _folder_error(job, f"{reason}run.group, or move it aside with run.fresh=true")

@@ -102,7 +102,8 @@ class Trainer:
         state = checked(f"{where}: state.json", saved.state, State)
         if self.config.init_weights is not None:
             # They came from another run, which may be gone.
-            self.identity |= {key: state[key] for key in ("init_sha256", "shared_init_sha256")}
+            initial = {"init_sha256", "shared_init_sha256"} & state.keys()
+            self.identity |= {key: state[key] for key in sorted(initial)}
         for key, value in self.identity.items():
             if state.get(key, value) != value:
                 raise CheckpointError(
@@ -122,7 +123,7 @@ class Trainer:
     def train(self) -> str:
         """Train, and ask the probes; return "finished", "diverged" or "stopped"."""
         record = Record(self) if self.parallel.is_main else None
-        status = "failed"
+        ended = "failed"
         try:
             status = self._loop(record)
             probes = self.config.train.probes
@@ -138,9 +139,10 @@ class Trainer:
                     status = "stopped"
             if record is not None:
                 record.end(status)
+            ended = status
         finally:
             if record is not None and record.tracker is not None:
-                record.tracker.end(status)
+                record.tracker.end(ended)
         return status
 
     def _loop(self, record: "Record | None") -> str:

@@ -150,12 +150,14 @@ def submit(
             reason = "must be 1: a job starts its own processes, on one node"
             raise ConfigError(f"hydra.launcher.{key}", launcher[key], reason)
     max_restarts = launcher.get("max_num_timeout", 0)
-    theirs = OmegaConf.create({key: launcher[key] for key in launcher if key not in OURS})
+    asked: dict[str, Any] = {}
+    for key in (key for key in launcher if key not in OURS and launcher[key] is not None):
+        value = launcher[key]
+        is_node = OmegaConf.is_config(value)
+        asked[str(key)] = OmegaConf.to_container(value, resolve=True) if is_node else value
     if cluster == "slurm":
         # Some clusters requeue no job that does not ask for it.
-        theirs.additional_parameters = {"requeue": True, **theirs.additional_parameters}
-    plain: Any = OmegaConf.to_container(theirs, resolve=True)
-    asked = {key: value for key, value in plain.items() if value is not None}
+        asked["additional_parameters"] = {"requeue": True, **asked["additional_parameters"]}
 
     active = queue.active(cells)
     names = [name for name in cells if name not in active]

@@ -1,14 +1,10 @@
 """The progress of a sweep: every change of a run's status, and a summary now and then."""
 
-import json
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 from rope_exp.errors import LINE_SECONDS, Progress, describe_row, log
-from rope_exp.folder import METRICS
+from rope_exp.folder import last_row
 from rope_exp.ranks import Job
 
 
@@ -48,10 +44,3 @@ class View:
                 log(f"{job.name}: {status}{describe_row(row)}")
         words = f"{num_ended} of {len(before)} runs ended; running: "
         self._progress.show(done, words + (", ".join(running) or "none"))
-
-
-def last_row(folder: Path) -> dict[str, Any]:
-    """Return the last whole row of a run's metrics; {} if there is none, or it cannot be read."""
-    with suppress(OSError, ValueError, IndexError):
-        return dict(json.loads((folder / METRICS).read_bytes().split(b"\n")[-2]))
-    return {}

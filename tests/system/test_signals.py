@@ -55,6 +55,13 @@ def test_a_burst_of_signals_is_one_request(
     assert heard.get(number) == ["request", "repeat"]
 
 
+def test_each_signal_has_a_burst_of_its_own(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A campaign at its deadline asks its runs to save; a scheduler's signals must not kill."""
+    heard.get(signal.SIGALRM)
+    monkeypatch.setattr(signals.time, "monotonic", lambda: float("1e9"))
+    assert [*map(heard.get, [signal.SIGUSR1] * 2)][-1] == ["request"]
+
+
 @pytest.mark.usefixtures("at_once")
 def test_what_a_dispatcher_passes_on_is_no_second_signal(heard: Heard) -> None:
     """SLURM signals both the rank and the dispatcher, whose own signal may follow seconds later."""

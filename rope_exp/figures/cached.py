@@ -7,15 +7,7 @@ import altair as alt
 import pandas as pd
 
 from rope_exp.comparable import ROW
-from rope_exp.figures.style import (
-    COLOR,
-    SIGNED,
-    explanation,
-    key_of,
-    markers,
-    with_looks,
-    zero_line,
-)
+from rope_exp.figures import style
 from rope_exp.report import Report
 
 ORDER = 6
@@ -44,24 +36,24 @@ def figure(report: Report) -> alt.HConcatChart | None:
         x = x.axis(values=places, format=",", labelAngle=-90, labelOverlap=False)
         y_title = None if panels else f"loss minus {report.reference.name}'s ({report.unit})"
         y = alt.Y("delta:Q", title=y_title).scale(padding=12, nice=False)
-        y = y.axis(labelExpr=SIGNED, tickCount=5, grid=True)
+        y = y.axis(labelExpr=style.SIGNED, tickCount=5, grid=True)
 
-        base = with_looks(report, points.reset_index()).encode(x=x)
+        base = style.with_looks(report, points.reset_index()).encode(x=x)
         steps = alt.Chart(front(points)).mark_line(style="quiet", interpolate="step-after")
         bars = base.transform_filter(f"isValid(datum.{_ENDS[0]})").mark_rule(strokeWidth=1.5)
         panel = alt.layer(
-            zero_line(),
+            style.zero_line(),
             steps.encode(x=x, y=y),
-            bars.encode(y=alt.Y(f"{_ENDS[0]}:Q"), y2=alt.Y2(_ENDS[1]), color=COLOR),
-            *markers(base.encode(y=y), size=60),
+            bars.encode(y=alt.Y(f"{_ENDS[0]}:Q"), y2=alt.Y2(_ENDS[1]), color=style.COLOR),
+            *style.markers(base.encode(y=y), size=60),
             title=alt.Title(title),
             width=245,
             height=260,
         )
         if places:
             panels.append(panel)
-    title = explanation(_sentences(report, ours.index, len(panels) > 1))
-    return alt.hconcat(*panels, key_of(report, ours.index), spacing=16, title=title)
+    title = style.explanation(_sentences(report, ours.index, len(panels) > 1))
+    return alt.hconcat(*panels, style.key_of(report, ours.index), spacing=16, title=title)
 
 
 def front(points: pd.DataFrame) -> pd.DataFrame:

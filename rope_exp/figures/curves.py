@@ -8,27 +8,13 @@ import pandas as pd
 from scipy.optimize import isotonic_regression
 
 from rope_exp.comparable import Row
-from rope_exp.figures.style import (
-    COLOR,
-    SIGNED,
-    explanation,
-    limits,
-    markers,
-    row_lines,
-    with_looks,
-    zero_line,
-)
+from rope_exp.figures import style
 from rope_exp.folder import Run
 from rope_exp.report import Report
 
 ORDER = 2
-# Axes are scaled to the curves after this share of the run; before it they fall too steeply.
-_SHOWN_FROM = 0.2
 _WIDTH = 310
 _HEIGHT = 340
-# Pixels from one line of text to the next.
-_LEADING = 13
-_CROSS = "M-1,-1L1,1M-1,1L1,-1"
 
 
 def figure(report: Report) -> alt.HConcatChart | None:
@@ -47,12 +33,8 @@ def figure(report: Report) -> alt.HConcatChart | None:
         *_losses(report, x, "val/loss", "validation loss", 1),
         *_losses(report, x, "train/loss", "training loss", window),
     ]
-    return alt.hconcat(
-        *_differences(report, x),
-        alt.vconcat(*losses),
-        spacing=20,
-        title=explanation(_sentences(report, window)),
-    )
+    title = style.explanation(_sentences(report, window))
+    return alt.hconcat(*_differences(report, x), alt.vconcat(*losses), spacing=20, title=title)
 
 
 def by_tokens(runs: Iterable[Run], key: str, window: int = 1) -> pd.DataFrame:
@@ -87,11 +69,11 @@ def _differences(report: Report, x: alt.X) -> Iterator[alt.LayerChart]:
         return
 
     late = _late(points, report)
-    low, high = limits(late["mean"], [*late["low"].dropna(), *late["high"].dropna()])
+    low, high = style.limits(late["mean"], [*late["low"].dropna(), *late["high"].dropna()])
     title = f"validation loss minus {report.reference.name}'s ({report.unit})"
     y = alt.Y("mean:Q", title=title).scale(domain=[low, high], nice=False)
-    y = y.axis(labelExpr=SIGNED, tickCount=6, grid=True)
-    base = with_looks(report, points).encode(x=x, y=y)
+    y = y.axis(labelExpr=style.SIGNED, tickCount=6, grid=True)
+    base = style.with_looks(report, points).encode(x=x, y=y)
     # One seed has no band.
     band = base.transform_filter("isValid(datum.low)").mark_area(clip=True, opacity=0.18)
     edge = alt.Y("low:Q", title=title)
@@ -99,17 +81,18 @@ def _differences(report: Report, x: alt.X) -> Iterator[alt.LayerChart]:
     # A stroke joins each name to the end of its line.
     ends = points.groupby("label", sort=False).last()
     ends["end"] = ends["mean"].clip(low, high)
-    gap = _LEADING / _HEIGHT * (high - low)
+    # Lines of text are 13 pixels apart.
+    gap = 13 / _HEIGHT * (high - low)
     ends["place"] = spread(ends["end"], gap, low + gap / 2, high - gap / 2)
     at_end = alt.Chart(ends[["name", "end", "place"]])
     stroke = at_end.mark_rule(style="quiet").encode(y=alt.Y("end:Q"), y2=alt.Y2("place"))
     name = at_end.mark_text(align="left").encode(x=alt.XValue(_WIDTH + 17), y=alt.Y("place:Q"))
 
     yield alt.layer(
-        zero_line(),
-        band.encode(y=edge, y2=alt.Y2("high"), color=COLOR, detail=alt.Detail("label:N")),
-        row_lines(base, 1.6, clip=True),
-        *markers(base.transform_filter("datum.marked"), size=45),
+        style.zero_line(),
+        band.encode(y=edge, y2=alt.Y2("high"), color=style.COLOR, detail=alt.Detail("label:N")),
+        style.row_lines(base, 1.6, clip=True),
+        *style.markers(base.transform_filter("datum.marked"), size=45),
         stroke.encode(x=alt.XValue(_WIDTH + 2), x2=alt.X2Value(_WIDTH + 14)),
         name.encode(text=alt.Text("name:N")),
         width=_WIDTH,
@@ -128,19 +111,19 @@ def _losses(report: Report, x: alt.X, key: str, title: str, window: int) -> Iter
     pad = 0.06 * (late.max() - late.min()) or 0.1
     domain = [late.min() - pad, late.max() + pad]
     y = alt.Y("mean:Q", title=[title, f"({report.unit})"], axis=alt.Axis(tickCount=5))
-    base = with_looks(report, points).encode(x=x, y=y.scale(domain=domain, nice=False))
+    base = style.with_looks(report, points).encode(x=x, y=y.scale(domain=domain, nice=False))
 
     diverged = [(row, run) for row in rows for run in row.runs if run.status == "diverged"]
     ends = [(row, by_tokens([run], key, window).dropna().tail(1)) for row, run in diverged]
     crosses = _points(ends)
     # An end outside the scale is drawn at its edge.
     crosses["mean"] = crosses["mean"].clip(*domain)
-    cross = with_looks(report, crosses)
-    cross = cross.mark_point(shape=_CROSS, size=50, strokeWidth=2, opacity=1)
+    cross = style.with_looks(report, crosses)
+    cross = cross.mark_point(shape="M-1,-1L1,1M-1,1L1,-1", size=50, strokeWidth=2, opacity=1)
     yield alt.layer(
-        row_lines(base, 1.2, clip=True),
-        *markers(base.transform_filter("datum.marked"), size=20),
-        cross.encode(x=x, y=y, color=COLOR),
+        style.row_lines(base, 1.2, clip=True),
+        *style.markers(base.transform_filter("datum.marked"), size=20),
+        cross.encode(x=x, y=y, color=style.COLOR),
         width=205,
         height=_HEIGHT // 2 - 30,
     )
@@ -172,9 +155,9 @@ def _points(curves: Iterable[tuple[Row, pd.DataFrame]]) -> pd.DataFrame:
 
 
 def _late(points: pd.DataFrame, report: Report) -> pd.DataFrame:
-    """Return the points after the steep start of rows that did not diverge, or all if none."""
+    """Return the points past the steep first fifth, of rows that did not diverge; all if none."""
     diverged = [row.label for row in report.rows.values() if row.verdict == "diverged"]
-    late = points[points["tokens"] >= _SHOWN_FROM * points["tokens"].max()]
+    late = points[points["tokens"] >= 0.2 * points["tokens"].max()]
     kept = late[~late["label"].isin(diverged)]
     return points if kept.empty else kept
 

@@ -1,13 +1,12 @@
 """Figure of attention by distance, with the bound of scores."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import altair as alt
 import numpy as np
 import pandas as pd
 
-from rope_exp.figures.style import GREY, explanation, key_of, markers, row_lines, seeds, with_looks
+from rope_exp.figures import style
 from rope_exp.report import Report, parts
 
 ORDER = 5
@@ -26,12 +25,25 @@ def figure(report: Report) -> alt.HConcatChart | None:
     y = alt.Y("weight:Q", title="mean weight on the key at distance m")
     y = y.scale(type="log", nice=False, padding=8).axis(format="~g", values=ticks)
 
-    base = with_looks(report, weights(report)).encode(x=x, y=y)
+    base = style.with_looks(report, weights(report)).encode(x=x, y=y)
     level = alt.Chart(levels(report)).encode(x=x, y=y)
-    lines = [row_lines(level, 1.2, "line"), row_lines(base, 1.2)]
-    panel = alt.layer(*lines, *markers(base, size=35), width=560, height=330)
-    title = explanation(_sentences(report))
-    return alt.hconcat(panel, key_of(report, answers), title=title)
+    lines = [style.row_lines(level, 1.2, "line"), style.row_lines(base, 1.2)]
+    panel = alt.layer(*lines, *style.markers(base, size=35), width=560, height=330)
+
+    counts = (len(of_row) for of_row in answers.values())
+    sentences = [
+        "Mean over heads, layers and the queries in the second half of a window "
+        f"({style.seeds(counts)} per row). The query's token is at 1. "
+        "Dashed: uniform attention, where query i weights its i + 1 keys equally; attention "
+        "windows and bidirectional attention have another number of keys."
+    ]
+    if any("bound" in answer for answer, *_ in answers.values()):
+        sentences.append(
+            "Dotted: f(m), a bound on the effect of distance on a score, up to a factor. It is "
+            "scaled to the mean of uniform attention, so only its slope is meaningful."
+        )
+    title = style.explanation(sentences)
+    return alt.hconcat(panel, style.key_of(report, answers), title=title)
 
 
 def weights(report: Report) -> pd.DataFrame:
@@ -56,7 +68,7 @@ def levels(report: Report) -> pd.DataFrame:
     tables: list[pd.DataFrame] = []
     for (kind, *line), answer in lines.items():
         weight = np.mean(answer["uniform"]) / np.mean(line) * np.array(line)
-        table = pd.DataFrame({"distance": answer["m"], "weight": weight, "color": GREY})
+        table = pd.DataFrame({"distance": answer["m"], "weight": weight, "color": style.GREY})
         table["line"] = f"{kind} {len(tables)}"
         table["dash"] = pd.Series([_DASHES[kind]] * len(table))
         tables.append(table)
@@ -67,19 +79,3 @@ def _on_log_axes(table: pd.DataFrame) -> pd.DataFrame:
     """Count distances from 1, and interrupt lines at weights of 0 (beyond a window) and below."""
     weight = table["weight"].where(table["weight"] > 0)
     return table.assign(distance=table["distance"] + 1, weight=weight)
-
-
-def _sentences(report: Report) -> Iterator[str]:
-    answers = report.answers("distance")
-    counts = (len(of_row) for of_row in answers.values())
-    yield (
-        "Mean over heads, layers and the queries in the second half of a window "
-        f"({seeds(counts)} per row). The query's token is at 1. "
-        "Dashed: uniform attention, where query i weights its i + 1 keys equally; attention "
-        "windows and bidirectional attention have another number of keys."
-    )
-    if any("bound" in answer for answer, *_ in answers.values()):
-        yield (
-            "Dotted: f(m), a bound on the effect of distance on a score, up to a factor. It is "
-            "scaled to the mean of uniform attention, so only its slope is meaningful."
-        )

@@ -6,16 +6,7 @@ from collections.abc import Iterator
 import altair as alt
 import pandas as pd
 
-from rope_exp.figures.style import (
-    COLOR,
-    SIGNED,
-    explanation,
-    in_words,
-    limits,
-    markers,
-    with_looks,
-    zero_and_margin,
-)
+from rope_exp.figures import style
 from rope_exp.report import Report
 from rope_exp.stats import MARGIN
 
@@ -38,24 +29,30 @@ def figure(report: Report) -> alt.LayerChart | None:
     if all(report.lines[row.label]["delta"] is None for row in rows):
         return None
 
-    table = pd.DataFrame([in_words(report, row) for row in rows])
+    table = pd.DataFrame([style.in_words(report, row) for row in rows])
     bars = report.pairs["reference"][["b", *_ENDS, *_WIDE]].rename(columns={"b": "label"})
     means = [*table["delta"].dropna(), *table["published_delta"].dropna(), -MARGIN, MARGIN]
-    low, high = limits(means, [*bars[_WIDE[0]], *bars[_WIDE[1]]])
+    low, high = style.limits(means, [*bars[_WIDE[0]], *bars[_WIDE[1]]])
 
     title = f"loss minus {report.reference.name}'s ({report.unit}); right is worse"
     x = alt.X("delta:Q", title=title).scale(domain=[low, high], nice=False, clamp=True)
-    x = x.axis(labelExpr=SIGNED, tickCount=4, grid=True)
+    x = x.axis(labelExpr=style.SIGNED, tickCount=4, grid=True)
     # Without a domain, rows are in the order in which the layers happen to have them.
     names = json.dumps({row.label: row.name for row in rows})
     y = alt.Y("label:N", title=None).scale(domain=list(table["label"]))
     y = y.axis(domain=False, ticks=False, labelPadding=8, labelExpr=f"{names}[datum.value]")
-    base = with_looks(report, table).encode(y=y)
+    base = style.with_looks(report, table).encode(y=y)
     published = base.mark_point(style="quiet", size=110, opacity=1)
-    layers = [*zero_and_margin(), published.encode(x="published_delta:Q")]
+    margin = alt.Chart(alt.InlineData([{"low": -MARGIN, "high": MARGIN}])).mark_rect(style="margin")
+    zero = alt.Chart().mark_rule(style="zero")
+    layers = [
+        margin.encode(x="low:Q", x2="high"),
+        zero.encode(x=alt.XDatum(0, type="quantitative")),
+        published.encode(x="published_delta:Q"),
+    ]
 
     # Intervals, thin before thick, with an arrow where one is cut off.
-    bar = with_looks(report, bars).encode(y=y, color=COLOR)
+    bar = style.with_looks(report, bars).encode(y=y, color=style.COLOR)
     for ends, width in ((_WIDE, 1), (_ENDS, 4)):
         rule = bar.mark_rule(strokeWidth=width, opacity=1)
         layers.append(rule.encode(x=alt.X(f"{ends[0]}:Q"), x2=alt.X2(ends[1])))
@@ -64,7 +61,7 @@ def figure(report: Report) -> alt.LayerChart | None:
         arrow = bar.transform_filter(f"datum.{end} {outside}")
         arrow = arrow.mark_point(shape=f"triangle-{side}", filled=True, size=45, opacity=1)
         layers.append(arrow.encode(x=alt.X(f"{end}:Q")))
-    layers += markers(base.encode(x=x), size=60)
+    layers += style.markers(base.encode(x=x), size=60)
 
     # Words beside the chart, without empty columns. The number of diverged seeds needs space.
     more = 6 * max(0, int(table["seeds"].str.len().max()) - 5)
@@ -79,7 +76,7 @@ def figure(report: Report) -> alt.LayerChart | None:
         *layers,
         width=_WIDTH,
         height=alt.Step(25),
-        title=explanation(_sentences(report, bool(table["published_delta"].any()), is_cut)),
+        title=style.explanation(_sentences(report, bool(table["published_delta"].any()), is_cut)),
     )
 
 

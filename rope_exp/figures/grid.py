@@ -3,24 +3,22 @@
 import altair as alt
 import pandas as pd
 
-from rope_exp.figures.style import INK, SIGNED, SITES_OF, explanation, in_words, parts
+from rope_exp.figures import style
 from rope_exp.report import Report
 from rope_exp.stats import MARGIN
 
 ORDER = 3
-# Cells further from 0 than this share of the scale have white text.
-_DARK = 0.75
 
 
 def figure(report: Report) -> alt.LayerChart | None:
     """Draw each subset's mean difference; None if rows are not variants, or no subset has one."""
     cells = []
     for row in report.rows.values():
-        if row.label in SITES_OF and report.of_variants:
-            words = in_words(report, row)
+        if row.label in style.SITES_OF and report.of_variants:
+            words = style.in_words(report, row)
             # The number of diverged seeds is on a separate line.
             words["below"] = (words["half"] + words["verdict"]).replace(" (", "\n(")
-            scores, values = parts(row.label)
+            scores, values = style.parts(row.label)
             cells.append({**words, "scores": scores.upper(), "values": values.upper()})
     if all(cell["delta"] is None for cell in cells):
         return None
@@ -29,8 +27,9 @@ def figure(report: Report) -> alt.LayerChart | None:
     largest = max(MARGIN, *(abs(cell["delta"] or 0) for cell in cells))
     scale = alt.Scale(scheme="blueorange", domain=[-largest, largest])
     title = [f"loss minus {report.reference.name}'s", f"({report.unit})"]
-    legend = alt.Legend(title=title, labelExpr=SIGNED, gradientLength=230)
-    is_dark = f"abs(datum.delta) > {_DARK * largest}"
+    legend = alt.Legend(title=title, labelExpr=style.SIGNED, gradientLength=230)
+    # Cells far from 0 have white text.
+    is_dark = f"abs(datum.delta) > {0.75 * largest}"
 
     # Axes have a place for every set of sites, also for those that have not run.
     axis = alt.Axis(
@@ -49,7 +48,7 @@ def figure(report: Report) -> alt.LayerChart | None:
     ]
     if report.source.losses:
         sentences.append("Italics in the corner: published difference.")
-    text = base.encode(color=alt.condition(is_dark, alt.value("white"), alt.value(INK)))
+    text = base.encode(color=alt.condition(is_dark, alt.value("white"), alt.value(style.INK)))
     known = base.transform_filter("isValid(datum.delta)").mark_rect()
     corner = text.mark_text(dx=56, dy=-25, align="right", fontStyle="italic")
     return alt.layer(
@@ -59,5 +58,5 @@ def figure(report: Report) -> alt.LayerChart | None:
         corner.encode(text=alt.Text("published:N")),
         width=4 * 125,
         height=4 * 68,
-        title=explanation(sentences),
+        title=style.explanation(sentences),
     )

@@ -5,17 +5,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from rope_exp.figures.style import (
-    SIGNED,
-    explanation,
-    key_of,
-    limits,
-    markers,
-    row_lines,
-    seeds,
-    with_looks,
-    zero_line,
-)
+from rope_exp.figures import style
 from rope_exp.report import Report, parts
 from rope_exp.sections import SITES
 
@@ -56,34 +46,35 @@ def figure(report: Report) -> alt.HConcatChart | None:
         rows |= {*table["label"]}
         y = alt.Y("value:Q", title=None).scale(zero=False).axis(tickCount=4)
         if name != "positions":
-            y = y.scale(domain=limits(table["value"]), nice=False).axis(labelExpr=SIGNED)
-        base = with_looks(report, table).encode(x=x, y=y)
+            y = y.scale(domain=style.limits(table["value"]), nice=False)
+            y = y.axis(labelExpr=style.SIGNED)
+        base = style.with_looks(report, table).encode(x=x, y=y)
 
-        layers = [] if name == "positions" else [zero_line()]
+        layers = [] if name == "positions" else [style.zero_line()]
         if name == "ablation":
             base = base.encode(xOffset=alt.XOffset("label:N", sort=list(report.rows)))
         else:
-            layers.append(row_lines(base, 1.2))
+            layers.append(style.row_lines(base, 1.2))
         if name == "bins":
             rule = alt.Chart().mark_rule(style="quiet", strokeDash=[4, 3])
             trained = alt.XDatum(report.runs[0].config.train.seq_len, type="quantitative")
             layers.append(rule.encode(x=trained))
         else:
-            layers += markers(base, size=25)
+            layers += style.markers(base, size=25)
         title = title.format(report.reference.name)
         panels[name] = alt.layer(*layers, width=250, height=190, title=title)
     if not panels:
         return None
 
-    key = key_of(report, [label for label in report.rows if label in rows])
+    key = style.key_of(report, [label for label in report.rows if label in rows])
     counts = [sum(bool(run.probes) for run in row.runs) for row in report.rows.values()]
     sentences = (
-        f"Group {report.groups}; {seeds(counts)} per row; losses in {report.unit}.",
+        f"Group {report.groups}; {style.seeds(counts)} per row; losses in {report.unit}.",
         "By position: bins of half an octave, at their first position. Dashed: training length.",
         "Relative variants do not depend on the first position.",
         "Ablated site: its rotation is switched off in the trained model.",
     )
-    title = explanation(sentences)
+    title = style.explanation(sentences)
     return alt.hconcat(alt.concat(*panels.values(), columns=2), key, title=title)
 
 

@@ -91,7 +91,6 @@ CONFIG: dict[str, Any] = {
 }
 
 COLOR = alt.Color("color:N", scale=None)
-DASH = alt.StrokeDash("dash:N", scale=None)
 # An expression for the labels of an axis of differences.
 SIGNED = "datum.value ? format(datum.value, '+~g') : '0'"
 
@@ -160,28 +159,16 @@ def zero_line() -> alt.Chart:
     return rule.encode(y=alt.YDatum(0, type="quantitative"))
 
 
-def zero_and_margin() -> list[alt.Chart]:
-    """Return the margin's band and a line at 0, for a horizontal axis of differences."""
-    band = alt.Chart(alt.InlineData([{"low": -MARGIN, "high": MARGIN}])).mark_rect(style="margin")
-    zero = alt.Chart().mark_rule(style="zero")
-    return [
-        band.encode(x="low:Q", x2="high"),
-        zero.encode(x=alt.XDatum(0, type="quantitative")),
-    ]
-
-
 def with_looks(report: Report, table: pd.DataFrame) -> alt.Chart:
     """Return a chart of a table with a column `label`, and add the columns of the rows' looks."""
     looks = {row.label: look(row.label, row.number) for row in report.rows.values()}
     return alt.Chart(table.join(pd.DataFrame(looks).T, on="label"))
 
 
-def row_lines(
-    base: alt.Chart, width: float, detail: str = "label", *, clip: bool = False
-) -> alt.Chart:
-    """Draw a line for each value of `detail`."""
-    line = base.mark_line(clip=clip, strokeWidth=width)
-    return line.encode(color=COLOR, strokeDash=DASH, detail=alt.Detail(f"{detail}:N"))
+def row_lines(base: alt.Chart, width: float, detail: str = "label", **mark: Any) -> alt.Chart:
+    """Draw a line for each value of `detail`; `mark` are further properties of the lines."""
+    line = base.mark_line(strokeWidth=width, **mark).encode(color=COLOR)
+    return line.encode(strokeDash=alt.StrokeDash("dash:N", scale=None), detail=f"{detail}:N")
 
 
 def markers(base: alt.Chart, size: int) -> Iterator[alt.Chart]:

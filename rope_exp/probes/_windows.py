@@ -1,27 +1,29 @@
-"""Windows of the held-out text and a finished model's losses on them, which probes share.
+"""Shared by probes: windows of the held-out text, a finished model's losses, and places.
 
 Losses are mean nats per predicted token, in the run's training precision; null if not finite.
 Shapes: N windows, S = T + 1 tokens, P predicted places, D model width, C tokens of a chunk.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
+from unittest.mock import patch
 
+import numpy as np
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from rope_exp.attention import Attention, wide
 from rope_exp.batches import Batch, Ints, read, validation_ids
+from rope_exp.comparable import Row
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder, Inputs, at_places, chunks, on_device
+from rope_exp.folder import Run
 from rope_exp.prepare import VALIDATION
 from rope_exp.signals import Stopped, StopSignal
-
-LONGEST = 8  # longest windows, in training lengths
-# Probes other than windows and positions read 1/SHARE of the windows.
-SHARE = 4
 
 
 class Finished(Protocol):
@@ -44,25 +46,24 @@ def batches(model: Finished, rows: Batch, at_once: int) -> Iterator[Inputs]:
         yield on_device(rows.rows(slice(start, start + at_once)), device)
 
 
-def rounded(losses: Iterable[Any]) -> list[float | None]:
-    """Return losses rounded to six decimals; None for one that is not finite."""
-    return [round(loss, 6) if math.isfinite(loss) else None for loss in map(float, losses)]
+def rounded(numbers: Iterable[Any], form: str = ".6f") -> list[float | None]:
+    """Return plain numbers, rounded as a format rounds them; None for one that is not finite."""
+    return [float(format(x, form)) if math.isfinite(x) else None for x in map(float, numbers)]
 
 
-def significant(numbers_N: Tensor) -> list[float | None]:
+def significant(numbers: Iterable[Any]) -> list[float | None]:
     """Return numbers with six significant digits; None for one that is not finite."""
-    numbers = numbers_N.double().tolist()
-    return [float(f"{number:.6g}") if math.isfinite(number) else None for number in numbers]
+    return rounded(numbers, ".6g")
 
 
-def windows(model: Finished, count: int, length: int) -> Ints:
-    """Return `count` fixed held-out windows, or fewer if the held-out set is smaller."""
-    return validation_ids(model.data.tokens[VALIDATION], count, length)
+def windows(model: Finished, length: int, share: int = 4) -> Ints:
+    """Return fixed held-out windows, with the tokens of 1/share of those of the held-out loss.
 
-
-def share(model: Finished) -> int:
-    """Return the number of windows for probes other than windows and positions."""
-    return max(1, model.config.train.eval_sequences // SHARE)
+    There are fewer if the held-out set is smaller.
+    """
+    train = model.config.train
+    count = train.eval_sequences // share // max(1, length // train.seq_len)
+    return validation_ids(model.data.tokens[VALIDATION], max(1, count), length)
 
 
 def factors(model: Finished) -> list[int]:
@@ -70,22 +71,16 @@ def factors(model: Finished) -> list[int]:
 
     The longest is as long as the held-out set allows, up to 8; or 1 if positions are learned.
     """
-    longest = LONGEST if model.decoder.model.num_positions is None else 1
+    longest = 8 if model.decoder.model.num_positions is None else 1
     num_tokens = len(model.data.tokens[VALIDATION])
     while longest > 1 and longest * model.config.train.seq_len >= num_tokens:
         longest //= 2
     return [2**power for power in range(longest.bit_length())]
 
 
-def long_windows(model: Finished, count: int, factors: Sequence[int]) -> Ints:
-    """Return windows of the longest length, with the tokens of `count` training lengths."""
-    longest = factors[-1]
-    return windows(model, max(1, count // longest), longest * model.config.train.seq_len)
-
-
 def loss(model: Finished) -> Tensor:
-    """Return the loss on the share of the windows."""
-    return nats(model, windows(model, share(model), model.config.train.seq_len)).mean()
+    """Return the loss on a share of the windows."""
+    return nats(model, windows(model, model.config.train.seq_len)).mean()
 
 
 def nats(model: Finished, windows_NS: Ints) -> Tensor:
@@ -97,16 +92,10 @@ def nats(model: Finished, windows_NS: Ints) -> Tensor:
     return torch.cat([token_nats(model.decoder, inputs).double().cpu() for inputs in parts])
 
 
-def features(decoder: Decoder, inputs: Inputs) -> Tensor:
-    """Return the last layer's normed output at every place, [B, T, D]."""
-    at: Any = {"positions_BT": inputs.position_BT, "document_BT": inputs.document_BT}
-    x_BTD: Tensor = decoder.model(inputs.ids_BT, **at)
-    return x_BTD
-
-
 def token_nats(decoder: Decoder, inputs: Inputs) -> Tensor:
     """Return nats_BP: -log p of each target, in float32."""
-    x_ND = at_places(features(decoder, inputs), inputs.place_BP).flatten(0, 1)
+    at = {"positions_BT": inputs.position_BT, "document_BT": inputs.document_BT}
+    x_ND = at_places(decoder.model(inputs.ids_BT, **at), inputs.place_BP).flatten(0, 1)
     # In chunks, because the logits of a whole batch would be its largest tensor by far.
     nats = [
         F.cross_entropy(wide(decoder.lm_head(x_CD)), target_C, reduction="none")
@@ -124,3 +113,37 @@ def bin_edges(length: int) -> list[int]:
 def attentions(decoder: Decoder) -> list[Attention]:
     """Return the attention module of each layer, first to last."""
     return [module for module in decoder.modules() if isinstance(module, Attention)]
+
+
+@contextmanager
+def replaced(decoder: Decoder, name: str, change: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace an attribute of each attention layer, while the context lasts."""
+    with ExitStack() as stack:
+        for layer in attentions(decoder):
+            stack.enter_context(patch.object(layer, name, change(layer)))
+        yield
+
+
+class Places(dict[str, tuple[str, str]]):
+    """The keys of places and of numbers in a probe's answer, by the name of the numbers."""
+
+    def of_run(self, run: Run, probe: str) -> "pd.Series[float]":
+        """Return a run's answer, named by its seed: numbers by their name (`probe`) and `at`."""
+        answer = run.probes[probe]
+        numbers = {}
+        for name, (places, key) in self.items():
+            values = answer[key]
+            if isinstance(values, Mapping):
+                values = np.mean(list(values.values()), axis=0)
+            # The last edge begins no bin.
+            numbers[name] = pd.Series(values, answer[places][: len(values)], dtype=float)
+        return pd.concat(numbers, names=["probe", "at"]).rename(run.config.seed)
+
+    def by_seed(self, row: Row, probe: str) -> pd.DataFrame:
+        """Return a row's answers, a line for each seed, with columns as the index of `of_run`.
+
+        Runs with other places than the first's are left out.
+        """
+        first, *others = (self.of_run(run, probe) for run in row.runs if probe in run.probes)
+        same = [first, *(answer for answer in others if answer.index.equals(first.index))]
+        return pd.DataFrame(same)

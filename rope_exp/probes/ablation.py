@@ -1,11 +1,10 @@
 """The loss without one site's rotation, which shows how far the model depends on it."""
 
-from contextlib import ExitStack
 from typing import Any
-from unittest.mock import patch
 
-from rope_exp.probes._places import Places
-from rope_exp.probes._windows import Finished, attentions, loss, rounded
+from torch import Tensor
+
+from rope_exp.probes._windows import Finished, Places, attentions, loss, replaced, rounded
 
 ORDER = 3
 PLACES = Places(ablation=("without", "loss"))
@@ -13,12 +12,12 @@ PLACES = Places(ablation=("without", "loss"))
 
 def ask(model: Finished) -> dict[str, Any]:
     """Return the loss as trained, and without each site's rotation."""
-    layers = attentions(model.decoder)
-    losses = {"": loss(model)}
+
+    def loss_without(site: str) -> Tensor:
+        with replaced(model.decoder, "sites", lambda layer: layer.sites - {site}):
+            return loss(model)
+
     # Sites may rotate in different layers.
-    for site in sorted({site for layer in layers for site in layer.sites}):
-        with ExitStack() as stack:
-            for layer in layers:
-                stack.enter_context(patch.object(layer, "sites", layer.sites - {site}))
-            losses[site] = loss(model)
+    rotating = sorted({site for layer in attentions(model.decoder) for site in layer.sites})
+    losses = {site: loss_without(site) for site in ["", *rotating]}
     return {"without": list(losses), "loss": rounded(losses.values())}

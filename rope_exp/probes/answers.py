@@ -20,7 +20,6 @@ from rope_exp.report import Report, is_always_paired
 from rope_exp.stats import ROOM, judge, noise_of, outcome
 from rope_exp.table import Column, Table, interval, number, span, spell_p
 
-# Below the published relations, above other probes.
 ORDER = 3
 _PLACE = ["split", "bin", "span_first", "span_last"]
 
@@ -169,26 +168,24 @@ def _relations(report: Report) -> list[str]:
     for pair in match_relations(report):
         names = [report.rows[pair[key]].name for key in ("a", "b")]
         low, high = (100 * pair[f"delta_ci_{end}"] for end in ("low", "high"))
-        words = {
+        line = {
+            "split": pair["split"],
             "published": f" {pair['published']} ".join(names),
             "ours": f" {pair['sign']} ".join(names),
-            "delta": 100 * pair["delta"],
-            "interval": interval(low, high, "+.1f"),
-            "p": spell_p(pair["p_adjusted"]),
+            "Δ": number(100 * pair["delta"], "+.1f"),
+            "95 % interval": interval(low, high, "+.1f"),
+            "p (Holm)": spell_p(pair["p_adjusted"]),
+            "seeds": str(pair["num_seeds"]),
+            "outcome": pair["outcome"],
         }
-        lines.append(pair | words)
-    columns = [
-        Column("split", "split"),
-        Column("published", "published"),
-        Column("ours", "ours"),
-        Column("Δ", "delta", "+.1f"),
-        Column("95 % interval", "interval", "s"),
-        Column("p (Holm)", "p", "s"),
-        Column("seeds", "num_seeds", "d"),
-        Column("outcome", "outcome"),
-    ]
+        lines.append(line)
+    if not lines:
+        return []
+
+    forms = dict.fromkeys(("split", "published", "ours", "outcome"), "")
+    columns = [Column(name, name, forms.get(name, "s")) for name in lines[0]]
     about = (
         "Published relations, judged by exact matches (Δ: the first variant's share minus the "
         "second's, in percentage points):"
     )
-    return [about, Table(columns, pd.DataFrame(lines)).markdown()] if lines else []
+    return [about, Table(columns, pd.DataFrame(lines)).markdown()]

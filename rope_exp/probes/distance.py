@@ -4,11 +4,9 @@ Distance m lies between query i and key i - m. Shapes: B rows, T positions, H qu
 G key/value heads, K features of a head, F frequencies, M distances.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
-from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -16,14 +14,12 @@ from torch import Tensor
 from rope_exp.attention import Attention, Positions, turned, wide
 from rope_exp.batches import read
 from rope_exp.config import RunConfig
-from rope_exp.probes._places import Places
 from rope_exp.probes._windows import (
     Finished,
-    attentions,
+    Places,
     batches,
     bin_edges,
-    features,
-    share,
+    replaced,
     significant,
     windows,
 )
@@ -54,20 +50,17 @@ def ask(model: Finished) -> dict[str, Any]:
     """
     decoder = model.decoder
     length = model.config.train.seq_len
-    rows = read(model.config, model.data, windows(model, share(model), length))
-    layers = attentions(decoder)
+    rows = read(model.config, model.data, windows(model, length))
     # By layer and window: A(m) at every distance below T/2, and the means q_HK and k_GK.
-    seen: list[list[tuple[Tensor, ...]]] = [[] for _ in layers]
+    seen: dict[Attention, list[tuple[Tensor, ...]]] = defaultdict(list)
 
-    def see(number: int, weights_BHTT: Tensor, q_BTHK: Tensor, k_BTGK: Tensor) -> None:
+    def see(layer: Attention, weights_BHTT: Tensor, q_BTHK: Tensor, k_BTGK: Tensor) -> None:
         means = (x.double().mean(dim=(0, 1)).cpu() for x in (q_BTHK, k_BTGK))
-        seen[number].append((attention_by_distance(weights_BHTT).cpu(), *means))
+        seen[layer].append((attention_by_distance(weights_BHTT).cpu(), *means))
 
-    with ExitStack() as stack:
-        for number, layer in enumerate(layers):
-            stack.enter_context(weighed(layer, partial(see, number)))
+    with replaced(decoder, "attend", lambda layer: weighed(layer, see)):
         for inputs in batches(model, rows, at_once=1):
-            features(decoder, inputs)
+            decoder.model(inputs.ids_BT, positions_BT=inputs.position_BT)
 
     distances = bin_edges((length + 1) // 2)[:-1]
     distance_M = torch.tensor(distances)
@@ -75,11 +68,9 @@ def ask(model: Finished) -> dict[str, Any]:
     attention = {}
     kappas = {}
     bounds = []
-    for number, layer in enumerate(layers):
+    for number, (layer, parts) in enumerate(seen.items()):
         # Windows have one length.
-        A_M, q_HK, k_GK = (
-            torch.stack(each).mean(dim=0) for each in zip(*seen[number], strict=True)
-        )
+        A_M, q_HK, k_GK = (torch.stack(x).mean(dim=0) for x in zip(*parts, strict=True))
         attention[str(number)] = significant(A_M[distances])
         if {"q", "k"} <= layer.sites:
             own = theta if theta.ndim == 1 else theta[number]
@@ -147,8 +138,8 @@ def kappa(q_HK: Tensor, k_GK: Tensor, theta_F: Tensor, distance_M: Tensor) -> Te
     return torch.einsum("hk,hmk->hm", q_HK.double(), k_HMK) / num_features**0.5
 
 
-def weighed(layer: Attention, see: Callable[..., None]) -> AbstractContextManager[Any]:
-    """While the context lasts, call `see` with a layer's weights_BHTT and unrotated q and k.
+def weighed(layer: Attention, see: Callable[..., None]) -> Callable[..., Tensor]:
+    """Return `attend` that calls `see` with the layer, its weights_BHTT and unrotated q and k.
 
     If value j is the j-th unit vector, attention's output is the weights themselves. So the layer's
     own attention computes them, and no second formula can disagree with it.
@@ -166,7 +157,7 @@ def weighed(layer: Attention, see: Callable[..., None]) -> AbstractContextManage
                 q = turned(q, at.tables("q"), layer.rotary_dim, inverse=True)
             if "k" in layer.sites:
                 k = turned(k, at.tables("k"), layer.rotary_dim, inverse=True)
-            see(weights_BHTT, q, k)
+            see(layer, weights_BHTT, q, k)
         return attend(q_BTHK, k_BTGK, v_BTGV, at)
 
-    return patch.object(layer, "attend", watched)
+    return watched

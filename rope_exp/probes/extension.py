@@ -1,11 +1,8 @@
 """Frequencies for contexts longer than a trained model's: interpolation, NTK-aware, YaRN.
 
 Each method slows a trained model's feature pairs down: slow pairs by the factor s by which the
-context grows, fast pairs perhaps by less.
-
-The two sites of a pair must rotate together. q and k combine in scores, and v and o in outputs, by
-R_i^T R_j, which is R_{j-i} if both sides have the same frequencies. So one method applies to q and
-k, and one, perhaps another, to v and o.
+context grows, fast pairs perhaps by less. R_i^T R_j is R_{j-i} only if both have the same
+frequencies, so q and k are extended together, and so are v and o.
 
 Shapes: F frequencies, of n = 2F rotating features; [..., F] if layers or heads have their own.
 """
@@ -13,7 +10,7 @@ Shapes: F frequencies, of n = 2F rotating features; [..., F] if layers or heads 
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -21,30 +18,17 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from rope_exp.attention import Attention
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
-from rope_exp.probes._windows import (
-    Finished,
-    attentions,
-    factors,
-    long_windows,
-    nats,
-    rounded,
-    share,
-)
+from rope_exp.probes._windows import Finished, factors, nats, replaced, rounded, windows
 from rope_exp.report import Report
 from rope_exp.sections import PAIRS
 from rope_exp.table import NOTHING, markdown_table
 
-# Below the answers on generated data.
 ORDER = 4
 METHODS = {"interpolation": "interpolation", "ntk_aware": "NTK-aware", "yarn": "YaRN"}
 SITES = {"": NOTHING, "qk": "q and k", "vo": "v and o", "qkvo": "q, k, v and o"}
-
-# Turns of a pair within the trained length: pairs with FAST_TURNS or more are left unchanged, and
-# pairs with SLOW_TURNS or fewer are interpolated (beta and alpha of Peng et al. 2023).
-FAST_TURNS = 32
-SLOW_TURNS = 1
 
 
 def why_not(config: RunConfig) -> str:
@@ -70,7 +54,7 @@ def ask(model: Finished) -> dict[str, Any]:
     """
     trained = model.config.train.seq_len
     times = factors(model)
-    windows_NS = long_windows(model, share(model), times)
+    windows_NS = windows(model, times[-1] * trained)
 
     def loss(factor: int) -> Tensor:
         return nats(model, windows_NS[:, : factor * trained + 1]).mean()
@@ -100,32 +84,31 @@ def ntk_aware(theta_F: Tensor, factor: float) -> Tensor:
 
     The first pair rotates as in training, and the last as if interpolated.
     """
-    return theta_F * factor ** (-_places(theta_F) / (theta_F.shape[-1] - 1))
+    index_F = torch.arange(theta_F.shape[-1], dtype=theta_F.dtype, device=theta_F.device)
+    return theta_F * factor ** (-index_F / (len(index_F) - 1))
 
 
 def yarn(theta_F: Tensor, factor: float, trained_length: int, base: float) -> Tensor:
     """Return YaRN's frequencies: interpolated in parts (Peng et al. 2023, "NTK-by-parts").
 
     Pairs that turn 32 times or more within the trained length stay, those that turn once or less
-    are interpolated, and those between are mixed. The mixture follows the authors' code, as
-    transformers does: linear in the pair's index f, between limits that are rounded outwards to
-    whole pairs and clipped to 0 and n - 1. (The article prints another mixture.)
+    are interpolated, and those between mix linearly in the pair's index f, as in the authors'
+    code and transformers (the article prints another mixture). The limits are rounded outwards to
+    whole pairs and clipped to 0 and n - 1.
     """
+
+    index_F = torch.arange(theta_F.shape[-1], dtype=theta_F.dtype, device=theta_F.device)
 
     def place(turns: int) -> float:
         # f, possibly fractional, at which L theta_f = 2 pi turns.
-        return theta_F.shape[-1] * math.log(trained_length / (math.tau * turns)) / math.log(base)
+        return len(index_F) * math.log(trained_length / (math.tau * turns)) / math.log(base)
 
-    first = max(math.floor(place(FAST_TURNS)), 0)
-    last = min(math.ceil(place(SLOW_TURNS)), 2 * theta_F.shape[-1] - 1)
+    # 32 and 1 turns are beta and alpha of Peng et al.
+    first = max(math.floor(place(32)), 0)
+    last = min(math.ceil(place(1)), 2 * len(index_F) - 1)
     # If even the last pair turns often, first lies past it, and no pair is slowed.
-    share_F = ((_places(theta_F) - first) / max(last - first, 1)).clamp(0, 1)
+    share_F = ((index_F - first) / max(last - first, 1)).clamp(0, 1)
     return theta_F * (1 - share_F + share_F / factor)
-
-
-def _places(theta_F: Tensor) -> Tensor:
-    """Return f = 0, 1, ..., F - 1 in theta's dtype."""
-    return torch.arange(theta_F.shape[-1], dtype=theta_F.dtype, device=theta_F.device)
 
 
 @contextmanager
@@ -153,16 +136,13 @@ def extended(
             return ntk_aware(trained, factor)
         return yarn(trained, factor, trained_length, decoder.architecture.pe.base_of(pair))
 
-    def sharper(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def sharper(layer: Attention) -> Callable[..., Tensor]:
+        attend = layer.attend
         # Squared, because it multiplies both q and k. A bias does not change.
-        scale = (0.1 * math.log(factor) + 1) ** 2
+        scale = (0.1 * math.log(factor) + 1) ** 2 if method == "yarn" and "qk" in sites else 1
         return lambda q_BTHK, *others: attend(q_BTHK * scale, *others)
 
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(rotary, "theta", theta))
-        if method == "yarn" and "qk" in sites:
-            for layer in attentions(decoder):
-                stack.enter_context(patch.object(layer, "attend", sharper(layer.attend)))
+    with patch.object(rotary, "theta", theta), replaced(decoder, "attend", sharper):
         yield
 
 

@@ -1,20 +1,17 @@
 """The share of attention's denominators that eps replaces, because the sum is smaller."""
 
+from collections import defaultdict
 from collections.abc import Callable
-from contextlib import ExitStack
-from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from rope_exp.config import RunConfig
 from rope_exp.errors import show
-from rope_exp.probes._windows import Finished, attentions, loss, rounded
+from rope_exp.probes._windows import Finished, loss, replaced, rounded
 from rope_exp.report import Report
 
-# Below other notes of probes.
 ORDER = 6
 
 
@@ -27,20 +24,21 @@ def why_not(config: RunConfig) -> str:
 
 def ask(model: Finished) -> dict[str, Any]:
     """Return the share of the denominators that eps floors, by layer, over positions and heads."""
-    layers: list[Any] = [*attentions(model.decoder)]
-    is_floored: list[list[Tensor]] = [[] for _ in layers]
-    with ExitStack() as stack:
-        for layer, seen in zip(layers, is_floored, strict=True):
-            below = partial(_below, seen, layer.attn.eps, layer.below)
-            stack.enter_context(patch.object(layer, "below", below))
+    is_floored: dict[Any, list[Tensor]] = defaultdict(list)
+
+    def watched(layer: Any) -> Callable[[Any], Tensor]:
+        below = layer.below
+
+        def watch(sums: Any) -> Tensor:
+            norm_BTH1: Tensor = below(sums)
+            is_floored[layer].append((norm_BTH1 < layer.attn.eps).flatten())
+            return norm_BTH1
+
+        return watch
+
+    with replaced(model.decoder, "below", watched):
         loss(model)
-    return {"share": rounded(torch.cat(seen).double().mean() for seen in is_floored)}
-
-
-def _below(seen: list[Tensor], eps: float, below: Callable[[Any], Tensor], sums: Any) -> Tensor:
-    norm_BTH1 = below(sums)
-    seen.append((norm_BTH1 < eps).flatten())
-    return norm_BTH1
+    return {"share": rounded(torch.cat(seen).double().mean() for seen in is_floored.values())}
 
 
 def notes(report: Report) -> list[str]:

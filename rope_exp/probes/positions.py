@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from rope_exp.batches import read
-from rope_exp.probes._places import Places
-from rope_exp.probes._windows import Finished, bin_edges, factors, long_windows, nats, rounded
+from rope_exp.probes._windows import Finished, Places, bin_edges, factors, nats, rounded, windows
 
 ORDER = 1
 PLACES = Places(positions=("lengths", "loss_at_length"), bins=("edges", "loss"))
@@ -22,10 +21,8 @@ def ask(model: Finished) -> dict[str, Any]:
 
     The loss at a length is that of the windows' first tokens, read alone.
     """
-    train = model.config.train
-    times = factors(model)
-    lengths = [train.seq_len * factor for factor in times]
-    windows_NS = long_windows(model, train.eval_sequences, times)
+    lengths = [model.config.train.seq_len * factor for factor in factors(model)]
+    windows_NS = windows(model, lengths[-1], share=1)
     nats_NP = nats(model, windows_NS)
 
     edges = bin_edges(lengths[-1])

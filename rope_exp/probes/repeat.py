@@ -9,12 +9,10 @@ import numpy as np
 import pandas as pd
 
 from rope_exp.config import RunConfig
-from rope_exp.probes._places import Places
-from rope_exp.probes._windows import Finished, nats, rounded, share, windows
+from rope_exp.probes._windows import Finished, Places, nats, rounded, windows
 from rope_exp.report import Report
 from rope_exp.table import markdown_table
 
-# Below longer contexts.
 ORDER = 5
 PLACES = Places(repeat=("reading", "loss"))
 # A run copies if a text's second reading has a loss lower by so many nats
@@ -34,7 +32,7 @@ def why_not(config: RunConfig) -> str:
 def ask(model: Finished) -> dict[str, Any]:
     """Return the loss of half a window, and of the same tokens when they follow again."""
     half = model.config.train.seq_len // 2
-    text_NS = windows(model, share(model), half)
+    text_NS = windows(model, half)
     nats_NP = nats(model, np.hstack([text_NS[:, :half], text_NS]))
 
     # The text's first token is left out, because the two readings have another token before it.

@@ -3,8 +3,7 @@
 from typing import Any
 from unittest.mock import patch
 
-from rope_exp.probes._places import Places
-from rope_exp.probes._windows import Finished, loss, rounded
+from rope_exp.probes._windows import Finished, Places, loss, rounded
 
 ORDER = 2
 PLACES = Places(shift=("start", "loss"))

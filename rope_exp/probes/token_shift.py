@@ -9,7 +9,6 @@ from rope_exp.config import RunConfig
 from rope_exp.probes._windows import Finished, attentions, significant
 from rope_exp.report import Report
 
-# Below learned frequencies.
 ORDER = 5
 
 

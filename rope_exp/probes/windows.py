@@ -7,6 +7,5 @@ from rope_exp.probes._windows import Finished, nats, rounded, windows
 
 def ask(model: Finished) -> dict[str, Any]:
     """Return the loss of each held-out window."""
-    train = model.config.train
-    windows_NS = windows(model, train.eval_sequences, train.seq_len)
+    windows_NS = windows(model, model.config.train.seq_len, share=1)
     return {"loss": rounded(nats(model, windows_NS).mean(dim=1))}

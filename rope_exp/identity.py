@@ -136,7 +136,10 @@ def choices(folder: str) -> list[str]:
 
 def chosen(folder: str, name: str, key: str, *, core: str = "") -> ModuleType:
     """Import rope_exp/FOLDER/NAME.py; an unknown name is refused with `core` and the files."""
-    if name not in (names := choices(folder)):
+    names = choices(folder)
+    if not names and not core:
+        raise ConfigError(key, ..., f"needs the folder rope_exp/{folder}, which is not here")
+    if name not in names:
         allowed = ", ".join(filter(None, [core, *names]))
         raise ConfigError(key, name, f"must be one of {allowed}")
     return import_module(f"rope_exp.{folder}.{name}")

@@ -151,7 +151,7 @@ class Parallel:
 
     def any(self, flag: bool) -> bool:
         """Return whether `flag` is true on any rank; all ranks must call it at the same places."""
-        return flag if self.group is None else self.group.any(flag)
+        return flag if self.world_size == 1 else bool(self.group.any(flag))
 
 
 class Outcome(NamedTuple):

@@ -62,7 +62,7 @@ class Group:
             if keys := differing_keys(first, theirs):
                 raise CheckpointError(
                     f"process {rank} begins elsewhere than process 0 ({'; '.join(keys)}); all of "
-                    "them must see the same run folder and the same data"
+                    f"them must see the same {train_step.config.folder} and the same data"
                 )
 
         train = train_step.config.train

@@ -57,7 +57,7 @@ def significant(numbers: Iterable[Any]) -> list[float | None]:
 
 
 def windows(model: Finished, length: int, share: int = 4) -> Ints:
-    """Return fixed held-out windows, with the tokens of 1/share of those of the held-out loss.
+    """Return fixed held-out windows, which have 1/share of the tokens of the held-out loss.
 
     There are fewer if the held-out set is smaller.
     """

@@ -1,10 +1,9 @@
 """Sums over the past with weights that decay: o_i = sum over j <= i of gamma^(i-j) (q_i' k_j) v_j.
 
 `parallel` holds T x T weights. `chunked` holds weights within chunks of C tokens, and between
-chunks the state S = sum_j gamma^(..) k_j v_j'. Its time and memory grow linearly with T, except for
-the sums of states over chunks: (T/C)^2 K V operations, an eighth of the rest at T = 2,048 and a
-half at 8,192, for K = V = C. Fed one token at a time with its state, it is the recurrence
-S <- gamma S + k v'. Without q and k, both are 1, which leaves decay alone.
+chunks the state S = sum_j gamma^(..) k_j v_j'. Its time grows linearly with T, except for the sums
+of states over chunks: (T/C)^2 K V operations, a half of the rest at T = 8,192, for K = V = C. Fed
+one token at a time, it is the recurrence S <- gamma S + k v'. Without q and k, both are 1.
 
 Shapes: B batch, T position, H heads, K features of a key, V of a value; N chunks of C.
 """
@@ -36,6 +35,9 @@ def parallel(scores: Scores, v_BTGV: Tensor, log_gamma_H: Tensor) -> Tensor:
     return torch.einsum("bihk,bjhk,hij,bjhv->bihv", scores[0], k_BTHK, weight_HTT, v_BTHV)
 
 
+# Without autocast: q, k and v are already narrow, and sums over chunks must stay wide.
+@torch.autocast("cuda", enabled=False)
+@torch.autocast("cpu", enabled=False)
 def chunked(
     scores: Scores,
     v_BTGV: Tensor,
@@ -49,18 +51,9 @@ def chunked(
     Products are taken in the dtype of q, k and v, sums over chunks in float32 at least. K of the
     states is 1 without scores.
     """
-    # Without autocast: q, k and v are already narrow, and sums over chunks must stay wide.
-    # The meta device has no autocast of its own.
-    device = "cuda" if v_BTGV.is_cuda else "cpu"
-    with torch.autocast(device, enabled=False):
-        return _chunked(scores, v_BTGV, log_gamma_H.to(wide(v_BTGV).dtype), state_BHKV, size)
-
-
-def _chunked(
-    scores: Scores, v_BTGV: Tensor, log_gamma_H: Tensor, state_BHKV: Tensor | None, size: int
-) -> tuple[Tensor, Tensor]:
     length = v_BTGV.shape[1]
     dtype = v_BTGV.dtype
+    log_gamma_H = log_gamma_H.to(wide(v_BTGV).dtype)
     size = min(size, length)
     count = math.ceil(length / size)
 

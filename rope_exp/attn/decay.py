@@ -18,10 +18,9 @@ from rope_exp.identity import OpenShare, Rule, section
 from rope_exp.sections import Kind, ModelConfig
 
 # Learned decays start at 1 - 2^(-5-h) for head h. With more heads, the last would start beyond the
-# slowest decay that can be learned, 1 - 2^-64, and get no gradient there.
+# slowest decay that can be learned, and get no gradient there.
 MAX_LEARNED_HEADS = 59
-# Range of a learned nu = log(-log gamma): from gamma = 1 - 2^-64, almost no decay and beyond the
-# last head's initial value, down to gamma = 0.05.
+# Range of a learned nu = log(-log gamma): from gamma = 1 - 2^-64, almost no decay, to 0.05.
 NU_RANGE = (-(5 + MAX_LEARNED_HEADS) * math.log(2), math.log(3.0))
 
 

@@ -20,9 +20,8 @@ def main(words: list[str]) -> int:
     asked = parser.parse_args(words)
 
     # Imported late, because transformers takes seconds to import.
-    from rope_exp.export.card import loading
-    from rope_exp.export.write import export as write
+    from rope_exp.export.write import export, loading
 
-    name = write(asked.folder, asked.out, asked.code, asked.step)
+    name = export(asked.folder, asked.out, asked.code, asked.step)
     print(f"{asked.out}: {name}; in Python: {loading(name, str(asked.out))}")
     return 0

@@ -3,9 +3,7 @@
     q_i = R_i W_q x_i,  k_j = R_j W_k x_j,  v_j = R_j W_v x_j,  o_i = R_i^T sum_j a_ij v_j
 
 R_m rotates the feature pair (f, f + F) of a head by m * theta_f (Su 2025, eq. 5). The cache holds
-rotated keys and values; a user's own position encoding can cache facts about earlier tokens in
-further features of their keys. This file is copied beside exported weights, with the files of
-rope_exp that it imports.
+rotated keys and values. This file is copied beside exported weights, with its imports of rope_exp.
 
 Shapes: B batch, T query, E key, L layers, H query heads, G key/value heads, K features,
 F frequencies. A table has an axis of 1 where layers or heads share it.
@@ -35,8 +33,8 @@ from rope_exp.rope import angles, frequencies, rotate
 from .configuration_rope_exp import RopeExpConfig
 
 # The name of the argument, which changes from version 5.24 on.
-_ARGUMENTS = inspect.signature(LlamaAttention.forward).parameters
-CACHE = "cache" if "cache" in _ARGUMENTS else "past_key_values"
+HAS_CACHE = "cache" in inspect.signature(LlamaAttention.forward).parameters
+CACHE = "cache" if HAS_CACHE else "past_key_values"
 
 # cos and sin of a pair of sites, [B, T, L, G, F] each.
 Tables = tuple[Tensor, Tensor]

@@ -28,12 +28,10 @@ CLOSE = 0.02
 
 
 def patch(model: nn.Module, rotate: Iterable[str]) -> Callable[[], None]:
-    """Rotate these sites in every layer that rotates queries and keys, by the model's own tables.
+    """Rotate these sites in every layer that rotates, and return a function that takes it back.
 
-    Args:
-        rotate: some of q, k, v, o; none: no rotation at all.
-    Returns:
-        A function that takes the patch back. A patch is not saved with the model.
+    `rotate` is some of q, k, v, o, by the model's own tables. A patch is not saved with the model.
+
     Raises:
         ConfigError: it is no such model, or something acts between our rotations and its attention.
     """
@@ -80,9 +78,8 @@ def _measure(model: nn.Module, layers: Sequence[Any]) -> None:
     """Refuse a model in which our rotations of q and k, or of v and o, are not what they should be.
 
     With its own tables on q and k, a layer must return its own output. On single tokens, rotated
-    values that are rotated back are the values. A gate or a norm in between, or a layer that
-    rotates nothing, shows in this. Layers are compared one by one, each on its own input: through
-    a deep model, the rounding of bfloat16 grows beyond any useful tolerance.
+    values that are rotated back are the values. Layers are compared one by one, each on its own
+    input: through a deep model, the rounding of bfloat16 grows beyond any useful tolerance.
     """
     training = [module for module in model.modules() if module.training]
     model.eval()

@@ -1,9 +1,11 @@
-"""Export of a run's model as a folder that transformers loads.
+"""Export of a run's model as a folder that transformers loads: weights, tokenizer, code and card.
 
 A model that transformers has already is exported as that: RoPE on q and k is LlamaForCausalLM (MLA:
 DeepseekV3ForCausalLM), and no rotation at all SmolLM3ForCausalLM. Others come with their own code.
 """
 
+import ast
+import re
 import shutil
 from collections.abc import Iterator
 from copy import deepcopy
@@ -11,29 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import transformers
 from tokenizers import Tokenizer
-from transformers import (
-    DeepseekV3Config,
-    LlamaConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    SmolLM3Config,
-)
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3ForCausalLM
-from transformers.models.llama.modeling_llama import LlamaForCausalLM
-from transformers.models.smollm3.modeling_smollm3 import SmolLM3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from rope_exp import Position
+from rope_exp import Position, __version__
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder, weights, weights_sha256
-from rope_exp.errors import ConfigError
-from rope_exp.export.card import card
-from rope_exp.export.code import copied, write_code
+from rope_exp.errors import ConfigError, show
 from rope_exp.export.configuration_rope_exp import RopeExpConfig
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM, RopeExpForMaskedLM
-from rope_exp.folder import read_config
-from rope_exp.identity import Rule, chosen, refuse
+from rope_exp.folder import read_config, read_env, read_result
+from rope_exp.identity import Rule, chosen, numeric_values, refuse
+from rope_exp.report import bits_per_byte, perplexity
 from rope_exp.sections import PAIRS, Architecture, PeConfig, SoftmaxConfig
 from rope_exp.tokenizer import vocab_size
 
@@ -148,16 +141,19 @@ def _native(architecture: Architecture, keys: dict[str, Any]) -> PreTrainedModel
             "rope_interleave": False,
             "first_k_dense_replace": model.num_hidden_layers,
         }
-        return DeepseekV3ForCausalLM(DeepseekV3Config(**keys | latent, rope_parameters=rope))
+        deepseek = transformers.DeepseekV3Config(**keys | latent, rope_parameters=rope)
+        return transformers.DeepseekV3ForCausalLM(deepseek)
 
     is_usual = model.hidden_size == model.num_attention_heads * model.features_per_head
     if attn != SoftmaxConfig() or model.qk_norm or not is_usual:
         return None
     if is_qk:
-        return LlamaForCausalLM(LlamaConfig(**keys, rope_parameters=rope))
+        llama = transformers.LlamaConfig(**keys, rope_parameters=rope)
+        return transformers.LlamaForCausalLM(llama)
     if not pe.rotate:
-        keys["no_rope_layers"] = [0] * model.num_hidden_layers
-        return SmolLM3ForCausalLM(SmolLM3Config(**keys, rope_parameters=rope))
+        rotates = [0] * model.num_hidden_layers
+        smollm = transformers.SmolLM3Config(**keys, no_rope_layers=rotates, rope_parameters=rope)
+        return transformers.SmolLM3ForCausalLM(smollm)
     return None
 
 
@@ -205,4 +201,167 @@ def tokenizer_of(tokenizer: Tokenizer, end_id: int, config: RunConfig) -> PreTra
         split_special_tokens=config.causal,
         model_max_length=config.train.longest,
         **special,
+    )
+
+
+# -- the code beside weights ---------------------------------------------------------------------
+
+# The copies of modules, by the names under which a file may import them.
+COPIES = {
+    r"rope_exp(\.position\._encoding|\.encoding|\.model\.position)?": "encoding_rope_exp",
+    r"rope_exp(\.model)?\.rope": "rope_rope_exp",
+}
+# An encoding of ours reads the same keys of either config.
+OUR_CONFIG = "from rope_exp.sections import PeConfig"
+THEIR_CONFIG = "from .configuration_rope_exp import RopeExpConfig as PeConfig"
+
+
+def write_code(out: Path, pe: PeConfig) -> None:
+    """Write what the copy of modeling_rope_exp.py imports, and its imports, into a folder."""
+    choices = {"added_positions": pe.input, "score_bias": pe.bias}
+    acting = {name: choice for name, choice in choices.items() if choice != "none"}
+    files = {"modeling": "export/modeling_rope_exp", "rope": "rope"}
+    files |= {choice.strip("_"): f"position/{choice}" for choice in ("_encoding", *acting.values())}
+    root = Path(__file__).parents[1]
+    texts = {name: (root / f"{file}.py").read_text("utf-8") for name, file in files.items()}
+
+    lines = [
+        f"from .{choice}_rope_exp import make as make_{name}" for name, choice in acting.items()
+    ]
+    makers = [f'"{name}": make_{name}' for name in acting]
+    if pe.code is not None:
+        texts["own"] = str(pe.source)
+        lines.append(f"from .own_rope_exp import {pe.code.partition('.')[2]} as Own")
+        makers.append('"own": lambda _, sizes: Own.placed(sizes)')
+    lines.append(f"MAKERS = {{{', '.join(makers)}}}")
+    texts["modeling"], changed = re.subn(r"(?m)^MAKERS: .*", "\n".join(lines), texts["modeling"])
+    assert changed == 1
+
+    for name, text in texts.items():
+        text = copied(text.replace(OUR_CONFIG, THEIR_CONFIG), pe)
+        (out / f"{name}_rope_exp.py").write_text(text, encoding="utf-8")
+
+
+def copied(source: str, pe: PeConfig) -> str:
+    """Return a file's text with its imports of rope_exp changed to the copies', or refuse it."""
+    for module, copy in COPIES.items():
+        source = re.sub(rf"\bfrom\s+{module}(?=\s+import\b)", f"from .{copy}", source)
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        has_other = re.search(r"\brope_exp\b", ast.unparse(node))
+        if isinstance(node, ast.ImportFrom) and node.module == "encoding_rope_exp":
+            has_other = {alias.name for alias in node.names} - {"Position", "ScoreBias", "Sizes"}
+        if has_other:
+            reason = f"has `{ast.unparse(node)}`, and cannot be exported to transformers"
+            raise ConfigError("pe.code", pe.code, reason)
+    return source
+
+
+# -- the card ------------------------------------------------------------------------------------
+
+CARD = """\
+---
+library_name: transformers
+pipeline_tag: {pipeline}
+tags: [rope, position-encoding, rope_exp]
+---
+
+# {title}
+
+A decoder with {params:,} parameters, trained by rope_exp to compare where in attention a rotary \
+position embedding acts.
+
+## Use
+
+```python
+from transformers import {auto}, PreTrainedTokenizerFast
+
+model = {load}
+tokenizer = PreTrainedTokenizerFast.from_pretrained("{place}")
+{example}```
+
+## Model
+
+Rotated: {rotated}; R_m rotates the f-th pair of n features by m base^(-2f/n). Before training, in \
+float64: the output of attention {law}. The table has every setting that departs from its default.
+
+## Training
+
+| | |
+|---|---|
+{table}
+
+## Limits
+
+This is a result to be examined, not a model to be used. It is one seed, trained for {step:,} of \
+{steps:,} steps: its loss alone does not show that its variant is better or worse than another.
+
+Reference: Su Jianlin (2025), [Transformer升级之路：19、第二类旋转位置编码]\
+(https://spaces.ac.cn/archives/10862).
+"""
+
+GENERATION = """\
+batch = tokenizer(["A text", "Another"], return_tensors="pt", padding=True)
+texts = tokenizer.batch_decode(model.generate(**batch, max_new_tokens=32))
+"""
+EQUATIONS = {
+    "q": "q_i = R_i W_q x_i",
+    "k": "k_j = R_j W_k x_j",
+    "v": "v_j = R_j W_v x_j",
+    "o": "o_i = R_i^T sum_j a_ij v_j",
+}
+
+
+def loading(name: str, place: str) -> str:
+    """Return the Python that loads a model of this class from a folder or the hub."""
+    auto = "AutoModelForMaskedLM" if "Masked" in name else "AutoModelForCausalLM"
+    trust = ", trust_remote_code=True" if name.startswith("RopeExp") else ""
+    return f'{auto}.from_pretrained("{place}"{trust})'
+
+
+def card(run_dir: Path, config: RunConfig, step: int, name: str, place: str, sha256: str) -> str:
+    """Return the card of a run's model, of class `name`, at a step, loaded from `place`."""
+    result = read_result(run_dir) or {}
+    env = read_env(run_dir)
+    measured = env.get("certificate", {}).get("measured")
+    laws = {None: "was not measured", "invariant": "does not depend on where positions begin"}
+
+    loss = f"not measured at step {step:,}"
+    nats = result.get("val/loss")
+    if step == result.get("steps") and nats is not None:
+        loss = f"{nats:.4f} {config.data.unit}"
+        if bits := bits_per_byte(nats, config, env):
+            loss += f", perplexity {perplexity(nats):.2f}, about {bits:.3f} bits per byte"
+    departing = {
+        f"{section}.{key}": show(value)
+        for section in ("pe", "attn", "model")
+        for key, value in numeric_values(getattr(config, section), departing=True).items()
+    }
+    hashes = ("config_sha256", "init_sha256", "data_sha256", "order_sha256")
+    facts = {
+        "validation loss": loss,
+        "corpus": config.data.name,
+        "steps": f"{step:,} of {config.train.num_steps:,}, seed {config.seed}",
+        **departing,
+        # An installed copy has no commit.
+        "code": f"rope_exp {__version__}, commit {(env.get('git') or {}).get('commit')}",
+        "weights": sha256,
+        "notes": "; ".join(env.get("marks", ())) or "none",
+        **{key: result[key] for key in hashes if key in result},
+    }
+    load = loading(name, place)
+    return CARD.format(
+        pipeline="text-generation" if config.causal else "fill-mask",
+        auto=load.partition(".")[0],
+        example=GENERATION if config.causal else "",
+        title=f"{config.pe.name}, {config.data.name}, seed {config.seed}",
+        params=int(env.get("params", 0)),
+        step=step,
+        steps=config.train.num_steps,
+        load=load,
+        place=place,
+        rotated="; ".join(EQUATIONS[site] for site in config.pe.rotate) or "nothing",
+        law=laws.get(measured, f"depends on positions as `{measured}`"),
+        table="\n".join(f"| {key} | {fact} |" for key, fact in facts.items()),
     )

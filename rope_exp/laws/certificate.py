@@ -3,17 +3,14 @@
 Shift every position by c. The attention weights stay the same if both or neither of q and k
 rotate; then the heads' outputs are unchanged if both or neither of v and o rotate (relative),
 rotated by R_c if only v does, and by R_{-c} if only o does. If just one of q and k rotates, the
-weights themselves change, and none of the three holds.
-
-The logits of a whole decoder are unchanged if both or neither of q and k rotate, both or neither of
-v and o do, and no position is added to the embeddings; otherwise they change.
+weights themselves change, and none of the three holds. The logits of a whole decoder are unchanged
+if the heads' outputs are, and no position is added to the embeddings; otherwise they change.
 
 For every kind, decoding from a cache, a few tokens at a time, gives the outputs of the whole
 sequence; and a kind's other formulas (absorbed, parallel) give the same outputs.
 """
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -65,9 +62,11 @@ def certificate(
     """Measure the laws of this run's attention on a small random instance in float64.
 
     It has two query heads over one shared key/value head, and the run's own kind, head dimension,
-    fractions, bases and start. Return the response to a shift, the largest deviation from each law,
-    and of each other formula from the first; that of a decoder's logits; and, if the rotating sites
-    differ between layers, the same for each other set of sites. LawError: a law does not hold.
+    fractions, bases and start. Return the response to a shift and the deviations from each law, of
+    one layer for each set of sites that rotates in any, and of a decoder's logits.
+
+    Raises:
+        LawError: a law does not hold.
     """
     # A kind with its own sizes takes none from the model.
     features = max(model.features_per_head, 1)
@@ -82,16 +81,15 @@ def certificate(
         window=WINDOW if model.window else None,
         match_params=None,
     )
-    decoder = small
-    explained: AbstractContextManager[None] = nullcontext()
-    if pe.code is not None:
-        explained = chosen("position", "own", "pe.code").explaining(pe.code)
+    checked = _measured(small, pe, attn, pe.rotate, causal)
+    if pe.code is None:
+        checked["decoder"] = _measured_decoder(small, pe, attn, causal)
+    else:
         # A class of one's own may depend on the heads and on the layer.
         layers = min(model.num_hidden_layers, OWN_LAYERS)
-        decoder = replace(model, num_hidden_layers=layers, intermediate_size=1, window_layers=None)
-    checked = _measured(small, pe, attn, pe.rotate, causal)
-    with explained:
-        checked["decoder"] = _measured_decoder(decoder, pe, attn, causal)
+        whole = replace(model, num_hidden_layers=layers, intermediate_size=1, window_layers=None)
+        with chosen("position", "own", "pe.code").explaining(pe.code):
+            checked["decoder"] = _measured_decoder(whole, pe, attn, causal)
 
     others = {pe.sites_of(layer) for layer in range(model.num_hidden_layers)} - {pe.rotate}
     if others:
@@ -137,8 +135,7 @@ def _measured(
     if holding != [expected]:
         raise LawError(
             f"the rotation of {pe.name} is {' and '.join(holding)}, and by the mathematics of "
-            f"rotate={list(sites)} it must be {expected} (deviations {errors}); "
-            "refusing to train"
+            f"rotate={list(sites)} it must be {expected} (deviations {errors}); refusing to train"
         )
 
     others: dict[str, Tensor] = {}
@@ -233,7 +230,7 @@ def _draw(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         if parameter.ndim == 2:
             std = parameter.shape[1] ** -0.5
-            torch.nn.init.normal_(parameter, std=std, generator=generator)
+            nn.init.normal_(parameter, std=std, generator=generator)
         elif OWN in name:
             # As after some training: a parameter that starts at 0 would hide what it does.
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)

@@ -25,8 +25,8 @@ make = Alibi
 def alibi_slopes(num_heads: int) -> Tensor:
     """Return m_h = 2^(-8(h+1)/H): head h adds -m_h |i - j| to its scores (Press et al. 2022).
 
-    If H is not a power of two, follow BLOOM: take the slopes of the power P below it, then every
-    second slope of 2P heads, starting with the first; these lie between the others.
+    If H is not a power of two, follow BLOOM: the slopes of the power P below it, then every second
+    slope of 2P heads, which lie between the others.
     """
     power = 2 ** (num_heads.bit_length() - 1)
     exponents = [8 * (head + 1) / power for head in range(power)]

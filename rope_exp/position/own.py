@@ -78,8 +78,7 @@ def _executed(code: str, source: str) -> type[Position]:
 def with_source(config: RunConfig, folders: Sequence[Path]) -> RunConfig:
     """Return the config with the text of the file that pe.code names, from the first folder.
 
-    A run's config.yaml and a record then hold all that they were made by, and the text's SHA-256
-    is part of their identity. A file that a run's folder would not explain is refused.
+    A record then holds all that made it; a file that imports other files is refused.
     """
     code = str(config.pe.code)
     file, name = code.split(".")
@@ -95,14 +94,14 @@ def with_source(config: RunConfig, folders: Sequence[Path]) -> RunConfig:
 
     if not any(isinstance(node, ast.ClassDef) and node.name == name for node in nodes):
         raise ConfigError("pe.code", code, f"{paths[0]} has no class {name}")
+    modules = []
     for node in nodes:
-        modules = []
         if isinstance(node, ast.Import):
-            modules = [alias.name for alias in node.names]
+            modules += [alias.name for alias in node.names]
         if isinstance(node, ast.ImportFrom):
-            modules = ["." if node.level else str(node.module)]
-        for module in modules:
-            if module.split(".")[0] not in MAY_IMPORT:
-                reason = f"may import Python's library, torch, numpy and rope_exp, not {module}"
-                raise ConfigError("pe.code", code, f"{paths[0]}: {reason}")
+            modules.append("." if node.level else str(node.module))
+    for module in modules:
+        if module.split(".")[0] not in MAY_IMPORT:
+            reason = f"may import Python's library, torch, numpy and rope_exp, not {module}"
+            raise ConfigError("pe.code", code, f"{paths[0]}: {reason}")
     return config.replace("pe", source=source, code_sha256=text_sha256(source))

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from rope_exp.position._encoding import ScoreBias, Sizes
 from rope_exp.sections import PeConfig
 
-# Buckets of distances that a head distinguishes.
 T5_BUCKETS = 32
 # All distances from this one on, and some before it, share the last bucket.
 LARGEST_DISTANCE = 128
@@ -30,12 +29,11 @@ make = T5Bias
 
 
 def t5_buckets(offset: Tensor, *, bidirectional: bool = False) -> Tensor:
-    """Return T5's bucket, one of 32 learned biases, for each key offset (Raffel et al. 2020).
+    """Return T5's bucket for each offset j - i from query i to key j.
 
     Distances below half of a side's buckets have one bucket each. Larger distances share buckets
-    logarithmically, up to distance 128. An offset is j - i from query i to key j; fractional
-    distances are rounded down. If `bidirectional`, 16 buckets are for keys up to the query and 16
-    for keys after it. Otherwise all are for keys up to the query; later keys are masked.
+    logarithmically, up to distance 128. Fractional distances are rounded down. If `bidirectional`,
+    keys after the query have half of the buckets; otherwise none, as they are masked.
     """
     num_buckets = T5_BUCKETS // 2 if bidirectional else T5_BUCKETS
     side = torch.zeros_like(offset).long()

@@ -16,17 +16,14 @@ CROSSINGS = "crossings"
 
 
 class LearnedRotary(Rotary):
-    """A rotation whose frequencies are parameters, of each pair of sites that rotates.
-
-    `crossings` says how often each frequency has crossed 0 in training, for each pair that is
-    counted.
-    """
+    """A rotation whose frequencies are parameters, of each pair of sites that rotates."""
 
     def __init__(
         self, rotary_dim: int, pe: PeConfig, num_layers: int = 1, num_heads: int = 1
     ) -> None:
         super().__init__(rotary_dim, pe, num_layers)
         self.learned = pe.learned
+        # How often each frequency has crossed 0 in training, for each pair that is counted.
         self.crossings: dict[str, Tensor] = {}
         shape = pe.trained_shape(num_layers, num_heads)
         for pair, name in self.learned.items():
@@ -46,11 +43,12 @@ class LearnedRotary(Rotary):
     def tables(self, theta: Tensor, position_T: Tensor) -> list[Tables]:
         if theta.ndim == 1:
             return super().tables(theta, position_T)
+        if theta.ndim == 3 and position_T.ndim == 1:
+            # As of a batch, so that tables of heads have four axes.
+            position_T = position_T[None]
+        layers = [super(LearnedRotary, self).tables(x, position_T)[0] for x in theta]
         if theta.ndim == 2:
-            return [super(LearnedRotary, self).tables(x, position_T)[0] for x in theta]
-        # As of a batch, so that tables of heads have four axes.
-        position_BT = position_T if position_T.ndim == 2 else position_T[None]
-        layers = [super(LearnedRotary, self).tables(x, position_BT)[0] for x in theta]
+            return layers
         # From [B, T, G, F] to [B, G, T, F].
         return [(cos.transpose(1, 2), sin.transpose(1, 2)) for cos, sin in layers]
 
@@ -58,8 +56,8 @@ class LearnedRotary(Rotary):
 def count_crossings(decoder: Decoder, optimizer: Optimizer) -> None:
     """Count how often each step of `optimizer` moves a frequency across 0, which is positive.
 
-    The counts are on the device, in the optimizer's state, so that a checkpoint holds them with the
-    moments. The logarithms of frequencies are not counted: their sign means nothing.
+    The counts are in the optimizer's state, so that a checkpoint holds them. The logarithms of
+    frequencies are not counted: their sign means nothing.
     """
     rotary = decoder.model.rotary_emb
     if not isinstance(rotary, LearnedRotary) or rotary.pe.trainable == "log":

@@ -9,6 +9,7 @@ from support.kinds import CASES, KINDS, all_sites, make_layer, sizes_for, subset
 from support.models import (
     BASE,
     SIZES,
+    deviation,
     fed,
     make_pe,
     make_positions,
@@ -67,10 +68,6 @@ def decoder_of(
         for name, parameter in decoder.named_parameters():
             parameter.add_(moved.get(name.rpartition(".")[2], 0.0))
     return decoder.double().eval()
-
-
-def deviation(ours: Tensor, expected: Tensor) -> float:
-    return float((ours - expected).abs().max())
 
 
 def test_every_file_is_covered() -> None:

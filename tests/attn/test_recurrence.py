@@ -1,10 +1,9 @@
 """Tests that chunked sums equal those of the whole triangle, also when continued from a state."""
 
-from functools import partial
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.models import normal
 from torch import Tensor
 
 from rope_exp.attn._recurrence import CHUNK, Scores, chunked, parallel
@@ -14,10 +13,8 @@ LOG_GAMMAS = [torch.zeros(HEADS), torch.tensor([-1e-7, -0.03, -2.0])]
 
 
 def inputs(length: int, *, with_scores: bool, seed: int = 0) -> tuple[Scores, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    draw = partial(torch.randn, generator=generator, dtype=torch.float64)
-    scores = (draw(2, length, HEADS, 4), draw(2, length, HEADS, 4)) if with_scores else None
-    return scores, draw(2, length, HEADS, 5)
+    q, k = normal(2, 2, length, HEADS, 4, seed=seed)
+    return (q, k) if with_scores else None, normal(2, length, HEADS, 5, seed=seed + 1)
 
 
 @settings(max_examples=60, deadline=None)

@@ -40,27 +40,19 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 PARTS = {f"{sites}_rope" for sites in ("q", "k", "v", "o", "qk", "vo", "qkv")}
 
 
-@pytest.mark.parametrize("pe", [name for name in choices("pe") if name not in PARTS])
-def test_every_position_is_one_graph(pe: str) -> None:
-    assert breaks(f"pe={pe}") == []
+WORDS = [
+    *(f"pe={name}" for name in choices("pe") if name not in PARTS),
+    *(f"pe=qkvo_rope pe.trainable=true pe.trainable_scope={s}" for s in ("model", "layer", "head")),
+    "pe=qkvo_rope model.token_shift=true",
+]
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_every_position_and_key_is_one_graph(words: str) -> None:
+    assert breaks(*words.split()) == []
 
 
 @pytest.mark.parametrize("attn", choices("attn"))
 def test_every_kind_of_attention_is_one_graph(attn: str) -> None:
     sites = composed(f"attn={attn}", "pe=nope").attn.sites()
     assert breaks(f"attn={attn}", f"pe.rotate=[{','.join(sites)}]") == []
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        *(
-            ["pe.trainable=true", f"pe.trainable_scope={scope}"]
-            for scope in ("model", "layer", "head")
-        ),
-        ["model.token_shift=true"],
-    ],
-    ids=str,
-)
-def test_what_a_key_adds_is_one_graph(words: list[str]) -> None:
-    assert breaks("pe=qkvo_rope", *words) == []

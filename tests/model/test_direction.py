@@ -4,23 +4,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from support.models import VOCAB, make_decoder, make_sizes
 from torch import Tensor, nn
 
 from rope_exp.decoder import Decoder
 from rope_exp.rope import rotate
-from rope_exp.sections import Architecture, ModelConfig, PeConfig
 
 Rotation = Callable[..., Tensor]
 
-# Two query heads share one key/value head, and half of each head's features rotate.
-MODEL = ModelConfig(
-    hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_key_value_heads=1
-)
-FRACTION = 0.5
-VOCAB_SIZE = 61
 NUM_STEPS = 20
-LR = 1e-2
-CLIP = 0.5
 
 
 def other_way(x_BTHK: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Tensor:
@@ -34,12 +26,12 @@ def o_forward(x_BTHK: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False
 
 
 @torch.no_grad()
-def mirror(decoder: Decoder, features_of: int) -> None:
+def mirror(decoder: Decoder) -> None:
     """Replace W by S W for q, k, v and by W S for o, with S = diag(1, -1) on each rotating pair."""
-    head_dim = MODEL.features_per_head
-    num_pairs = features_of // 2
+    head_dim = decoder.architecture.model.features_per_head
+    num_features = decoder.architecture.pe.num_features(head_dim)
     sign_K = torch.ones(head_dim, dtype=torch.float64)
-    sign_K[num_pairs:features_of] = -1
+    sign_K[num_features // 2 : num_features] = -1
 
     for layer in decoder.model.layers:
         attention = layer.self_attn
@@ -54,23 +46,22 @@ def losses(
     sites: str, rotation: Rotation, monkeypatch: pytest.MonkeyPatch, *, mirrored: bool
 ) -> Tensor:
     """Train on random tokens, with clipping as in a run, and return each step's float64 loss."""
-    pe = PeConfig(name="test", rotate=tuple(sites), base=100.0, fraction=FRACTION)  # type: ignore[arg-type]
-    decoder = Decoder(Architecture(MODEL, pe, VOCAB_SIZE))
-    decoder.initialise(0)
-    decoder.double()
+    # All query heads share one key/value head, and half of each head's features rotate.
+    sizes = make_sizes(num_key_value_heads=1)
+    decoder = make_decoder(*sites, sizes=sizes, fraction=0.5).double()
     if mirrored:
-        mirror(decoder, pe.num_features(MODEL.features_per_head))
+        mirror(decoder)
 
     monkeypatch.setattr("rope_exp.attention.rotate", rotation)
-    optimizer = torch.optim.AdamW(decoder.parameters(), lr=LR, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(decoder.parameters(), lr=1e-2, weight_decay=0.1)
     generator = torch.Generator().manual_seed(1)
     of_steps = []
     for _ in range(NUM_STEPS):
-        ids_BT = torch.randint(0, VOCAB_SIZE, (4, 17), generator=generator)
+        ids_BT = torch.randint(0, VOCAB, (4, 17), generator=generator)
         loss = decoder(ids_BT[:, :-1], ids_BT[:, 1:]) / 64
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(decoder.parameters(), CLIP)
+        nn.utils.clip_grad_norm_(decoder.parameters(), 0.5)
         optimizer.step()
         of_steps.append(loss.detach())
     return torch.stack(of_steps)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.models import normal
 from torch import Tensor
 
 from rope_exp import attention as kernel
@@ -119,11 +120,6 @@ def test_scores_of_any_size_give_finite_weights() -> None:
         torch.testing.assert_close(own, right, rtol=1e-3, atol=1e-2)
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("longest", [MAX_WRITTEN_OUT, 0], ids=["written out", "torch's"])
 @pytest.mark.parametrize("of_documents", [False, True])
 @pytest.mark.parametrize("causal", [True, False])
@@ -135,9 +131,9 @@ def test_biases_documents_and_sinks_with_all_gradients(
     """The length without documents makes several query blocks."""
     length = 40 if of_documents else 2 * MIN_BLOCK + 5
     *leaves, gradient = inputs(length, 4, 2, 6, 1, torch.float64)
-    leaves.append(drawn(*rows, 4, length, length, seed=5))
+    leaves.append(normal(*rows, 4, length, length, seed=5))
     if has_sink:
-        leaves.append(drawn(4, seed=6))
+        leaves.append(normal(4, seed=6))
     for leaf in leaves:
         leaf.requires_grad_()
 
@@ -158,8 +154,8 @@ def test_biases_documents_and_sinks_with_all_gradients(
 
 def test_a_bias_in_bfloat16_errs_as_the_rest_does() -> None:
     """The bias is added in float32, so the error is that of the bfloat16 inputs alone."""
-    q, k, v = (drawn(1, 200, 2, 16, seed=seed) for seed in range(3))
-    bias_HTT = 100 * drawn(2, 200, 200, seed=3)
+    q, k, v = (normal(1, 200, 2, 16, seed=seed) for seed in range(3))
+    bias_HTT = 100 * normal(2, 200, 200, seed=3)
     exact = attention(q, k, v, bias_HTE=bias_HTT)
     narrow = attention(*(x.bfloat16() for x in (q, k, v)), bias_HTE=bias_HTT.float())
     assert float((narrow.double() - exact).norm() / exact.norm()) < 0.02

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.models import make_tables, normal
 from torch import Tensor
 
 from rope_exp.rope import FAR, angles, frequencies, rotate
@@ -15,23 +16,9 @@ POSITIONS = st.integers(-4096, 4096)
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def vector(seed: int, dim: int) -> Tensor:
-    return torch.randn(
-        1, 1, 1, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
-
-
-def tables_at(
-    position: int, dim: int, *, base: float = BASE, dtype: torch.dtype = torch.float64
-) -> tuple[Tensor, Tensor]:
-    """Return the cosines and sines of one position."""
-    angle = angles(frequencies(dim, base, dtype), torch.tensor([position]))
-    return angle.cos(), angle.sin()
-
-
 def at(x: Tensor, position: int, *, base: float = BASE, inverse: bool = False) -> Tensor:
     """Return R_m x for one position m."""
-    return rotate(x, *tables_at(position, x.shape[-1], base=base), inverse=inverse)
+    return rotate(x, *make_tables(1, x.shape[-1], base=base, start=position), inverse=inverse)
 
 
 def close(left: Tensor, right: Tensor) -> bool:
@@ -57,7 +44,7 @@ def test_float32_frequencies_are_as_close_as_the_docs_say(base: float, error: fl
 def test_rotation_is_multiplication_by_e_to_the_i_m_theta(
     seed: int, dim: int, position: int, base: float
 ) -> None:
-    x = vector(seed, dim)
+    x = normal(1, 1, 1, dim, seed=seed)
     for inverse, sign in ((False, 1), (True, -1)):
         expected = torch.from_numpy(complex_reference(x.numpy(), sign * position, base))
         assert close(at(x, position, base=base, inverse=inverse), expected)
@@ -65,8 +52,8 @@ def test_rotation_is_multiplication_by_e_to_the_i_m_theta(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_low_precision_inputs_are_rotated_in_float32(dtype: torch.dtype) -> None:
-    x = vector(0, 64).to(dtype)
-    turned = rotate(x, *tables_at(4001, 64, dtype=torch.float32))
+    x = normal(1, 1, 1, 64).to(dtype)
+    turned = rotate(x, *make_tables(1, 64, base=BASE, start=4001, dtype=torch.float32))
     exact = at(x.double(), 4001)
     assert turned.dtype == dtype
     # Allow one rounding to the dtype (eps/2 of the maximum) and float32 angles at position 4001.

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from support.kinds import sizes_for
-from support.models import SIZES, VOCAB, fed, make_decoder, make_pe, tokens
+from support.models import SIZES, VOCAB, deviation, fed, make_decoder, make_pe, tokens
 from support.own import example
 
 from rope_exp.decoder import Decoder, llama_weights, weights, weights_sha256
@@ -55,10 +55,6 @@ def decoder_of(pe: PeConfig, *, causal: bool = True, window: int | None = None) 
         elif ".own." in name:
             parameter.sub_(0.1 * number % 1)
     return decoder.double().eval()
-
-
-def deviation(ours: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((ours - expected).abs().max())
 
 
 def test_every_file_is_covered() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.configs import composed
-from support.models import VOCAB, make_pe, make_sizes, normal, tokens
+from support.models import SIZES, make_pe, normal, opinionated, tokens
 from support.own import example, with_text
 from support.refused import refused
 from torch import Tensor
@@ -22,7 +22,7 @@ from rope_exp.laws.certificate import certificate
 from rope_exp.plan.tables import with_matched
 from rope_exp.position.own import explaining, with_source
 from rope_exp.rope import frequencies, rotate
-from rope_exp.sections import SOFTMAX, Architecture, PeConfig
+from rope_exp.sections import SOFTMAX, PeConfig
 
 HEAD = "import torch\nfrom torch import nn\nfrom rope_exp import Position\n\n"
 
@@ -71,13 +71,7 @@ def own(source: str, *sites: str, name: str = "Own") -> PeConfig:
 
 
 def decoder_of(pe: PeConfig) -> Decoder:
-    decoder = Decoder(Architecture(make_sizes(num_key_value_heads=2), pe, VOCAB))
-    decoder.initialise(0)
-    # Make attention non-uniform, so that positions matter.
-    for parameter in decoder.parameters():
-        if parameter.ndim == 2:
-            parameter.data.mul_(8)
-    return decoder.double().eval()
+    return opinionated(pe=pe, scale=8).double()
 
 
 @pytest.mark.parametrize("scheme", OURS)
@@ -192,7 +186,7 @@ def test_a_mistake_of_a_class_is_one_sentence(
     source: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with refused("pe.code=mine.Own", reason, by=ConfigError):
-        certificate(make_sizes(), own(source))
+        certificate(SIZES, own(source))
     if source == FAULTY:
         assert "return 1 / 0" in capsys.readouterr().err
 
@@ -236,7 +230,7 @@ def test_a_config_that_is_read_runs_no_code() -> None:
     config = RunConfig.from_dict(values)
     with refused("model.match_params=30000", "cannot be met with pe.code", by=ConfigError):
         with_matched(config)
-    assert kept(SOFTMAX, make_sizes(), pe) == (None, None)
+    assert kept(SOFTMAX, SIZES, pe) == (None, None)
 
 
 def test_a_class_without_memory_is_no_mistake() -> None:

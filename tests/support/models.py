@@ -54,6 +54,7 @@ def opinionated(
     attn: Kind = SOFTMAX,
     sizes: ModelConfig = SIZES,
     scale: float = 12,
+    pe: PeConfig | None = None,
     **changes: Any,
 ) -> Decoder:
     """Return a decoder with attention far from uniform, so that positions affect its loss.
@@ -62,7 +63,7 @@ def opinionated(
     """
     fields = {field.name for field in dataclasses.fields(Architecture)}
     of_architecture = {key: changes.pop(key) for key in fields & changes.keys()}
-    pe = make_pe(*rotate, **changes)
+    pe = pe or make_pe(*rotate, **changes)
     vocab_size = of_architecture.pop("vocab_size", VOCAB)
     decoder = Decoder(Architecture(sizes, pe, vocab_size, attn, **of_architecture))
     decoder.initialise(0)
@@ -80,6 +81,10 @@ def tokens(*shape: int, seed: int = 0) -> Tensor:
 def normal(*shape: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def deviation(ours: Tensor, expected: Tensor) -> float:
+    return float((ours - expected).abs().max())
 
 
 def make_tables(

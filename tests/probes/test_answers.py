@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,13 +32,6 @@ def prepared(kind: str, num_rows: int = 5, scale: float = 1) -> Finished:
     return Finished(decoder, config, data, 2)
 
 
-def ask(model: Finished, name: str) -> dict[str, Any]:
-    answers = model.ask([name])
-    assert answers is not None
-    answer: dict[str, Any] = answers[name]
-    return answer
-
-
 @pytest.mark.parametrize("kind", ["addition", "copy", "retrieval"])
 @torch.no_grad()
 def test_an_exact_match_is_what_greedy_decoding_writes(
@@ -65,7 +57,7 @@ def test_an_exact_match_is_what_greedy_decoding_writes(
             matches.setdefault(int(span_T[places[0]]), []).append(is_match)
 
     monkeypatch.setattr(type(model.data), "rows", lambda *_: rows)
-    found = ask(model, "answers")["test"]
+    found = model.answer("answers")["test"]
     spans = sorted(matches)
     assert found["span"] == spans
     assert found["count"] == [len(matches[span]) for span in spans]
@@ -86,13 +78,13 @@ def test_the_loss_is_of_answers_alone(kind: str) -> None:
 
     batch = held_out_rows(model.config, model.data)
     assert held_out_loss(model.decoder, batch, micro_batch_size=2, device=CPU) == expected
-    assert ask(model, "answers")["test"]["loss"] == expected
+    assert model.answer("answers")["test"]["loss"] == expected
 
 
 @torch.no_grad()
 def test_r2_is_that_of_a_plain_loop() -> None:
     model = prepared("spikes", scale=40)
-    fit = ask(model, "fit")
+    fit = model.answer("fit")
     batch = held_out_rows(model.config, model.data)
     inputs = on_device(batch, CPU)
     guess_NQD = model.decoder(inputs.ids_BT, **inputs.further).numpy().astype(float)

@@ -3,23 +3,19 @@
     python scripts/gpu.py --seconds 540                    # in a checkout, on the GPU
     python scripts/gpu.py --seconds 240 nine_10m           # this campaign alone
 
-Parts run in this order, each in a process of its own: the quick tests of tests/gpu (75 s); the
-settings of scripts/gpu_tune.py (240 s); then campaigns, several runs at a time under MPS, in the
-time that is left. Failed tests end the command.
-Logs and results go to --out, records to results/records. Repeated, settings and campaigns resume.
+Parts run in this order, each in a process: the quick tests of tests/gpu (75 s; if they fail, the
+command ends), the settings of scripts/gpu_tune.py (240 s), then campaigns, several runs at a time
+under MPS, in the time that is left. Logs and results go to --out. Repeated, all but tests resume.
 
 A machine without a network gets what it lacks from a folder, packed here and unpacked there:
 
     python scripts/gpu.py --pack build/pack
     PYTHONPATH=. python scripts/gpu.py --unpack build/pack --seconds 540
 
-That machine has torch, accelerate, tokenizers, safetensors and PyYAML. The folder holds
-
-    wheels/*.whl  tokens/KEY.tar.xz  pack.json: files of the corpora
-
-Text and its source files stay here: the key of prepared tokens hashes only names, sizes and times
-of the files, so empty files that have the same ones take their place there. The digest of the
-tokens, which every record holds, shows that they arrived unchanged.
+That machine has torch, accelerate, tokenizers, safetensors and PyYAML. The folder holds wheels and
+prepared tokens. Text stays here: the tokens' key hashes only names, sizes and times of its files,
+so empty files that have the same ones take their place there. The digest of the tokens, which every
+record holds, shows that they arrived unchanged.
 """
 
 import argparse
@@ -52,8 +48,6 @@ PACKAGES = (
     "pydantic", "pydantic-core", "typing-inspection", "annotated-types", "typing-extensions",
     "hydra-core", "omegaconf", "datasets", "dill", "multiprocess",
 )  # fmt: skip
-# Published as source alone; pure Python.
-SOURCES = ("antlr4-python3-runtime",)
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
@@ -195,10 +189,13 @@ def fetch_wheels(folder: Path, python: str) -> None:
     pip = [sys.executable, "-m", "pip", "-qq"]
     there = ["--python-version", python, "--only-binary", ":all:"]
     there += [word for platform in PLATFORMS for word in ("--platform", platform)]
-    binaries, sources = ([f"{n}=={version(n)}" for n in names] for names in (PACKAGES, SOURCES))
+    wheels = [f"{name}=={version(name)}" for name in PACKAGES]
+    # Published as source alone; pure Python.
+    source = "antlr4-python3-runtime"
     try:
-        output_of(*pip, "download", "--no-deps", *there, "--dest", str(folder), *binaries)
-        output_of(*pip, "wheel", "--no-deps", "--wheel-dir", str(folder), *sources)
+        output_of(*pip, "download", "--no-deps", *there, "--dest", str(folder), *wheels)
+        built = f"{source}=={version(source)}"
+        output_of(*pip, "wheel", "--no-deps", "--wheel-dir", str(folder), built)
     except ChildProcessError as error:
         raise ConfigError("--pack", ..., f"cannot fetch packages: {error}") from None
 

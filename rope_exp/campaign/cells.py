@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,10 +37,6 @@ from rope_exp.errors import ConfigError, first_line, show
 from rope_exp.folder import Test
 from rope_exp.identity import Name, Natural, Rule, convert, refuse
 from rope_exp.sections import is_commit
-
-# Values that a campaign must not leave: the machine's choice could change a number, or a cell's
-# cores. launch.max_parallel may be open on GPUs, because each run has its own.
-UNDECIDED = ("auto", "all")
 
 
 class Entry(BaseModel, strict=True, extra="forbid"):
@@ -141,7 +136,7 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
     """Read a campaign and compose every cell of it, with folders in <runs>/<name>."""
     file = read_campaign(name, config_dir)
     # Cells that differ only in their seed are composed once: each takes a tenth of a second.
-    compose = cache(partial(compose_jobs, config_dir=config_dir))
+    compose = functools.cache(functools.partial(compose_jobs, config_dir=config_dir))
     listed: dict[str, tuple[tuple[int, int], str, Cell]] = {}
     for number, entry in enumerate(file.cells):
         where = f"{CAMPAIGNS}/{name}.cells.{number}"
@@ -236,8 +231,10 @@ def _rules(config: RunConfig) -> Iterator[Rule]:
     """Yield what a cell may not leave open, because it can change a number, or set itself."""
     for section in ("train", "launch"):
         for key, value in vars(getattr(config, section)).items():
+            # The machine's choice could change a number, or a cell's cores; each run on a GPU has
+            # its own.
             may_vary = key == "max_parallel" and config.launch.device == "cuda"
-            is_open = value in UNDECIDED and not may_vary
+            is_open = value in ("auto", "all") and not may_vary
             yield is_open, f"{section}.{key}", "must be fixed, as all of a campaign is"
 
     data, tokenizer, origin = config.data, config.tokenizer, config.run.init_from

@@ -30,7 +30,7 @@ from rope_exp.folder import (
     read_run,
     with_nan,
 )
-from rope_exp.identity import Count, Name, Sha256
+from rope_exp.identity import Count, Name
 
 PACKED = ".jsonl.gz"
 _Curve = TypedDict(
@@ -50,7 +50,6 @@ class _Record(TypedDict):
     result: dict[str, Any]
     curve: _Curve
     probes: dict[str, Any]
-    sha256: Sha256
     test: NotRequired[Test]
 
 

@@ -1,27 +1,34 @@
-"""`rope-exp campaign`: run what is left of a campaign of many runs."""
+"""`rope-exp campaign`: run what is left of a campaign of many runs, here or on a cluster."""
 
 import os
 import signal
 import threading
 import time
+from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
+from rope_exp.campaign import campaign as campaigns
+from rope_exp.campaign.campaign import Progress
+from rope_exp.campaign.cells import campaign_files, load_campaign
 from rope_exp.commands._parser import CONFIG_DIR, DEFAULT_RECORDS, Parser
 from rope_exp.commands._rank import is_rank
+from rope_exp.compose import compose_jobs
 from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.errors import ConfigError
 from rope_exp.identity import Count, convert
 from rope_exp.signals import interrupt, on_signal
+from rope_exp.slurm.cluster import FOLDER, Queue, submit
+
+# The keys that say how a cluster runs a campaign; all of hydra.launcher does, too.
+ALLOWED = ("launch", "launch.cells_per_job", "launch.runs_per_gpu")
 
 
 def main(words: list[str]) -> int:
     """Run the cells of a campaign that have no record yet, and write a record of each that ends."""
     started = time.monotonic()
-    from rope_exp.campaign.campaign import Progress, pack, run_campaign
-    from rope_exp.campaign.cells import campaign_files, load_campaign
-    from rope_exp.slurm.campaign import submit_campaign
-    from rope_exp.slurm.cluster import FOLDER, Queue
-
     parser = Parser("campaign", "Run the cells of a campaign that have no record yet.")
     add = parser.add_argument
     add("name", metavar="NAME", help=f"one of {', '.join(campaign_files())}")
@@ -43,7 +50,7 @@ def main(words: list[str]) -> int:
         reason = "starts its own ranks; start it without a launcher"
         raise ConfigError("campaign", asked.name, reason)
     if asked.pack:
-        print(pack(asked.records, asked.name))
+        print(campaigns.pack(asked.records, asked.name))
         return 0
 
     campaign = load_campaign(asked.name, asked.config_dir, DEFAULT_OUTPUT)
@@ -73,4 +80,36 @@ def main(words: list[str]) -> int:
         timer = threading.Timer(max(left, 0.0), os.kill, [os.getpid(), signal.SIGUSR1])
         timer.daemon = True
         timer.start()
-    return run_campaign(progress)
+    return campaigns.run_campaign(progress)
+
+
+def submit_campaign(
+    progress: Progress, words: Sequence[str], config_dir: Path | None, queue: Queue
+) -> str:
+    """Submit the cells without a record to a cluster by overrides of the launcher; see `submit`."""
+    for word in words:
+        key = word.lstrip("+").partition("=")[0]
+        if key not in ALLOWED and not key.startswith("hydra.launcher."):
+            reason = f"must be {', '.join(ALLOWED)} or hydra.launcher.*: the campaign's file says "
+            raise ConfigError(key, ..., f"{reason}everything else about its runs")
+    jobs = compose_jobs(words, config_dir)
+    launch = jobs.configs[0].launch
+    launcher = jobs.tree.hydra.launcher
+    if all(cell.config.launch.device == "cpu" for cell in progress.left):
+        OmegaConf.update(launcher, "gpus_per_node", None)
+    campaigns.check_here(progress)
+    name = progress.campaign.name
+    run = partial(run_cells, name, config_dir, progress.records, launch.runs_per_gpu)
+    cells = {cell.name: cell.name for cell in progress.left}
+    return submit(launcher, launch.cells_per_job, queue, cells, run)
+
+
+def run_cells(
+    name: str, config_dir: Path | None, records: Path, runs_per_gpu: int, cells: Collection[str]
+) -> int:
+    """Run some cells of a campaign, as one job of a cluster does; see `run_campaign`."""
+    on_signal(interrupt)
+    campaign = load_campaign(name, config_dir, DEFAULT_OUTPUT)
+    return campaigns.run_campaign(
+        Progress(campaign.with_launch(runs_per_gpu=runs_per_gpu), records, cells)
+    )

@@ -19,7 +19,7 @@ ROWS = 64  # are read at once
 ENCODING = "utf-8-sig"  # a mark of the byte order is not text
 
 
-def with_card(data: DataConfig, place: str, facts: dict[str, Any]) -> Corpus:
+def with_card(data: DataConfig, place: str) -> Corpus:
     """Open the corpus of a folder with a dataset card, or of a repository on the hub."""
     from datasets import load_dataset_builder
 
@@ -29,21 +29,13 @@ def with_card(data: DataConfig, place: str, facts: dict[str, Any]) -> Corpus:
     reader = type(builder).__module__.rpartition(".")[2].replace("text", "txt")
     if reader not in TEXTS:
         raise ConfigError("data.path", data.path, f"needs the reader {reader}, not ours")
-    return corpus_of(data, builder.config.data_files, facts, reader, builder.config)
+    return corpus_of(data, builder.config.data_files, reader, builder.config)
 
 
-def corpus_of(
-    data: DataConfig,
-    splits: Any,
-    facts: dict[str, Any],
-    reader: str | None = None,
-    options: Any = None,
-) -> Corpus:
+def corpus_of(data: DataConfig, splits: Any, reader: str = "", options: Any = None) -> Corpus:
     """Return the corpus of the files of each split.
 
-    Args:
-        reader: the key in TEXTS for all files; None: each file's name tells it.
-        options: of the dataset's card.
+    `reader` is the key in TEXTS for all files, if not that of their names; `options` are a card's.
     """
     if data.validation_split == TRAIN:
         reason = "is trained on; name another split, or null"
@@ -55,6 +47,8 @@ def corpus_of(
     sides = {TRAIN: splits[TRAIN]}
     if data.validation_split in splits:
         sides[VALIDATION] = splits[data.validation_split]
+    keys = ("path", "subset", "revision") if data.kind == "hub" else ("path",)
+    facts = {key: getattr(data, key) for key in keys}
     read = functools.partial(_read, data=data, reader=reader, options=options)
     return Corpus(data, sides, read, facts)
 
@@ -101,10 +95,8 @@ def format_of(path: str) -> str:
     return next((suffix[1:] for suffix in reversed(suffixes) if suffix not in PACKED), "")
 
 
-def _read(
-    paths: Iterable[str], data: DataConfig, reader: str | None, options: Any
-) -> Iterator[str]:
-    """Yield the texts of files here or on the hub, by the reader of a card or of their names."""
+def _read(paths: Iterable[str], data: DataConfig, reader: str, options: Any) -> Iterator[str]:
+    """Yield the texts of files here or on the hub."""
     from datasets import StreamingDownloadManager
     from datasets.utils.file_utils import xopen
 

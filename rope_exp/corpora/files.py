@@ -4,20 +4,11 @@ import glob
 from pathlib import Path
 from typing import Any
 
-from rope_exp.corpora._datasets import (
-    TEXTS,
-    corpus_of,
-    explaining,
-    format_of,
-    set_up_datasets,
-    with_card,
-)
+from rope_exp.corpora import _datasets as readers
+from rope_exp.corpora._datasets import TEXTS, explaining, format_of
 from rope_exp.errors import ConfigError
 from rope_exp.prepare import TRAIN, Corpus
 from rope_exp.sections import DataConfig
-
-# Files that `save_to_disk` of datasets writes beside its .arrow files.
-OF_ARROW = ("dataset_dict.json", "dataset_info.json", "state.json")
 
 
 def state(data: DataConfig) -> list[Any]:
@@ -31,16 +22,15 @@ def state(data: DataConfig) -> list[Any]:
 
 def open_corpus(data: DataConfig) -> Corpus:
     """Open the corpus of data.path, with the splits of its dataset card or of its files' names."""
-    set_up_datasets()
+    readers.set_up_datasets()
     from huggingface_hub import metadata_load
 
-    facts = {"path": data.path}
     with explaining("data.path", data.path):
         root = _root(data)
         card = root / "README.md"
         if card.is_file() and "configs" in (metadata_load(card) or {}):
-            return with_card(data, str(root), facts)
-        return corpus_of(data, _splits(data, root), facts)
+            return readers.with_card(data, str(root))
+        return readers.corpus_of(data, _splits(data, root))
 
 
 def list_files(data: DataConfig) -> list[tuple[str, int, int]]:
@@ -71,7 +61,9 @@ def _splits(data: DataConfig, root: Path) -> dict[str, list[str]]:
         raise ConfigError("data.subset", data.subset, reason)
     names = [Path(name) for name, *_ in list_files(data) if format_of(name) in TEXTS]
     if any(name.suffix == ".arrow" for name in names):
-        names = [name for name in names if name.name not in OF_ARROW]
+        # `save_to_disk` of datasets writes JSON beside its .arrow files.
+        own = ("dataset_dict.json", "dataset_info.json", "state.json")
+        names = [name for name in names if name.name not in own]
     if not names:
         reason = f"holds no file that ends in .{', .'.join(TEXTS)} (or .gz or .zst after it)"
         raise ConfigError("data.path", data.path, reason)

@@ -25,30 +25,31 @@ def state(data: DataConfig) -> list[Any]:
 def open_corpus(data: DataConfig) -> Corpus:
     """Open a dataset, with the splits of its card or of its files' names."""
     set_up_datasets()
-    facts = {"path": data.path, "subset": data.subset, "revision": data.revision}
     with explaining("data.path", data.path, from_hub=True):
-        return with_card(data, str(data.path), facts)
+        return with_card(data, str(data.path))
 
 
 def pin(data: DataConfig, tokenizer: TokenizerConfig) -> tuple[DataConfig, TokenizerConfig]:
     """Return both configs with the commits that their revisions name now."""
-    if data.kind == "hub" and not is_commit(data.revision):
-        with explaining("data.path", data.path, from_hub=True):
-            data = replace(data, revision=newest_commit(data.path, data.revision, "dataset"))
+    if data.kind == "hub":
+        revision = newest_commit("data.path", data.path, data.revision, "dataset")
+        data = replace(data, revision=revision)
     path = tokenizer.path
-    if not (path is None or is_commit(tokenizer.revision) or Path(path).expanduser().is_dir()):
-        with explaining("tokenizer.path", path, from_hub=True):
-            commit = newest_commit(path, tokenizer.revision, "model")
-            tokenizer = replace(tokenizer, revision=commit)
+    if path is not None and not Path(path).expanduser().is_dir():
+        revision = newest_commit("tokenizer.path", path, tokenizer.revision, "model")
+        tokenizer = replace(tokenizer, revision=revision)
     return data, tokenizer
 
 
 @functools.cache
-def newest_commit(path: str, revision: str | None, repo_type: str) -> str:
+def newest_commit(key: str, path: str, revision: str | None, repo_type: str) -> str:
     """Return the commit of a revision; the hub is asked once, so that all runs get the same."""
+    if is_commit(revision):
+        return str(revision)
     from huggingface_hub import HfApi
 
-    return str(HfApi().repo_info(path, revision=revision, repo_type=repo_type).sha)
+    with explaining(key, path, from_hub=True):
+        return str(HfApi().repo_info(path, revision=revision, repo_type=repo_type).sha)
 
 
 def tokenizer_state(config: TokenizerConfig) -> dict[str, Any]:
@@ -56,8 +57,8 @@ def tokenizer_state(config: TokenizerConfig) -> dict[str, Any]:
     folder = Path(str(config.path)).expanduser()
     if not folder.is_dir():
         return {"path": config.path, "revision": config.revision}
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    used = {path.name: path for path in files if path.name.endswith(TOKENIZER_SUFFIXES)}
+    files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
+    used = {name: path for name, path in files.items() if name.endswith(TOKENIZER_SUFFIXES)}
     return {"files_sha256": files_sha256(used)}
 
 

@@ -39,7 +39,7 @@ def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     for run, keys in _read(Path(where)):
         config = run.config
         cached, state = kept(config.attn, config.model, config.pe)
-        line: dict[str, Any] = {
+        line = {
             **{key: run.result.get(key) for key in Result.__annotations__},
             "group": run.group,
             "row": run.row,
@@ -50,9 +50,10 @@ def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
             **{key: attrgetter(key)(config) for key in _OF_CONFIG},
             **{key: run.env.get(key) for key in ("device", "torch", "num_threads")},
             "commit": (run.env.get("git") or {}).get("commit"),
+            "rotate": "".join(config.pe.rotate),
+            "status": run.status,
         }
-        own = {"rotate": "".join(config.pe.rotate), "status": run.status}
-        lines.append(line | own | keys)
+        lines.append(line | keys)
     return pd.DataFrame(lines).set_index("where", drop=False).rename_axis(index=None)
 
 
@@ -91,10 +92,12 @@ def load_table(path: str | PathLike[str]) -> pd.DataFrame:
 
 def _read(folder: Path) -> list[tuple[Run, dict[str, Any]]]:
     """Return every run below a folder, or else every record, with its name, factors and keys."""
-    places = [path for path in sorted([folder, *folder.rglob("*")]) if is_run(path)]
-    # Hidden folders hold runs that were set aside.
-    hidden = [any(part[0] == "." for part in path.relative_to(folder).parts) for path in places]
-    runs = [read_run(path) for path, is_hidden in zip(places, hidden, strict=True) if not is_hidden]
+    runs = []
+    for path in sorted([folder, *folder.rglob("*")]):
+        # Hidden folders hold runs that were set aside.
+        is_hidden = any(part[0] == "." for part in path.relative_to(folder).parts)
+        if not is_hidden and is_run(path):
+            runs.append(read_run(path))
     if not runs:
         records = chosen("campaign", "records", "campaign")
         # The folder may be that of one campaign, packed or not.
@@ -109,12 +112,12 @@ def _read(folder: Path) -> list[tuple[Run, dict[str, Any]]]:
 
     configs: Any = pd.json_normalize([run.config.to_dict() for run in runs]).astype(object)
     configs = configs.where(configs.notna(), None)
-    shown = [key for key in configs if not key.startswith(_LEFT_OUT)]
-    differ = [key for key in shown if configs[key].map(repr).nunique() > 1]
-    found = []
-    for run, config in zip(runs, configs[shown].to_dict("records"), strict=True):
+    configs = configs[[key for key in configs if not key.startswith(_LEFT_OUT)]]
+    differ = [key for key in configs if configs[key].map(repr).nunique() > 1]
+    named = []
+    for run, config in zip(runs, configs.to_dict("records"), strict=True):
         names = {"where": run.where, "pe": run.config.pe.label, "seed": run.config.seed}
         # Keys of the launcher are not shown, but may be a factor.
         keys = dict.fromkeys(["optim.lr", *run.factors, *differ])
-        found.append((run, names | {key: config.get(key, run.factors.get(key)) for key in keys}))
-    return found
+        named.append((run, names | {key: config.get(key, run.factors.get(key)) for key in keys}))
+    return named

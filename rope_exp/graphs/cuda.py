@@ -54,9 +54,8 @@ class StepGraphs:
     ) -> Tensor | None:
         """Make one step from the inputs of all micro-batches; return a copy of its outcome.
 
-        Returns:
-            None if the steps of a new shape make no graph; nothing was updated, and a line in the
-            log says why.
+        None: steps of this new shape make no graph. Nothing was updated, and the log says why.
+
         Raises:
             RuntimeError: the capture failed, which may leave torch's allocator unusable.
         """
@@ -135,8 +134,7 @@ class StepGraphs:
             torch.cuda.current_stream().wait_stream(side)
 
         graph = torch.cuda.CUDAGraph()
-        groups = self.optimizer.param_groups
-        for group in groups:
+        for group in self.optimizer.param_groups:
             group["capturable"] = True
         # To collect compiled kernels during a capture would unload them, which is illegal then.
         gc.collect()
@@ -150,7 +148,7 @@ class StepGraphs:
         finally:
             gc.enable()
             # Otherwise AdamW warns about the next steps before a capture.
-            for group in groups:
+            for group in self.optimizer.param_groups:
                 group["capturable"] = False
         self._pool = graph.pool()
         return graph.replay

@@ -43,9 +43,10 @@ def with_weights(config: RunConfig) -> RunConfig:
         return replace(config, init_weights=before.init_weights)
 
     # These determine the meaning of weights, and do not show in their shapes.
-    heads = ["num_attention_heads", "num_key_value_heads", "tie_word_embeddings"]
-    both_learn = config.pe.learned.keys() & origin.config.pe.learned.keys()
-    for key in [f"model.{key}" for key in heads] + ["pe.trainable"] * bool(both_learn):
+    keys = ["model.num_attention_heads", "model.num_key_value_heads", "model.tie_word_embeddings"]
+    if config.pe.learned.keys() & origin.config.pe.learned.keys():
+        keys.append("pe.trainable")
+    for key in keys:
         own, other = map(attrgetter(key), (config, origin.config))
         if own != other:
             raise ConfigError(key, own, f"must be {other}, as in run.init_from={origin.folder}")
@@ -60,10 +61,9 @@ def find_origin(config: RunConfig) -> Origin:
     result = files.read_result(folder)
     if result is None or result["status"] != "finished":
         raise _unfit(config, "this run is not finished")
-    checkpoint = files.step_folder(folder / "checkpoints", result["steps"])
-    if not checkpoint.exists():
+    path = files.step_folder(folder / "checkpoints", result["steps"]) / files.MANIFEST
+    if not path.exists():
         raise _unfit(config, f"the checkpoint of its last step, {result['steps']}, is gone")
-    path = checkpoint / files.MANIFEST
     sha256 = files.checked(path, read_json(path), files.Manifest)[files.MODEL]["sha256"]
     if config.init_weights not in (None, sha256):
         raise _unfit(config, f"has other weights than init_weights={config.init_weights:.12}")
@@ -90,11 +90,10 @@ def load_weights(decoder: Decoder, config: RunConfig, tokenizer_json: str) -> st
     if tokenizer.to_str() != Tokenizer.from_str(tokenizer_json).to_str():
         raise _unfit(config, "has another tokenizer: its tokens mean others")
 
-    # Learned frequencies are of a pair of sites; the first pair that learns has the first name.
     own = weights(decoder)
-    here = config.pe.learned
+    # Learned frequencies are of a pair of sites; the first pair that learns has the first name.
     names = {
-        FREQUENCIES + name: FREQUENCIES + here.get(pair, f"{name} of {pair}")
+        FREQUENCIES + name: FREQUENCIES + config.pe.learned.get(pair, f"{name} of {pair}")
         for pair, name in origin.config.pe.learned.items()
     }
     given = {names.get(name, name): tensor for name, tensor in weights(source).items()}
@@ -104,9 +103,9 @@ def load_weights(decoder: Decoder, config: RunConfig, tokenizer_json: str) -> st
             raise _unfit(config, f"has {name} of {list(tensor.shape)}, which does not fit here")
     for name in given.keys() & own.keys():
         own[name].copy_(given[name])
+    start = f"begins with step {origin.step} of {origin.folder}"
     left_out = ", ".join(sorted(given.keys() - own.keys())) or "nothing"
     drawn = ", ".join(sorted(own.keys() - given.keys())) or "nothing"
-    start = f"begins with step {origin.step} of {origin.folder}"
     return f"{start}; left out: {left_out}; begun anew: {drawn}"
 
 

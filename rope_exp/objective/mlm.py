@@ -17,19 +17,13 @@ import numpy as np
 
 from rope_exp.batches import Batch
 
-# The last of the counter's four words; no other stream of a seed uses this value.
-LAST_WORD = 2
 # The mask is the decoder's only id beyond the tokenizer's.
 NUM_OWN_IDS = 1
-SHARE = 0.15  # of a row's tokens that are predicted
-# Out of ten places, MASKED are read as the mask and RANDOM as a random token; the rest unchanged.
-MASKED = 8
-RANDOM = 1
 
 
 def num_predicted(seq_len: int) -> int:
     """Return P: 15 % of a row, rounded, and at least one token."""
-    return max(1, round(SHARE * seq_len))
+    return max(1, round(0.15 * seq_len))
 
 
 def hidden(plain: Batch, key: tuple[int, int], mask_id: int) -> Batch:
@@ -42,7 +36,8 @@ def hidden(plain: Batch, key: tuple[int, int], mask_id: int) -> Batch:
     num_places = num_predicted(length)
     words = []
     for row in range(num_rows):
-        counter = np.array([0, row, 0, LAST_WORD], dtype=np.uint64)
+        # No other stream of a seed uses the last word 2.
+        counter = np.array([0, row, 0, 2], dtype=np.uint64)
         generator = np.random.Philox(key=np.array(key, dtype=np.uint64), counter=counter)
         words.append(generator.random_raw(length + 2 * num_places))
     word_BW = np.stack(words)
@@ -55,9 +50,7 @@ def hidden(plain: Batch, key: tuple[int, int], mask_id: int) -> Batch:
     # The remainders of 64-bit words have a bias below 1e-12 for any vocabulary.
     kind_BP = kind_BP % 10
     random_BP = (token_BP % mask_id).astype(np.int64)
-    read_BP = np.where(kind_BP < MASKED + RANDOM, random_BP, target_BP)
-    read_BP = np.where(kind_BP < MASKED, mask_id, read_BP)
-
+    read_BP = np.select([kind_BP < 8, kind_BP < 9], [mask_id, random_BP], target_BP)
     ids_BT = plain.ids_BT.copy()
     np.put_along_axis(ids_BT, place_BP, read_BP, axis=1)
     return plain._replace(

@@ -19,11 +19,6 @@ from rope_exp.decoder import Decoder
 from rope_exp.identity import section
 from rope_exp.sections import Momentum, OptimConfig
 
-# Coefficients of the quintic iteration: steepest at 0 among those that bring singular values to
-# about 1 (Jordan 2024).
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-NUM_ITERATIONS = 5
-SMALLEST_NORM = 1e-7
 # An orthogonal update's root mean square is 1/sqrt(max(O, I)); AdamW's is 0.2 to 0.4 (Liu 2025).
 RMS = 0.2
 
@@ -82,7 +77,6 @@ class Optimizer(torch.optim.Optimizer):
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(parameter)
             buffer = state["momentum_buffer"]
-
             momentum = buffer.lerp(gradient, 1 - group["momentum"])
             direction = gradient.lerp(momentum, group["momentum"])
             split = self.splits.get(parameter)
@@ -105,9 +99,11 @@ def orthogonalised(g_NOI: Tensor) -> Tensor:
     is_tall = x.shape[1] > x.shape[2]
     if is_tall:
         x = x.mT
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=SMALLEST_NORM)
-    a, b, c = COEFFICIENTS
-    for _ in range(NUM_ITERATIONS):
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    # The quintic that is steepest at 0 among those that bring singular values to about 1
+    # (Jordan 2024).
+    a, b, c = 3.4445, -4.7750, 2.0315
+    for _ in range(5):
         gram = x @ x.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)

@@ -8,7 +8,6 @@ from rope_exp.compose import operations
 from rope_exp.config import RunConfig
 from rope_exp.costs import (
     attention_flops_per_token,
-    kept,
     layer_weights,
     num_parameters,
     peak_flops_per_s,
@@ -38,21 +37,13 @@ def cost_lines(config: RunConfig) -> list[str]:
     for stage in train.staged:
         steps.append(f"{stage.num_steps:,} steps of {stage.batch_size} x {stage.seq_len}")
         in_attention += stage.num_tokens * attention_flops_per_token(config, stage.seq_len)
-    cache = ", both ways"
-    if config.pe.code is not None:
-        cache = f"; what pe.code={config.pe.code} caches is not counted"
-    elif config.causal:
-        a_token, at_all = kept(config.attn, config.model, config.pe)
-        cache = (
-            f"; a layer caches {a_token or 0:,} numbers a token, and {at_all:,} that do not grow"
-        )
 
     return [
         f"run          {config.pe.label} {model.name} on {config.data.name}, group {config.group}",
         f"model        {params:,} parameters: {model.num_hidden_layers} layers of "
         f"{model.hidden_size}, {model.num_attention_heads} heads of {widths}, "
         f"vocabulary {architecture.vocab_size:,}",
-        f"attention    {config.attn.label}{cache}",
+        f"attention    {config.attn.label}{'' if config.causal else ', both ways'}",
         f"tokens       {tokens:,} in {', then '.join(steps)}, {tokens / params:.1f} a parameter",
         f"operations   {total / tokens:.3e} a token, {in_attention / tokens:.3e} of them in "
         f"attention, {total:.3e} in all",

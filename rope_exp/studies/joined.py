@@ -3,8 +3,6 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-import pandas as pd
-
 from rope_exp.comparable import OWN_RATE, check_blocks
 from rope_exp.folder import ReportError, Run
 from rope_exp.published import REFERENCE
@@ -61,7 +59,8 @@ def all_seeds(report: Report, others: Iterable[Run]) -> Report | None:
         table.pairs["published"].set_index(["a", "b", "num_seeds"], drop=False)
         for table in (report, joined)
     )
-    return with_relations(joined, after.drop(before.index, errors="ignore"))
+    further = after.drop(before.index, errors="ignore")
+    return replace(joined, pairs={**joined.pairs, "published": further})
 
 
 def all_seeds_md(report: Report) -> str:
@@ -108,9 +107,4 @@ def beside(runs: Sequence[Run], others: Iterable[Run]) -> Report | None:
     except ReportError:
         return None
     # Published relations between the others' rows are judged in their own table.
-    return with_relations(joined, joined.pairs["published"].head(0))
-
-
-def with_relations(report: Report, published: pd.DataFrame) -> Report:
-    """Return a report that decides only these of the published relations."""
-    return replace(report, pairs={**report.pairs, "published": published})
+    return replace(joined, pairs={**joined.pairs, "published": joined.pairs["published"].head(0)})

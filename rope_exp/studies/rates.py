@@ -43,8 +43,7 @@ def files(
         sweeps = find_sweeps(records[name], others)
         for runs in sweeps:
             keys = sorted(runs[0].factors.keys() - {OWN_RATE, *SEEDS})
-            values = [f"{key}={spelled(runs[0].config, key)}" for key in keys]
-            level = "-".join(values)
+            level = "-".join(f"{key}={spelled(runs[0].config, key)}" for key in keys)
             file = f"rates-{level}.md" if level and len(sweeps) > 1 else "rates.md"
             made |= {f"{name}/{path}": content for path, content in of_group(runs, file).items()}
     return made

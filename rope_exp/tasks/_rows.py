@@ -3,16 +3,16 @@
 Step s reads rows (s - 1) B to s B - 1 of split "train" under the data seed, so no row is repeated.
 Held-out rows have one fixed seed, so they are the same for every run.
 
-Random numbers are a pure function of (seed, stream, index). They are computed from the raw words of
-a Philox counter generator (Salmon et al. 2011), which numpy keeps stable over its versions. The key
-is (seed, stream) and the counter's second word is the index, so each index has 2^66 words of its
-own. Real numbers are the same on every machine up to the last bits of its logarithm and cosine.
+Random numbers are a pure function of (seed, stream, index): the raw words of a Philox counter
+generator (Salmon et al. 2011), which numpy keeps stable over its versions. The key is (seed,
+stream) and the counter's second word is the index. Real numbers are the same on every machine up to
+the last bits of its logarithm and cosine.
 """
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,27 +68,25 @@ class Facts:
         """Yield what these data refuse, as `config.rules` does."""
         train = config.train
         kind = config.data.kind
-        is_other = train.objective != self.objective
-        yield is_other, "train.objective", f"must be {self.objective} for data={kind}"
+        reason = f"must be {self.objective} for data={kind}"
+        yield train.objective != self.objective, "train.objective", reason
         yield train.stages, "train.stages", f"data={kind} has rows of one length; leave null"
-        is_short = train.seq_len < self.least_seq_len
-        yield is_short, "train.seq_len", f"must be at least {self.least_seq_len} for these data"
-        is_other = any(name != self.probe for name in train.probes)
-        yield is_other, "train.probes", f"data={kind} can be asked for {self.probe} alone"
+        reason = f"must be at least {self.least_seq_len} for these data"
+        yield train.seq_len < self.least_seq_len, "train.seq_len", reason
+        reason = f"data={kind} can be asked for {self.probe} alone"
+        yield set(train.probes) - {self.probe}, "train.probes", reason
 
     def open(self, data: DataConfig, seq_len: int) -> "Generated":
         """Open the data set of a run."""
         tokens = list(self.tokens)
-        corpus: dict[str, Any] = {"name": data.name, "kind": data.kind}
-        corpus |= {"version": self.version, "vocabulary": tokens}
-        if END in tokens:
-            # It also ends a completion.
-            corpus["end_id"] = tokens.index(END)
+        # END also ends a completion.
+        end = {"end_id": tokens.index(END)} if END in tokens else {}
+        corpus = {"name": data.name, "kind": data.kind, "version": self.version}
         return Generated(
             vocab_size=len(tokens),
             # Everything that determines the rows, except their seed and length.
             data_sha256=json_sha256([data.kind, data.order, self.version, tokens]),
-            corpus=corpus,
+            corpus={**corpus, "vocabulary": tokens, **end},
             tokenizer_json=_tokenizer(tokens).to_str(),
             num_train_tokens=None,
             data=data,
@@ -110,8 +108,7 @@ class Generated(DataSet):
 
     def batch(self, split: str, indices: Iterable[int], seed: int = 0) -> Batch:
         """Return the batch of rows of a split."""
-        batch: Batch = self.rows(split, indices, seed).batch
-        return batch
+        return cast("Batch", self.rows(split, indices, seed).batch)
 
 
 def _tokenizer(tokens: Sequence[str]) -> Tokenizer:
@@ -148,8 +145,7 @@ class Draws:
 
     def uniforms(self, count: int) -> Reals:
         """Return `count` numbers in [0, 1), multiples of 2^-53."""
-        whole = self._bits.random_raw(count) >> np.uint64(11)
-        return whole.astype(np.float64) * 2.0**-53
+        return (self._bits.random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def exponentials(self, count: int) -> Reals:
         """Return `count` numbers of density exp(-x), by the inverse of 1 - exp(-x)."""
@@ -171,7 +167,7 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows as token ids."""
+    """Rows as token ids, and for each prediction what a `Row` has."""
 
     ids_NS: Ints
     answer_NT: Ints

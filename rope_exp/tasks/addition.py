@@ -42,13 +42,12 @@ def rows(data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_le
         return least + draws.below(10**digits - least)
 
     def draw(draws: Draws) -> Example:
-        """Draw two lengths once, and digits until the pair belongs to the split."""
         digits_a = fewest + draws.below(most - fewest + 1)
         digits_b = fewest + draws.below(most - fewest + 1)
+        # Draw digits until the pair belongs to the split.
         while True:
             a = number(draws, digits_a)
             b = number(draws, digits_b)
-            # Pairs of one-digit numbers are both trained and tested.
             is_shared = max(a, b) < 10
             if split == LONGER or is_shared or is_held_out(a, b) == (split == TEST):
                 question = f"{str(a)[::step]}+{str(b)[::step]}="

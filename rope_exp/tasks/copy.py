@@ -4,8 +4,8 @@ A string of distinct letters can be copied by finding the letter written last an
 one, without knowing its position. In this small alphabet letters repeat, so that fails, and strings
 longer than the trained ones become hard (H. Zhou et al. 2023).
 
-Lengths are uniform, and strings are packed into rows, so that they begin anywhere. Short strings
-are trained and tested, since there are only 4^L of length L.
+Lengths are uniform, and strings are packed into rows. Short strings are both trained and tested,
+since there are only 4^L of length L.
 """
 
 from collections.abc import Iterable
@@ -15,12 +15,11 @@ from rope_exp.sections import DataConfig
 from rope_exp.tasks._rows import END, LONGER, PAD, Draws, Example, Facts, Rows, pack, stack
 
 LETTERS = "abcd"
-SEPARATOR = "|"
 # The fewest and the most letters of a string.
 LENGTHS = {TRAIN: (1, 32), TEST: (1, 32), LONGER: (33, 64)}
 
 FACTS = Facts(
-    tokens=LETTERS + SEPARATOR + END + PAD,
+    tokens=LETTERS + "|" + END + PAD,
     least_seq_len=129,
     splits=tuple(LENGTHS),
     span="letters of the string",
@@ -35,9 +34,9 @@ def rows(data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_le
     def draw(draws: Draws) -> Example:
         length = fewest + draws.below(most - fewest + 1)
         string = "".join(LETTERS[letter] for letter in draws.many_below(len(LETTERS), length))
-        return Example(string + SEPARATOR, string + END, span=length)
+        return Example(string + "|", string + END, span=length)
 
-    # A string and its copy, with SEPARATOR and END.
+    # A string and its copy, with | and END.
     longest = 2 * most + 2
     draws = (Draws(seed, f"copying {split}", index) for index in indices)
     return stack([pack(each, draw, longest, seq_len + 1) for each in draws], FACTS.tokens)

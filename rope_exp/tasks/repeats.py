@@ -31,8 +31,8 @@ FACTS = Facts(
 
 def rows(data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int) -> Rows:
     """Return rows of one growing string each; an example's span is its distance in letters."""
-    draws = (Draws(seed, f"repeats {split}", index) for index in indices)
-    return stack([_row(each, seq_len + 1) for each in draws], FACTS.tokens)
+    drawn = [_row(Draws(seed, f"repeats {split}", index), seq_len + 1) for index in indices]
+    return stack(drawn, FACTS.tokens)
 
 
 def _row(draws: Draws, width: int) -> Row:

@@ -19,12 +19,11 @@ from rope_exp.tasks._rows import NO_ANSWER, Draws, Facts, Row, Rows, stack
 FILLER = string.ascii_lowercase
 KEYS = string.ascii_uppercase
 VALUES = string.digits
-QUESTION = "?"
 NUM_PAIRS = 8
 NEAREST = 4  # the least distance: a needle, one token of filler, and a question
 
 FACTS = Facts(
-    tokens=FILLER + KEYS + VALUES + QUESTION,
+    tokens=FILLER + KEYS + VALUES + "?",
     # Another pair's needle and question rule out at most 16 places of a needle and its question:
     # 3 for needle and needle, twice 4 for needle and question, 5 for question and question. A
     # distance below T / 2 leaves more than T / 2 places, and 7 other pairs may take 112 of them.
@@ -68,7 +67,7 @@ def _row(draws: Draws, seq_len: int) -> Row:
 
         pair = KEYS[keys[number]] + VALUES[values[number]]
         text[needle : needle + 2] = pair
-        text[asked - 1 : asked + 2] = QUESTION + pair
+        text[asked - 1 : asked + 2] = "?" + pair
         # The value is predicted at the question's key.
         answer_T[asked] = number
         span_T[asked] = distance

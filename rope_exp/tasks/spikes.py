@@ -39,8 +39,6 @@ FREQUENCY_F = np.array([0.5, 1.0, 1.5, 2.0, 2.5, 3.0])  # Hz; the latent repeats
 VARIANCE_F = (1 / FREQUENCY_F) / (1 / FREQUENCY_F).sum()
 
 GAPS_AT_ONCE = 64
-# Resolution at which times are hashed: their last bits may differ between machines.
-HASHED_PER_S = 10**6
 
 FACTS = Facts(
     tokens=[*(f"unit{number:02d}" for number in range(NUM_UNITS)), "query", "pad"],
@@ -79,7 +77,8 @@ class SpikeRows:
         """The batch that predicts the latent at the queries from all events."""
         num_rows, num_slots = self.ids_NT.shape
         place_Q = np.arange(num_slots - NUM_QUERIES, num_slots)
-        hashed_time_NT = np.round(self.times_NT * HASHED_PER_S).astype(np.int64)
+        # The last bits of times may differ between machines, so microseconds are hashed.
+        hashed_time_NT = np.round(self.times_NT * 10**6).astype(np.int64)
         return Batch(
             ids_BT=self.ids_NT,
             target_BP=self.latent_NQD,
@@ -124,9 +123,11 @@ def rows(
         num_pads = seq_len - NUM_QUERIES - len(kept)
         ids.append([*unit_E[kept], *[PADDING] * num_pads, *[QUERY] * NUM_QUERIES])
         times.append([*time_E[kept], *[0.0] * num_pads, *QUERY_S])
-    latent_NQD = np.stack(latents).astype(np.float32)
     return SpikeRows(
-        np.array(ids, dtype=np.int64), np.array(times), latent_NQD, data.period or PERIOD_S
+        ids_NT=np.array(ids, dtype=np.int64),
+        times_NT=np.array(times),
+        latent_NQD=np.stack(latents).astype(np.float32),
+        period_s=data.period or PERIOD_S,
     )
 
 

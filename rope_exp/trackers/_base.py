@@ -18,18 +18,26 @@ class BaseTracker:
     """A run at a tracker. An exception there becomes one warning, and the run continues without it.
 
     A tracker defines `begin`, which may raise, and if need be `first_step` and `finish`.
-
-    Attributes:
-        run: the tracker's run object; None after its first failure.
     """
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
         """Begin or resume the run, and send the rows of metrics.jsonl that it lacks."""
         self.name = config.tracker.name
         self.folder = folder
+        # The tracker's run object; None after its first failure.
         self.run: Any = None
         with self._warning_on_error():
-            self.run = self.begin(config, _facts(config, folder))
+            env = read_env(folder)
+            facts = {
+                # A tracker gets no code: its hash identifies it.
+                **config.replace("pe", source=None).to_dict(),
+                "rotate": "".join(config.pe.rotate) or "none",
+                "params": env.get("params"),
+                "tokens_planned": config.train.num_tokens,
+                "group_sha256": config.group_sha256,
+                "env": env,
+            }
+            self.run = self.begin(config, without_nulls(facts))
             for row in read_metrics(folder):
                 self.row(row)
 
@@ -72,9 +80,9 @@ class BaseTracker:
         """Return the run's id at its tracker, drawn once and kept in its folder."""
         path = self.folder / f"{self.name}_id"
         # A power cut may have left an empty file.
-        if not path.exists() or not path.read_text(encoding="ascii"):
+        if not path.exists() or not path.read_text():
             write_atomically(path, secrets.token_hex(8))
-        return path.read_text(encoding="ascii")
+        return path.read_text()
 
     @contextmanager
     def _warning_on_error(self) -> Iterator[None]:
@@ -83,26 +91,11 @@ class BaseTracker:
         # Some versions of wandb call sys.exit.
         except (Exception, SystemExit) as error:
             self.run = None
-            log(
-                f"warning: the {self.name} tracker failed ({type(error).__name__}: "
-                f"{first_line(error)}); the curves are in {self.folder / METRICS}"
-            )
+            reason = f"({type(error).__name__}: {first_line(error)})"
+            place = self.folder / METRICS
+            log(f"warning: the {self.name} tracker failed {reason}; the curves are in {place}")
 
 
 def without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out null values, for which wandb would show an empty panel."""
     return {key: value for key, value in values.items() if value is not None}
-
-
-def _facts(config: RunConfig, folder: Path) -> dict[str, Any]:
-    env = read_env(folder)
-    facts = {
-        # A tracker gets no code: its hash identifies it.
-        **config.replace("pe", source=None).to_dict(),
-        "rotate": "".join(config.pe.rotate) or "none",
-        "params": env.get("params"),
-        "tokens_planned": config.train.num_tokens,
-        "group_sha256": config.group_sha256,
-        "env": env,
-    }
-    return without_nulls(facts)

@@ -1,4 +1,4 @@
-"""Weights & Biases. Its environment variables apply wherever the config keeps a default."""
+"""Weights & Biases."""
 
 import os
 from collections.abc import Mapping
@@ -45,10 +45,8 @@ class Tracker(BaseTracker):
         except wandb.Error as error:
             fault = first_line(error)
         os.environ["WANDB_MODE"] = "offline"
-        log(
-            f"wandb: {fault}; tracking offline. Log in with `wandb login` or WANDB_API_KEY; "
-            "`wandb sync` uploads offline runs"
-        )
+        advice = "log in with `wandb login` or WANDB_API_KEY; `wandb sync` uploads offline runs"
+        log(f"wandb: {fault}; tracking offline; {advice}")
 
     def begin(self, config: RunConfig, facts: dict[str, Any]) -> Any:
         tracker = config.tracker
@@ -61,12 +59,12 @@ class Tracker(BaseTracker):
             "WANDB_PROJECT": tracker.project,
             "WANDB_MODE": tracker.mode,
         }
-        for variable, value in (SETTINGS | defaults).items():
-            os.environ.setdefault(variable, value)
+        # The environment counts where the config keeps a default.
         if tracker.mode != TrackerConfig.mode:
             os.environ["WANDB_MODE"] = tracker.mode
         if tracker.project != TrackerConfig.project:
             os.environ["WANDB_PROJECT"] = tracker.project
+        os.environ.update(SETTINGS | defaults | os.environ)
 
         import wandb
 

@@ -213,6 +213,8 @@ def test_the_projects_records_are_of_their_cells(name: str) -> None:
         (["mine", "--on-gpus", "2"], "launch.device=cuda: this machine shows no GPU"),
         (["mine"], "start it without a launcher"),
         (["yours"], "campaign=yours: there is no such campaign"),
+        (["mine", "seed=3"], "seed: must be launch, "),
+        (["mine", "launch=slurm", "--hours", "1"], "--hours=1.0: is for a campaign that runs here"),
     ],
     ids=" ".join,
 )

@@ -10,7 +10,6 @@ from support.configs import TINY
 from support.refused import refused
 from support.slurm import until
 
-from rope_exp.commands.campaign import main as campaign
 from rope_exp.commands.sweep import main as sweep
 from rope_exp.compose import resolve, run_config
 from rope_exp.folder import read_result, write_config
@@ -119,21 +118,6 @@ def test_a_sweep_compares_all_but_what_a_node_resolves(
 def test_a_run_takes_no_key_of_a_clusters_jobs() -> None:
     with refused("launch.cells_per_job=2", "on a cluster"):
         admit([run_config(["launch.cells_per_job=2"])])
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["seed=3"], "seed: must be launch, "),
-        (["launch=slurm", "--hours", "1"], "--hours=1.0: is for a campaign that runs here"),
-    ],
-)
-def test_a_campaign_says_everything_else_itself(
-    home: Path, words: list[str], sentence: str
-) -> None:
-    """Overrides that are not about the launcher are refused, as are options of a local campaign."""
-    with refused(sentence):
-        campaign(["mine", "--config-dir", str(home), *words])
 
 
 # A job's run that is stopped, by SLURM's signal ahead of the time limit if SIGNAL is set.

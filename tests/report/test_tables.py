@@ -13,7 +13,7 @@ from scipy import stats
 from support.records import ended_at, report_on, runs_of
 
 from rope_exp.report import Report, build, table_csv, table_md
-from rope_exp.words import pairs, tex
+from rope_exp.words.files import files
 
 ROWS = ("qk_rope", "qkvo_rope", "vo_rope", "nope")
 
@@ -88,7 +88,7 @@ def test_a_small_p_is_no_zero() -> None:
     losses_VS = np.array([[3.5, 3.51, 3.52, 3.53, 3.54], [3.6, 3.61001, 3.62003, 3.63002, 3.64004]])
     report = with_losses(losses_VS)
     expected = stats.ttest_rel(*losses_VS).pvalue
-    for text, key in ((table_csv(report), "p_holm"), (pairs.files(report)["pairs.csv"], "p")):
+    for text, key in ((table_csv(report), "p_holm"), (files(report)["pairs.csv"], "p")):
         *_, line = csv.DictReader(io.StringIO(text))
         assert float(line[key]) == pytest.approx(expected, rel=0.01)
         assert 0 < float(line[key]) < 5e-7
@@ -106,7 +106,7 @@ def test_losses_are_perplexity_and_bits_a_byte_too() -> None:
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex compiles the table")
 def test_the_latex_table_compiles(tmp_path: Path) -> None:
     """The table needs only booktabs, as its first line says, and no character is missing."""
-    table = tex.files(report_on("english"))["table.tex"]
+    table = files(report_on("english"))["table.tex"]
     document = "\\documentclass{article}\\usepackage{booktabs}\\usepackage[landscape]{geometry}"
     document += f"\\begin{{document}}\\tiny\n{table}\\end{{document}}\n"
     (tmp_path / "t.tex").write_text(document, encoding="utf-8")

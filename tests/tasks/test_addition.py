@@ -13,9 +13,6 @@ from rope_exp.tasks.addition import FACTS, is_held_out, rows
 
 NUMBER = re.compile("0|[1-9][0-9]*")
 
-both_orders = pytest.mark.parametrize("order", ["plain", "reversed"])
-each_split = pytest.mark.parametrize("split", FACTS.splits)
-
 
 def sums(split: str, count: int, order: Any = "plain", seed: int = 0) -> list[tuple[str, str, str]]:
     """Return the operands and the sum of each example, as numbers are usually written."""
@@ -32,8 +29,8 @@ def sums(split: str, count: int, order: Any = "plain", seed: int = 0) -> list[tu
     return found
 
 
-@both_orders
-@each_split
+@pytest.mark.parametrize("order", ["plain", "reversed"])
+@pytest.mark.parametrize("split", FACTS.splits)
 def test_sums_are_right(order: str, split: str) -> None:
     for a, b, total in sums(split, 50, order):
         assert int(a) + int(b) == int(total)

@@ -9,12 +9,11 @@ from support.corpora import spell
 from rope_exp.sections import DataConfig
 from rope_exp.tasks.copy import FACTS, rows
 
-each_split = pytest.mark.parametrize("split", FACTS.splits)
 
-
-@each_split
-def test_copies_are_right_and_lengths_uniform(split: str) -> None:
-    fewest, most = {"train": (1, 32), "test": (1, 32), "longer": (33, 64)}[split]
+@pytest.mark.parametrize(
+    ("split", "fewest", "most"), [("train", 1, 32), ("test", 1, 32), ("longer", 33, 64)]
+)
+def test_copies_are_right_and_lengths_uniform(split: str, fewest: int, most: int) -> None:
     found = rows(DataConfig(kind="copy"), 0, split, range(1000), 256)
     lengths = []
     for ids_S in found.ids_NS:

@@ -13,15 +13,13 @@ from rope_exp.sections import DataConfig
 from rope_exp.tasks import repeats as task
 from rope_exp.tasks._rows import Rows
 
-each_split = pytest.mark.parametrize("split", task.FACTS.splits)
-
 
 def rows_of(split: str, count: int) -> Rows:
     return task.rows(DataConfig(kind="repeats"), 0, split, range(count), 512)
 
 
-def texts(split: str, count: int) -> list[str]:
-    return [spell(ids_S, task.FACTS.tokens) for ids_S in rows_of(split, count).ids_NS]
+def texts(rows: Rows) -> list[str]:
+    return [spell(ids_S, task.FACTS.tokens) for ids_S in rows.ids_NS]
 
 
 def repeats(text: str) -> Iterator[tuple[int, str, str, str]]:
@@ -33,11 +31,11 @@ def repeats(text: str) -> Iterator[tuple[int, str, str, str]]:
         begin = mark.end() + 16
 
 
-@each_split
+@pytest.mark.parametrize("split", task.FACTS.splits)
 def test_what_stands_behind_a_mark_stood_before(split: str) -> None:
     """The first letter is given and the others are predicted; the span is the distance back."""
     rows = rows_of(split, 30)
-    for text, answer_T, span_T in zip(texts(split, 30), rows.answer_NT, rows.span_NT, strict=True):
+    for text, answer_T, span_T in zip(texts(rows), rows.answer_NT, rows.span_NT, strict=True):
         expected_S = np.full(len(text), -1)
         for number, (place, before, _, stretch) in enumerate(repeats(text)):
             expected_S[place + 1 : place + 16] = number
@@ -53,7 +51,7 @@ def test_stretches_begin_anywhere_and_what_lies_between_varies() -> None:
     rows = rows_of("train", 300)
     lengths: Counter[int] = Counter()
     shares = []
-    for text, span_T in zip(texts("train", 300), rows.span_NT, strict=True):
+    for text, span_T in zip(texts(rows), rows.span_NT, strict=True):
         for place, before, between, stretch in repeats(text):
             lengths[len(between)] += 1
             if len(stretch) > 1 and len(before) > 200:

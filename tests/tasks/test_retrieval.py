@@ -43,8 +43,11 @@ def test_rows_of_any_length_have_room_for_all(seq_len: int, index: int) -> None:
     assert found.span_NT.max() < 4 * 2 ** num_octaves(seq_len) <= seq_len / 2
 
 
-def test_distances_are_uniform_over_octaves() -> None:
-    """Rows of 512 have six octaves, from 4 to 255; within the third, distances are uniform."""
+def test_distances_are_uniform_over_octaves_and_questions_over_places() -> None:
+    """Rows of 512 have six octaves, from 4 to 255; within the third, distances are uniform.
+
+    At distances of 128 to 255, each quarter of the possible places has as many questions.
+    """
     found = rows(DATA, 0, "train", range(600), 512)
     distances = found.span_NT[found.mask_NT]
     assert num_octaves(512) == 6
@@ -57,14 +60,9 @@ def test_distances_are_uniform_over_octaves() -> None:
     assert len(third) == 16
     assert stats.chisquare(list(third.values())).pvalue > 1e-6
 
-
-def test_questions_of_a_distance_stand_anywhere() -> None:
-    """At distances of 128 to 255, each quarter of the possible places has as many questions."""
-    found = rows(DATA, 0, "train", range(600), 512)
     _, place = np.nonzero(found.mask_NT)
-    distance = found.span_NT[found.mask_NT]
-    far = distance >= 128
-    share = (place[far] - distance[far]) / (512 - distance[far])
+    far = distances >= 128
+    share = (place[far] - distances[far]) / (512 - distances[far])
     quarters = np.bincount((4 * share).astype(np.int64))
     assert len(quarters) == 4
     assert stats.chisquare(quarters).pvalue > 1e-6

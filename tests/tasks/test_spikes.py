@@ -6,22 +6,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from rope_exp.sections import DataConfig
+from rope_exp.tasks import spikes as task
 from rope_exp.tasks._rows import Draws
-from rope_exp.tasks.spikes import (
-    DIRECTION_UD,
-    FREQUENCY_F,
-    GAIN_U,
-    NUM_UNITS,
-    PADDING,
-    PEAK_U,
-    QUERY,
-    QUERY_S,
-    VARIANCE_F,
-    SpikeRows,
-    draw_amplitudes,
-    latent,
-    rows,
-)
 
 NUM_BINS = 16
 NUM_ROWS = 1000
@@ -29,19 +15,19 @@ NUM_ROWS = 1000
 Amplitudes = NDArray[np.float64]
 
 
-def rows_of(split: str, count: int, seq_len: int = 256) -> SpikeRows:
-    return rows(DataConfig(kind="spikes"), 0, split, range(count), seq_len)
+def rows_of(split: str, count: int, seq_len: int = 256) -> task.SpikeRows:
+    return task.rows(DataConfig(kind="spikes"), 0, split, range(count), seq_len)
 
 
 def amplitudes(count: int) -> Amplitudes:
     """Return the amplitudes of the first rows, which are the first numbers that a row draws."""
-    return np.stack([draw_amplitudes(Draws(0, "spikes train", n)) for n in range(count)])
+    return np.stack([task.draw_amplitudes(Draws(0, "spikes train", n)) for n in range(count)])
 
 
 def curve(amplitude_2DF: Amplitudes, time_T: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return z_TD by a plain sum over components."""
     value = 0.0
-    for number, frequency in enumerate(FREQUENCY_F):
+    for number, frequency in enumerate(task.FREQUENCY_F):
         angle_T = 2 * np.pi * frequency * time_T[:, None]
         value += amplitude_2DF[0, :, number] * np.cos(angle_T)
         value += amplitude_2DF[1, :, number] * np.sin(angle_T)
@@ -61,9 +47,9 @@ def test_a_row_is_events_padding_and_queries() -> None:
 
     for ids_T, times_T in zip(found.ids_NT, found.times_NT, strict=True):
         num_events = int((ids_T < 16).sum())
-        assert ids_T[:num_events].max() < 16 and ids_T.max() <= PADDING
-        assert (ids_T[num_events:240] == PADDING).all()
-        assert (ids_T[240:] == QUERY).all()
+        assert ids_T[:num_events].max() < 16 and ids_T.max() <= task.PADDING
+        assert (ids_T[num_events:240] == task.PADDING).all()
+        assert (ids_T[240:] == task.QUERY).all()
 
         event_E = times_T[:num_events]
         assert (np.diff(event_E) >= 0).all() and event_E[0] >= 0 and event_E[-1] < 1
@@ -76,14 +62,14 @@ def test_the_latent_is_what_it_says() -> None:
     amplitude_N2DF = amplitudes(2000)
     latent_NQD = rows_of("train", 5).latent_NQD
     for amplitude_2DF, latent_QD in zip(amplitude_N2DF[:5], latent_NQD, strict=True):
-        np.testing.assert_allclose(latent_QD, curve(amplitude_2DF, QUERY_S), atol=1e-6)
+        np.testing.assert_allclose(latent_QD, curve(amplitude_2DF, task.QUERY_S), atol=1e-6)
 
-    values = np.stack([latent(each, QUERY_S) for each in amplitude_N2DF])
-    assert VARIANCE_F.sum() == pytest.approx(1)
+    values = np.stack([task.latent(each, task.QUERY_S) for each in amplitude_N2DF])
+    assert task.VARIANCE_F.sum() == pytest.approx(1)
     at_once = values[:, 5].ravel()
     assert stats.kstest(at_once, stats.norm.cdf).pvalue > 1e-6
     # Covariance between the dimensions, and between queries 2 and 9, which are 7/16 s apart.
-    expected = (VARIANCE_F * np.cos(2 * np.pi * FREQUENCY_F * 7 / 16)).sum()
+    expected = (task.VARIANCE_F * np.cos(2 * np.pi * task.FREQUENCY_F * 7 / 16)).sum()
     assert np.mean(values[:, 5, 0] * values[:, 5, 1]) == pytest.approx(0, abs=0.1)
     assert np.mean(values[:, 2] * values[:, 9]) == pytest.approx(expected, abs=0.1)
 
@@ -95,16 +81,16 @@ def test_units_fire_at_their_rates() -> None:
     rate that is right only on average would otherwise pass.
     """
     found = rows_of("train", NUM_ROWS)
-    row, slot = np.nonzero(found.ids_NT < NUM_UNITS)
+    row, slot = np.nonzero(found.ids_NT < task.NUM_UNITS)
     part = (found.times_NT[row, slot] * NUM_BINS).astype(np.int64)
     # How often each unit fired in each part of the second.
-    counts_NBU = np.zeros((NUM_ROWS, NUM_BINS, NUM_UNITS))
+    counts_NBU = np.zeros((NUM_ROWS, NUM_BINS, task.NUM_UNITS))
     np.add.at(counts_NBU, (row, part, found.ids_NT[row, slot]), 1)
     time_T = (np.arange(16 * NUM_BINS) + 0.5) / (16 * NUM_BINS)
     expected = []
     for amplitude_2DF in amplitudes(NUM_ROWS):
-        drive_TU = curve(amplitude_2DF, time_T) @ DIRECTION_UD.T * GAIN_U
-        rate_TU = PEAK_U / (1 + np.exp(-drive_TU))
+        drive_TU = curve(amplitude_2DF, time_T) @ task.DIRECTION_UD.T * task.GAIN_U
+        rate_TU = task.PEAK_U / (1 + np.exp(-drive_TU))
         expected.append(rate_TU.reshape(NUM_BINS, 16, -1).mean(axis=1) / NUM_BINS)
     expected_NBU = np.stack(expected)
 

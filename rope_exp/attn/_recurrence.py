@@ -122,19 +122,17 @@ class StateAttention(Attention):
     num_copies = 1
 
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
+        cache = cache or LayerCache()
         results = []
-        states = {}
         for number, terms in enumerate(self.sums(x_BTD, at)):
             name = f"state{number}"
-            earlier = None if cache is None else cache.states.get(name)
+            earlier = cache.states.get(name)
             if earlier is not None:
                 earlier = earlier.repeat_interleave(self.num_copies, dim=1)
             o_BTHV, state_BHKV = chunked(*terms, self.log_gamma(), earlier, size=self.chunk_size)
             results.append(o_BTHV)
-            states[name] = state_BHKV[:, :: self.num_copies].detach()
-        if cache is not None:
-            cache.num_seen += x_BTD.shape[1]
-            cache.states = states
+            cache.states[name] = state_BHKV[:, :: self.num_copies].detach()
+        cache.num_seen += x_BTD.shape[1]
         return self.outputs(results, at)
 
     def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:

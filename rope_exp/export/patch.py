@@ -40,8 +40,8 @@ def patch(model: nn.Module, rotate: Iterable[str]) -> Callable[[], None]:
         raise ConfigError("rotate", "".join(sorted(sites)), "must be some of q, k, v, o")
     # SmolLM3 has layers that rotate nothing.
     needed = {f"{site}_proj" for site in SITES} | {"head_dim"}
-    modules: list[Any] = [each for each in model.modules() if getattr(each, "use_rope", True)]
-    layers = [each for each in modules if all(hasattr(each, name) for name in needed)]
+    modules: list[Any] = [m for m in model.modules() if getattr(m, "use_rope", True)]
+    layers = [module for module in modules if all(hasattr(module, name) for name in needed)]
     if not layers:
         name = type(model).__name__
         raise ConfigError("model", name, "has no attention with q_proj, k_proj, v_proj and o_proj")

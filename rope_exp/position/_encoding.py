@@ -77,7 +77,7 @@ class Position(nn.Module):
 
     @classmethod
     def overrides(cls, *methods: str) -> bool:
-        """Return whether the class has a method of these of its own."""
+        """Return whether the class overrides any of these methods."""
         return any(getattr(cls, name) is not getattr(Position, name) for name in methods)
 
     @classmethod

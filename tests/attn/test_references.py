@@ -68,10 +68,8 @@ def interleaved(nope_dim: int, rope_dim: int) -> list[int]:
 
 def halves(nope_dim: int, rope_dim: int) -> list[int]:
     """Return the source of each feature if pairs are half a head apart, rotating pairs first."""
-    half = rope_dim // 2
-    left = list(range(nope_dim))
-    turning = [nope_dim + f for f in range(rope_dim)]
-    middle = len(left) // 2
+    left, turning = range(nope_dim), range(nope_dim, nope_dim + rope_dim)
+    half, middle = rope_dim // 2, nope_dim // 2
     return [*turning[:half], *left[:middle], *turning[half:], *left[middle:]]
 
 

@@ -19,6 +19,7 @@ from rope_exp import files
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, show
 from rope_exp.folder import (
+    PROBES,
     Env,
     ReportError,
     Run,
@@ -26,7 +27,6 @@ from rope_exp.folder import (
     check_probes,
     check_result,
     checked,
-    read_probes,
     read_run,
     with_nan,
 )
@@ -92,14 +92,16 @@ def write_record(
         "env": env,
         "result": run.result,
         "curve": {key: [line.get(key) for line in run.metrics] for key in _Curve.__annotations__},
-        "probes": read_probes(folder, run.result),
+        "probes": files.read_json(folder / PROBES) if (folder / PROBES).exists() else {},
         **({"test": test} if test else {}),
     }
     text = canonical({**record, "sha256": digest(record)})
     # A record that cannot be read back is not written; otherwise the cell would count as done.
     read_record(path, text.encode())
     files.make_folders(path.parent)
-    files.write_atomically(path, text)
+    # Another process may have written it meanwhile.
+    if not path.exists():
+        files.write_atomically(path, text)
 
 
 def stored_records(records: Path, campaign: str) -> dict[Path, bytes]:

@@ -48,14 +48,13 @@ def figure(report: Report) -> alt.HConcatChart | None:
 
 def weights(report: Report) -> pd.DataFrame:
     """Return each row's mean weight by distance: columns label, distance and weight."""
-    places = parts("PLACES", "probes")
+    places = parts("PLACES", "probes")["distance"]
     means: dict[str, Any] = {
-        label: places["distance"].by_seed(report.rows[label], "distance")["distance"].mean()
+        label: places.by_seed(report.rows[label], "distance")["distance"].mean()
         for label in report.answers("distance")
     }
-    return _on_log_axes(
-        pd.concat(means, names=["label", "distance"]).rename("weight").reset_index()
-    )
+    table = pd.concat(means, names=["label", "distance"]).rename("weight")
+    return _on_log_axes(table.reset_index())
 
 
 def levels(report: Report) -> pd.DataFrame:

@@ -104,11 +104,11 @@ def points(report: Report, name: str) -> pd.DataFrame:
             # Other places would mean other windows, and so other tokens.
             means[label] = (losses - base).mean()
 
-    found = pd.DataFrame(means).rename_axis("place").reset_index()
-    found = found.melt("place", var_name="label").dropna()
+    table = pd.DataFrame(means).rename_axis("place").reset_index()
+    table = table.melt("place", var_name="label").dropna()
     if name == "bins":
         # On a log axis, positions count from 1.
-        found["place"] += 1
+        table["place"] += 1
     elif name == "positions":
-        found["place"] /= report.runs[0].config.train.seq_len
-    return found
+        table["place"] /= report.runs[0].config.train.seq_len
+    return table

@@ -208,25 +208,23 @@ def in_words(report: Report, row: Row) -> dict[str, Any]:
     """Return a row's differences as numbers and text; `half` is half of the interval's width."""
     line = report.lines[row.label]
     delta, low, high = (line[key] for key in ("delta", "delta_ci_low", "delta_ci_high"))
+    interval = "" if low is None else f" [{signed(low)}, {signed(high)}]"
+    half = "" if low is None else f"± {high - delta:.4f} "
     is_reference = row.label == report.reference.label
     untested = "no shared seed" if delta is None else "untested"
     verdict = line["verdict"] or f"{'reference' if is_reference else untested} {row.mark}".rstrip()
-    words = {
+    return {
         "label": row.label,
         "name": row.name,
         "delta": delta,
         "published_delta": line["published_delta"],
         "number": signed(delta),
-        "difference": signed(delta),
-        "half": "",
+        "difference": signed(delta) + interval,
+        "half": half,
         "seeds": row.verdict or f"{line['num_seeds']} {row.mark}".rstrip(),
         "verdict": verdict,
         "published": "" if is_reference else signed(line["published_delta"], digits=3),
     }
-    if low is not None:
-        words["difference"] += f" [{signed(low)}, {signed(high)}]"
-        words["half"] = f"± {high - delta:.4f} "
-    return words
 
 
 def signed(value: float | None, digits: int = 4) -> str:

@@ -57,7 +57,7 @@ def significant(numbers: Iterable[Any]) -> list[float | None]:
 
 
 def windows(model: Finished, length: int, share: int = 4) -> Ints:
-    """Return fixed held-out windows, with the tokens of 1/share of those of the held-out loss.
+    """Return fixed held-out windows, which have 1/share of the tokens of the held-out loss.
 
     There are fewer if the held-out set is smaller.
     """
@@ -71,11 +71,9 @@ def factors(model: Finished) -> list[int]:
 
     The longest is as long as the held-out set allows, up to 8; or 1 if positions are learned.
     """
-    longest = 8 if model.decoder.model.num_positions is None else 1
+    times = (1, 2, 4, 8) if model.decoder.model.num_positions is None else (1,)
     num_tokens = len(model.data.tokens[VALIDATION])
-    while longest > 1 and longest * model.config.train.seq_len >= num_tokens:
-        longest //= 2
-    return [2**power for power in range(longest.bit_length())]
+    return [n for n in times if n == 1 or n * model.config.train.seq_len < num_tokens]
 
 
 def loss(model: Finished) -> Tensor:
@@ -144,6 +142,5 @@ class Places(dict[str, tuple[str, str]]):
 
         Runs with other places than the first's are left out.
         """
-        first, *others = (self.of_run(run, probe) for run in row.runs if probe in run.probes)
-        same = [first, *(answer for answer in others if answer.index.equals(first.index))]
-        return pd.DataFrame(same)
+        answers = [self.of_run(run, probe) for run in row.runs if probe in run.probes]
+        return pd.DataFrame([each for each in answers if each.index.equals(answers[0].index)])

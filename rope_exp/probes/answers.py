@@ -63,8 +63,7 @@ def ask(model: Finished) -> dict[str, Any]:
 def tables(report: Report) -> list[str]:
     """Return exact matches by row, split and bin, and published relations judged by them."""
     over_seeds = _over_seeds(report)
-    task = _task(report)
-    if task is None or over_seeds.empty:
+    if over_seeds.empty:
         return []
     columns = [Column("variant", "name"), Column("seeds", "num_seeds", "d")]
     lines: dict[str, dict[str, Any]] = {
@@ -79,8 +78,8 @@ def tables(report: Report) -> list[str]:
             mean, sd = (number(100 * cell[f"right_{name}"], ".1f") for name in ("mean", "sd"))
             lines[cell["pe"]][key] = f"{mean} ± {sd}" if sd and not part else mean
     about = (
-        f"Exact matches in %, by {task.span} (mean over seeds; for a whole split, with the "
-        "SD over seeds):"
+        f"Exact matches in %, by {_task(report).span} (mean over seeds; for a whole split, "
+        "with the SD over seeds):"
     )
     return [about, Table(columns, pd.DataFrame(lines.values())).markdown(), *_relations(report)]
 
@@ -97,9 +96,9 @@ def files(report: Report) -> dict[str, str]:
 def match_relations(report: Report) -> list[dict[Any, Any]]:
     """Return the published relations by `split`, judged by the share of wrong answers."""
     shares = _shares(report)
-    if not report.source.signs or report.source.losses or shares.empty:
-        return []
     signs = report.source.signs
+    if not signs or report.source.losses or shares.empty:
+        return []
     relations = []
     for split, of_split in shares[shares["bin"] == 0].groupby("split", observed=True):
         wrong = 1 - of_split.pivot(index="seed", columns="pe", values="share")

@@ -96,7 +96,6 @@ def yarn(theta_F: Tensor, factor: float, trained_length: int, base: float) -> Te
     code and transformers (the article prints another mixture). The limits are rounded outwards to
     whole pairs and clipped to 0 and n - 1.
     """
-
     index_F = torch.arange(theta_F.shape[-1], dtype=theta_F.dtype, device=theta_F.device)
 
     def place(turns: int) -> float:

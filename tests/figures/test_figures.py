@@ -15,15 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from support.records import diverged, report_on, runs_of, unfinished
 
-from rope_exp.figures.cached import front
-from rope_exp.figures.curves import figure as curves
-from rope_exp.figures.curves import spread
-from rope_exp.figures.distance import figure as distance
-from rope_exp.figures.distance import levels, weights
-from rope_exp.figures.forest import figure as forest
-from rope_exp.figures.grid import figure as grid
-from rope_exp.figures.probes import figure as probes
-from rope_exp.figures.probes import points as probed
+from rope_exp.figures import cached, curves, distance, forest, grid, probes
 from rope_exp.figures.style import SITES_OF, drawn, limits, look, parts
 from rope_exp.report import Report, build
 
@@ -69,7 +61,7 @@ def losses(report: Report, row: str) -> np.ndarray:
 
 
 def test_the_forest_draws_intervals_of_scipys_paired_t(nine: Report) -> None:
-    chart = forest(nine)
+    chart = forest.figure(nine)
     bars = {bar["label"]: bar for bar in records(chart, "delta_ci_low")}
     lines = {line["label"]: line for line in records(chart, "difference")}
     assert domain(chart, "label") == [label for label in nine.rows if label != "qk_rope"]
@@ -84,7 +76,7 @@ def test_the_forest_draws_intervals_of_scipys_paired_t(nine: Report) -> None:
 
 def test_a_cell_of_the_grid_stands_where_its_sites_say(nine: Report) -> None:
     """Colours diverge at 0: equal differences of opposite sign are equally far from the middle."""
-    chart = grid(nine)
+    chart = grid.figure(nine)
     cells = {cell["label"]: cell for cell in records(chart, "scores")}
     places = {"vo_rope": ("", "VO"), "k_rope": ("K", ""), "qkv_rope": ("QK", "V")}
     base = losses(nine, "qk_rope")
@@ -100,7 +92,7 @@ def test_a_cell_of_the_grid_stands_where_its_sites_say(nine: Report) -> None:
 
 def test_curves_end_at_the_differences(nine: Report) -> None:
     """A band is one standard deviation of the differences over seeds."""
-    chart = curves(nine)
+    chart = curves.figure(nine)
     [panel] = [panel for panel in chart.hconcat if isinstance(panel, alt.LayerChart)]
     # Below the line are the zero line and the band.
     points = panel.layer[2].data
@@ -121,23 +113,16 @@ def test_lost_runs_are_told_in_words() -> None:
     report = build(
         [diverged(run) if (run.row, run.config.seed) in lost else run for run in runs], ["pe"]
     )
-    lines = {line["label"]: line for line in records(forest(report), "difference")}
+    lines = {line["label"]: line for line in records(forest.figure(report), "difference")}
     assert lines["vo_rope"]["seeds"] == "1 (2 diverged)"
     assert lines["vo_rope"]["verdict"] == "untested (2 diverged)"
     assert lines["v_rope"]["verdict"] == "diverged"
-    assert "The reference: QK-RoPE (1 diverged)." in explanation(forest(report))
+    assert "The reference: QK-RoPE (1 diverged)." in explanation(forest.figure(report))
 
-    below = {cell["label"]: cell["below"] for cell in records(grid(report), "scores")}
+    below = {cell["label"]: cell["below"] for cell in records(grid.figure(report), "scores")}
     assert below["qk_rope"] == "reference\n(1 diverged)"
     assert below["vo_rope"] == "untested\n(2 diverged)"
-    assert ">V-RoPE (diverged)</text>" in str(drawn(curves, report))
-
-
-def test_without_the_reference_there_are_only_losses() -> None:
-    report = report_on("english", "vo_rope", "nope", seeds=(0,))
-    assert forest(report) is None
-    assert grid(report) is None
-    assert "No differences: qk_rope has no runs here." in explanation(curves(report))
+    assert ">V-RoPE (diverged)</text>" in str(drawn(curves.figure, report))
 
 
 def test_probes_are_differences_within_a_seed(nine: Report) -> None:
@@ -146,10 +131,10 @@ def test_probes_are_differences_within_a_seed(nine: Report) -> None:
     of_runs, of_base = (
         np.mean([run.probes["positions"]["loss"] for run in each], axis=0) for each in (runs, base)
     )
-    found = probed(nine, "bins").set_index("label").loc["vo_rope"]
+    found = probes.points(nine, "bins").set_index("label").loc["vo_rope"]
     np.testing.assert_allclose(found["value"], of_runs - of_base, atol=1e-9)
 
-    found = probed(nine, "ablation").set_index(["label", "place"])
+    found = probes.points(nine, "ablation").set_index(["label", "place"])
     answers = [run.probes["ablation"] for run in runs]
     costs = [each["loss"][each["without"].index("v")] - each["loss"][0] for each in answers]
     assert found.at[("vo_rope", "v"), "value"] == pytest.approx(np.mean(costs))
@@ -159,11 +144,11 @@ def test_attention_by_distance_is_a_mean_over_layers() -> None:
     """The bound keeps its shape, at the level of uniform attention."""
     report = report_on("distance")
     [answer] = report.answers("distance")["qk_rope"]
-    drawn = weights(report).set_index("label").loc["qk_rope"]
+    drawn = distance.weights(report).set_index("label").loc["qk_rope"]
     assert list(drawn["distance"]) == [m + 1 for m in answer["m"]]
     np.testing.assert_allclose(drawn["weight"], np.mean([*answer["attention"].values()], axis=0))
 
-    bounds = levels(report).query("line.str.startswith('bound')")["weight"]
+    bounds = distance.levels(report).query("line.str.startswith('bound')")["weight"]
     bound = bounds.to_numpy()[: len(answer["m"])]
     np.testing.assert_allclose(bound / bound[0], np.divide(answer["bound"], answer["bound"][0]))
     assert bound.mean() == pytest.approx(np.mean(answer["uniform"]))
@@ -171,8 +156,8 @@ def test_attention_by_distance_is_a_mean_over_layers() -> None:
 
 @pytest.mark.parametrize("campaign", ["english", "distance"])
 def test_files_fit_a_page_and_hold_each_id_once(campaign: str) -> None:
-    for draw in (forest, grid, curves, probes, distance):
-        if (file := drawn(draw, report_on(campaign))) is None:
+    for module in (forest, grid, curves, probes, distance):
+        if (file := drawn(module.figure, report_on(campaign))) is None:
             continue
         svg = ElementTree.fromstring(file)
         assert float(svg.attrib["width"]) <= WIDEST
@@ -183,7 +168,9 @@ def test_files_fit_a_page_and_hold_each_id_once(campaign: str) -> None:
 
 
 def test_one_run_alone_leaves_out_what_it_cannot_show() -> None:
-    assert {*report_on("english", "vo_rope", seeds=(0,)).charts} == {"curves", "probes"}
+    report = report_on("english", "vo_rope", seeds=(0,))
+    assert {*report.charts} == {"curves", "probes"}
+    assert "No differences: qk_rope has no runs here." in explanation(curves.figure(report))
     begun = [replace(unfinished(run), probes={}) for run in runs_of("english", "nope", seeds=(0,))]
     assert build(begun, ["pe"]).charts == {}
 
@@ -223,7 +210,7 @@ def test_limits_leave_the_means_readable_beside_a_wide_interval() -> None:
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=16))
 def test_names_keep_their_gap_their_order_and_the_axes(wanted: list[float]) -> None:
-    placed = spread(pd.Series(wanted), 0.06, 0, 1)
+    placed = curves.spread(pd.Series(wanted), 0.06, 0, 1)
     ordered = placed.sort_index().iloc[np.argsort(wanted, kind="stable")]
     assert ordered.diff().fillna(1).min() >= 0.06 - 1e-9
     assert -1e-9 <= placed.min() <= placed.max() <= 1 + 1e-9
@@ -232,7 +219,7 @@ def test_names_keep_their_gap_their_order_and_the_axes(wanted: list[float]) -> N
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(-8, 8)), min_size=1))
 def test_the_front_is_what_nothing_dominates(points: list[tuple[int, int]]) -> None:
     """By definition, a point dominates if neither bytes nor loss is larger, and one is smaller."""
-    best = front(pd.DataFrame(points, columns=["num_bytes", "delta"], dtype=float))
+    best = cached.front(pd.DataFrame(points, columns=["num_bytes", "delta"], dtype=float))
     expected = sorted(
         {
             point

@@ -100,8 +100,6 @@ def test_a_kind_without_a_softmax_has_no_scale() -> None:
         torch.testing.assert_close(found, other(ids))
 
 
-DIM = 16
-USUAL_BASE = 10000.0
 TRAINED = 2048
 
 HALVES = st.integers(2, 64)
@@ -143,17 +141,17 @@ def test_yarn_is_transformers_yarn(half: int, base: float, factor: float, traine
 
 def test_where_all_pairs_turn_often_yarn_changes_none() -> None:
     """The ramp's limits cross; transformers' ramp is then reversed and interpolates all pairs."""
-    theta_F = frequencies(DIM, 2.0)
+    theta_F = frequencies(16, 2.0)
     assert torch.equal(yarn(theta_F, 4.0, 8192, 2.0), theta_F)
 
 
 @pytest.mark.parametrize(
     "extend",
-    [lambda theta: ntk_aware(theta, 4.0), lambda theta: yarn(theta, 4.0, TRAINED, USUAL_BASE)],
+    [lambda theta: ntk_aware(theta, 4.0), lambda theta: yarn(theta, 4.0, TRAINED, 1e4)],
     ids=["ntk_aware", "yarn"],
 )
 def test_frequencies_of_layers_are_extended_one_by_one(extend: Callable[[Tensor], Tensor]) -> None:
     """A pair is slowed according to its index, whatever frequency it has learned."""
-    theta_LGF = frequencies(DIM, USUAL_BASE, torch.float64) * normal(3, 2, 1, seed=4).exp()
+    theta_LGF = frequencies(16, 1e4, torch.float64) * normal(3, 2, 1, seed=4).exp()
     expected = torch.stack([torch.stack([*map(extend, layer)]) for layer in theta_LGF])
     torch.testing.assert_close(extend(theta_LGF), expected)

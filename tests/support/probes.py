@@ -34,6 +34,12 @@ class Finished:
     def stop(self) -> Any:
         return SimpleNamespace(requested=self.should_stop())
 
+    def answer(self, name: str) -> dict[str, Any]:
+        answers = self.ask([name])
+        assert answers is not None
+        answer: dict[str, Any] = answers[name]
+        return answer
+
 
 def finished(
     decoder: Decoder,
@@ -54,7 +60,4 @@ def finished(
 
 
 def ask(decoder: Decoder, name: str, *args: Any, **changes: Any) -> dict[str, Any]:
-    answers = finished(decoder, *args, **changes).ask([name])
-    assert answers is not None
-    answer: dict[str, Any] = answers[name]
-    return answer
+    return finished(decoder, *args, **changes).answer(name)

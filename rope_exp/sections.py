@@ -375,7 +375,7 @@ class ScheduleConfig:
 class TrackerConfig:
     """The tracker of curves; where a key has its default, WANDB_MODE and the like apply."""
 
-    # none, or a file of trackers/.
+    # none, wandb, trackio, or another file of trackers/.
     name: Name = "none"
     mode: Literal["online", "offline"] = "online"
     project: Name = "rope_exp"

@@ -11,7 +11,6 @@ from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.costs import kept
 from rope_exp.folder import ReportError, Result, Run, is_run, read_run
 from rope_exp.identity import chosen
-from rope_exp.report import parts
 
 # Columns from config.yaml; other keys that differ are added.
 _OF_CONFIG = [
@@ -68,6 +67,9 @@ def load_probes(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     `probe` and `at` are the name and the place of the number, as in a report's probes.csv; other
     keys are as in `load_runs`.
     """
+    # Imported late: a report takes scipy, which the other frames need not wait for.
+    from rope_exp.report import parts
+
     lines: list[dict[Any, Any]] = []
     for run, keys in _read(Path(where)):
         for probe, places in parts("PLACES", "probes").items():

@@ -151,10 +151,11 @@ def submit(
             raise ConfigError(f"hydra.launcher.{key}", launcher[key], reason)
     max_restarts = launcher.get("max_num_timeout", 0)
     asked: dict[str, Any] = {}
-    for key in (key for key in launcher if key not in OURS and launcher[key] is not None):
+    for key in map(str, launcher):
         value = launcher[key]
-        is_node = OmegaConf.is_config(value)
-        asked[str(key)] = OmegaConf.to_container(value, resolve=True) if is_node else value
+        if key not in OURS and value is not None:
+            is_node = OmegaConf.is_config(value)
+            asked[key] = OmegaConf.to_container(value, resolve=True) if is_node else value
     if cluster == "slurm":
         # Some clusters requeue no job that does not ask for it.
         asked["additional_parameters"] = {"requeue": True, **asked["additional_parameters"]}

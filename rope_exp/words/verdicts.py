@@ -70,8 +70,13 @@ def _test_notes(report: Report) -> list[str]:
             "adjusted interval (Bonferroni) follows. The p of an equivalent row is from the "
             "equivalence test."
         )
-    judged: Any = report.pairs["reference"].set_index("b").to_dict("index")
-    primary = [label for label in judged if judged[label] != report.decided[label]]
+    shown = ["family", "p_adjusted", "p_equivalent", "verdict"]
+    judged: Any = report.pairs["reference"].set_index("b")[shown].to_dict("index")
+    primary = [
+        label
+        for label, own in judged.items()
+        if any(report.decided[label][key] != own[key] for key in shown)
+    ]
     if primary:
         names = ", ".join(report.rows[label].name for label in primary)
         sentences.append(

@@ -265,12 +265,17 @@ def anchors(page: Path) -> list[str]:
 
 
 # The most syntax nodes and lines of each part. Whoever makes one smaller lowers its numbers.
-SIZES = {"rope_exp": (121_248, 17_128), "scripts": (4_938, 710), "tests": (134_416, 17_525)}
+SIZES = {
+    "rope_exp/*.py": (50_740, 7_296),
+    "rope_exp/**/*.py": (118_763, 16_427),
+    "scripts/*.py": (4_908, 692),
+    "tests/**/*.py": (132_431, 17_130),
+}
 
 
 @pytest.mark.parametrize("part", SIZES)
 def test_the_house_does_not_grow(part: str) -> None:
-    texts = [path.read_text(encoding="utf-8") for path in (REPOSITORY / part).rglob("*.py")]
+    texts = [path.read_text(encoding="utf-8") for path in REPOSITORY.glob(part)]
     nodes = sum(1 for text in texts for _ in ast.walk(ast.parse(text)))
     lines = sum(text.count("\n") for text in texts)
     assert nodes <= SIZES[part][0]

@@ -317,7 +317,7 @@ def attention(
 
     per_query = (for_queries(x, q_BTHK.shape[2]) for x in (q_BTHK, k_BEGK, v_BEGV))
     heads_first = [x.transpose(1, 2).contiguous() for x in per_query]
-    o_BHTV: Tensor = _Short.apply(*heads_first, bias_HTE, is_met, window, causal, sink_H)  # type: ignore[no-untyped-call]
+    o_BHTV: Tensor = _WrittenOut.apply(*heads_first, bias_HTE, is_met, window, causal, sink_H)  # type: ignore[no-untyped-call]
     return o_BHTV.transpose(1, 2)
 
 
@@ -371,7 +371,7 @@ def _fused(
     return o_BHTV[..., :out_dim].transpose(1, 2)
 
 
-class _Short(torch.autograd.Function):
+class _WrittenOut(torch.autograd.Function):
     """Written-out attention with its gradient.
 
     With w = exp(s - max s), l = sum w and p = w / l: o = (w v) / l, and with g = do / l,

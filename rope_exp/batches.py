@@ -7,7 +7,8 @@ the raw words of a Philox counter generator keyed by (seed, epoch): numpy keeps 
 stable over its versions, unlike `Generator.permutation`. Each stage of a run cuts windows of its
 own length T, and sample numbers continue from stage to stage.
 
-Shapes: B global batch, T positions, S = T + 1 hashed columns, N windows.
+Shapes: B global batch, T positions, W = T + 1 tokens of a window, S hashed columns (a window, and
+what else was drawn), N windows.
 """
 
 import functools
@@ -71,11 +72,11 @@ def training_batch(config: RunConfig, data: DataSet, step: int) -> Batch:
     if not isinstance(data, Prepared):
         return data.batch(TRAIN, samples, seed)
 
-    windows_BS = training_ids(data.tokens[TRAIN], seed, samples, stage.seq_len)
+    windows_BW = training_ids(data.tokens[TRAIN], seed, samples, stage.seq_len)
     start_B = None
     if config.data.random_start:
         start_B = random_starts(seed, step, stage.batch_size, config.data.random_start)
-    return read(config, data, windows_BS, (seed, step), start_B)
+    return read(config, data, windows_BW, (seed, step), start_B)
 
 
 def held_out_rows(config: RunConfig, data: DataSet) -> Batch:
@@ -83,14 +84,14 @@ def held_out_rows(config: RunConfig, data: DataSet) -> Batch:
     train = config.train
     if not isinstance(data, Prepared):
         return data.batch(TEST, range(train.eval_sequences))
-    windows_NS = validation_ids(data.tokens[VALIDATION], train.eval_sequences, train.seq_len)
-    return read(config, data, windows_NS)
+    windows_NW = validation_ids(data.tokens[VALIDATION], train.eval_sequences, train.seq_len)
+    return read(config, data, windows_NW)
 
 
 def read(
     config: RunConfig,
     data: DataSet,
-    windows_BS: Ints,
+    windows_BW: Ints,
     key: tuple[int, int] = HELD_OUT,
     start_B: Ints | None = None,
 ) -> Batch:
@@ -99,7 +100,7 @@ def read(
     Args:
         key: of the random stream that hides tokens.
     """
-    batch = next_tokens(windows_BS)
+    batch = next_tokens(windows_BW)
     # A document's number rises by 1 where the document begins.
     document_BT: Ints = (batch.ids_BT == data.corpus["end_id"]).cumsum(axis=1)
     if config.data.document_mask:
@@ -120,9 +121,9 @@ def read(
     return hidden
 
 
-def next_tokens(windows_BS: Ints) -> Batch:
+def next_tokens(windows_BW: Ints) -> Batch:
     """Return the batch that predicts every token but the first of windows of T + 1 tokens."""
-    return Batch(windows_BS[:, :-1], windows_BS[:, 1:], windows_BS)
+    return Batch(windows_BW[:, :-1], windows_BW[:, 1:], windows_BW)
 
 
 def training_ids(tokens: Tokens, seed: int, samples: Sequence[int], seq_len: int) -> Ints:

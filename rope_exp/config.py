@@ -23,11 +23,11 @@ from rope_exp.identity import (
     chosen,
     class_of,
     convert,
+    must,
     numeric,
     numeric_values,
     one_of,
     refuse,
-    rule,
     section,
     setting,
     settle,
@@ -58,7 +58,7 @@ CORE_OBJECTIVES = ("causal", "regression")
 MAX_POSITION = 2**24  # float32 represents all integers up to this one
 LengthAndSteps = Annotated[
     tuple[Count, ...],
-    rule("must list [length, steps] or [length, steps, sequences]", lambda x: len(x) in (2, 3)),
+    must("must list [length, steps] or [length, steps, sequences]", lambda x: len(x) in (2, 3)),
 ]
 
 
@@ -263,7 +263,7 @@ class RunConfig:
 
     @property
     def num_positions(self) -> int:
-        """One more than the last position of training, from 0."""
+        """One more than the last position of training or evaluation, from 0."""
         return self.pe.start + self.data.random_start + self.train.longest
 
     @property

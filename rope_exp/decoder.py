@@ -142,7 +142,7 @@ class SwiGLU(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); a variant may rotate in some layers only."""
 
-    def __init__(self, architecture: Architecture, number: int = 0) -> None:
+    def __init__(self, architecture: Architecture, number: int) -> None:
         super().__init__()
         config = architecture.model
         sites = architecture.pe.sites_of(number)
@@ -324,10 +324,10 @@ class Decoder(nn.Module):
         document_BT: Tensor | None = None,
         predicted_BP: Tensor | None = None,
     ) -> Tensor:
-        """Return logits_BTV of `ids_BT`, or the loss of predicting `target_BT`.
+        """Return the logits at the predicted places of `ids_BT`, or the loss of `target_BT` there.
 
-        The loss is the sum over B and T of -log p(target), in nats and float32; for real numbers,
-        the sum of their mean squared errors.
+        The loss is the sum of -log p(target) over all of them, in nats, in float32 at least; for
+        real numbers, the sum of their mean squared errors.
 
         Args:
             target_BT: or [B, T, O], O real numbers each.

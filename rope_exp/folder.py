@@ -212,10 +212,10 @@ def list_steps(checkpoints: Path) -> list[int]:
     return sorted(int(path.name.removeprefix("step_")) for path in folders)
 
 
-def checked(path: object, values: Mapping[str, Any], hint: Any, key: str = "") -> dict[str, Any]:
-    """Return the content of `path`, or of its `key`, as a TypedDict; further keys stay."""
+def checked(path: object, values: Mapping[str, Any], hint: Any) -> dict[str, Any]:
+    """Return the content of `path` as a TypedDict; further keys stay."""
     try:
-        converted: dict[str, Any] = convert(hint, values, key)
+        converted: dict[str, Any] = convert(hint, values)
     except ConfigError as error:
         raise RecordError(f"{path} was damaged or edited: {error}") from error
     return {**values, **converted}

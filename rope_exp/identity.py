@@ -187,7 +187,7 @@ def labelled(key: str, value: Any) -> str:
     return f"-{key}{value}"
 
 
-def rule(allowed: str, holds: Callable[[Any], object]) -> AfterValidator:
+def must(allowed: str, holds: Callable[[Any], object]) -> AfterValidator:
     """Return a validator for a value of the annotated type, with its message."""
 
     def check(value: Any) -> Any:
@@ -209,11 +209,11 @@ Share = Annotated[float, Field(ge=0, le=1)]
 OpenShare = Annotated[float, Field(gt=0, lt=1)]
 NAME = "must be 1 to 64 letters, digits, spaces or . _ + -, beginning with a letter or digit"
 _NAME = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}")
-Name = Annotated[str, rule(NAME, _NAME.fullmatch)]
+Name = Annotated[str, must(NAME, _NAME.fullmatch)]
 PATH = "must be a path; a leading ~ must mean a user's home"
 PathText = Annotated[
     str,
-    rule(PATH, lambda text: text.isprintable() and os.path.expanduser(text)[:1] not in ("", "~")),
+    must(PATH, lambda text: text.isprintable() and os.path.expanduser(text)[:1] not in ("", "~")),
 ]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 # Empty before the first step.

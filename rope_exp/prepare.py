@@ -222,7 +222,7 @@ def pin(data: DataConfig, tokenizer: TokenizerConfig) -> tuple[DataConfig, Token
 
 
 def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
-    """Return the folder of a config's prepared corpus, whose name hashes all that tokens follow."""
+    """Return the folder of a prepared corpus, named by a hash of what determines its tokens."""
     tokens: dict[str, Any] = {
         name: getattr(tokenizer, name) for name in ("kind", "vocab_size", "train_bytes")
     }

@@ -1,7 +1,8 @@
 """The table of a report: rows by label, judged pairs, columns for readers, and files.
 
-A report knows no leaf. Sentences, figures and probes are files of words/, figures/ and probes/,
-each with any of the functions that `Report.told`, `Report.charts` and `files_of` call.
+A report knows no leaf. It calls, by their names, the functions of files in other folders: caption,
+summary, tables, notes, assumptions, terminal and files in words/ and probes/, figure in figures/
+and probes/, page in page/, of_group in studies/.
 """
 
 import itertools
@@ -130,7 +131,7 @@ class Report:
 
     def against_reference(self, family: str) -> pd.DataFrame:
         """Return the pairs (reference, row) of a family, by row."""
-        pairs = pd.concat([self.pairs[family], stats.turned(self.pairs[family])])
+        pairs = pd.concat([self.pairs[family], stats.exchanged(self.pairs[family])])
         return pairs[pairs["a"] == self.reference.label].set_index("b")
 
     @cached_property
@@ -176,6 +177,7 @@ class Report:
             "verdict": [self._verdict(row) or row.verdict for row in rows],
             "published_loss": theirs["loss_mean"],
             "published_delta": theirs["delta"],
+            # Over all pairs; p_holm is over the pairs with the reference.
             "p_adjusted": among["p_adjusted"],
             "family": among["family"].map("{:.0f} pairs".format, na_action="ignore"),
             **among[["delta_wide_low", "delta_wide_high"]],

@@ -35,9 +35,9 @@ def frequencies(dim: int, base: float, dtype: torch.dtype = torch.float32) -> Te
 def angles(theta_F: Tensor, position_T: Tensor) -> Tensor:
     """Return angle_TF[t, f] = position_t * theta_f in radians, in theta's dtype.
 
-    A float32 product holds an angle of m radians to m 2^-24: half a radian at position 2^24. So
-    whole turns are removed from far angles in float64, before rounding. Positions are any real
-    numbers; [B, T] of them give [B, T, F], and [G, F] frequencies of G heads give [T, G, F].
+    A float32 product holds an angle of m radians to m 2^-24: half a radian just below position
+    2^24. So whole turns are removed from far angles in float64, before rounding. Positions are any
+    real numbers; [B, T] of them give [B, T, F], and [G, F] frequencies of G heads give [T, G, F].
     """
     position_T = position_T[(..., *[None] * theta_F.ndim)]
     angle_TF = position_T.to(theta_F.dtype) * theta_F

@@ -28,9 +28,9 @@ from rope_exp.identity import (
     choices,
     chosen,
     labelled,
+    must,
     numeric,
     numeric_values,
-    rule,
     section,
     setting,
     settle,
@@ -51,7 +51,7 @@ Base = Annotated[float, Field(gt=1, le=1e30)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Sites = Annotated[
     tuple[Literal["q", "k", "v", "o"], ...],
-    rule("must name each site at most once", lambda sites: len(set(sites)) == len(sites)),
+    must("must name each site at most once", lambda sites: len(set(sites)) == len(sites)),
 ]
 # Whether each layer has something (1) or not (0), repeated over the layers.
 Pattern = tuple[Literal[0, 1], ...]
@@ -261,7 +261,7 @@ class ModelConfig:
 class DataConfig:
     """The corpus, its source and its split; or the kind of generated data."""
 
-    # null: the kind; for hub, a name derived from path and subset.
+    # null: the kind, with order unless plain; for hub, a name derived from path and subset.
     name: Name | None = setting(None)
     # stdlib, or a file of corpora/ or tasks/.
     kind: str = numeric("stdlib", of_tokens=True)
@@ -397,7 +397,7 @@ class LaunchConfig:
     inline: bool = False
     # Runs that share a GPU.
     runs_per_gpu: Count = 1
-    # Runs of one job, for `rope-exp campaign` and `rope-exp sweep` on a cluster.
+    # Runs of one job of a cluster, for `rope-exp campaign` and `rope-exp sweep` on a cluster.
     cells_per_job: Count = 1
 
 
@@ -421,6 +421,7 @@ class Kind:
 
     kind: str = ""
 
+    # Facts of the class, not keys: they have no annotation.
     # True if it keeps keys, which a window can forget; a state cannot forget.
     keeps_keys = True
     # True if it uses model.num_key_value_heads, model.head_dim and pe.fraction.

@@ -1,4 +1,6 @@
-"""Stop signals: SIGTERM, SIGINT, SIGUSR1 or SIGHUP requests a stop; the same again exits at once.
+"""Stop signals: SIGTERM, SIGINT, SIGUSR1, SIGALRM or SIGHUP requests a stop.
+
+The same again, more than two seconds later, exits at once.
 
 submitit has SLURM send SIGUSR2: ranks stop at it, and in the dispatcher it has its own handler.
 """
@@ -69,7 +71,7 @@ class StopSignal:
 
     def on_request(self) -> None:
         """Acknowledge the first signal; the program checks `requested` soon."""
-        _write("asked to stop: saving after this micro-batch; a second signal leaves at once")
+        _write("asked to stop: saving after this micro-batch; the same signal again leaves at once")
 
     def on_repeat(self) -> None:
         """Exit at a second signal, without waiting for anything."""

@@ -32,7 +32,7 @@ POWER = 0.8
 # Larger numbers of seeds are not reported.
 MOST_SEEDS = 200
 SEEDS_NEEDED = ["seeds_needed_low", "seeds_needed_high"]
-# If all rows answer more than all but this share, they cannot be distinguished (section 8).
+# If every row answers at least 1 - ROOM of the questions, none can be told apart (section 8).
 ROOM = 0.01
 # By the verdict on a pair (a, b): a is better, worse, equal within the margin, or nothing is shown.
 SIGNS = {"better": ">", "worse": "<", "equivalent": "≈", "open": "?"}
@@ -188,7 +188,7 @@ def judge(
     return frame.join(pd.DataFrame(needed, columns=SEEDS_NEEDED, dtype="Int64"))
 
 
-def turned(pairs: pd.DataFrame) -> pd.DataFrame:
+def exchanged(pairs: pd.DataFrame) -> pd.DataFrame:
     """Return judged pairs with a and b exchanged."""
     opposite = {"low": "high", "high": "low"}
     deltas = [name for name in map(str, pairs) if name.startswith("delta")]

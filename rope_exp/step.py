@@ -207,7 +207,7 @@ class TrainingStep:
                 return None
             outcome = self.graphs(inputs, step, num_targets, rates)
         if outcome is None:
-            # This is no GPU, or such a step makes no graph: nothing was updated.
+            # There are no graphs here, or none of this step could be made: nothing was updated.
             self.graphs = None
             for group, group_rate in zip(groups, rates, strict=True):
                 group["lr"] = group_rate
@@ -272,7 +272,7 @@ class TrainingStep:
         first = is_bad & (self.first_bad_step == 0)
         self.first_bad_step.copy_(torch.where(first, step, self.first_bad_step))
 
-        # In a bad step, the fused kernel leaves weights, moments and its step count unchanged.
+        # From the first bad step on, the optimizer changes no weight, moment or count of steps.
         self.optimizer.found_inf = (self.first_bad_step > 0).float()  # type: ignore[attr-defined]
         self.optimizer.step()
         return torch.stack([loss.double(), norm.double(), self.first_bad_step.double()])

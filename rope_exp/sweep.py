@@ -46,7 +46,7 @@ LOG_BYTES = 1 << 16  # below this, a log may lack its last words
 WAIT_SECONDS = 1.0
 
 
-def resolved(config: RunConfig, world_size: int | None = None) -> RunConfig:
+def as_it_runs(config: RunConfig, world_size: int | None = None) -> RunConfig:
     """Return a config as it runs here, with nothing left to the machine or to time.
 
     `world_size` is that of the launcher that started this process as a rank, if one did.
@@ -151,10 +151,10 @@ def check_folder(job: Job) -> None:
         return
 
     before = read_config(folder)
-    changes = differing_keys(before.numeric, job.config.numeric)
-    # A node of a cluster resolves these keys later.
-    auto = tuple(f"train.{key}:" for key in ("precision", "compile", "deterministic"))
-    changes = [x for x in changes if not (x.startswith(auto) and x.endswith("-> auto"))]
+    keys = ("precision", "compile", "deterministic")
+    # A node of a cluster resolves these later.
+    later = [f"train.{key}" for key in keys if getattr(job.config.train, key) == "auto"]
+    changes = differing_keys(before.numeric, job.config.numeric, later)
     if changes:
         reason = f"belongs to another config ({'; '.join(changes)}); choose another run.dir or "
         raise _folder_error(job, f"{reason}run.group, or move it aside with run.fresh=true")
@@ -187,7 +187,8 @@ def _check_group(config: RunConfig, leaving_out: Collection[Path]) -> None:
 def acquire(job: Job) -> bool:
     """Acquire the lock of the run's folder, check the folder again, and write the run's config.
 
-    With run.fresh an old folder is moved aside, never deleted.
+    With run.fresh an old folder is moved aside, never deleted; then job.config is no longer fresh.
+    Metrics from before the first checkpoint are dropped.
 
     Returns:
         False if another process holds the lock; true otherwise, even if the run proves to be done.
@@ -249,7 +250,7 @@ def _folder_error(job: Job, reason: str) -> ConfigError:
 
 def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, list[Job]]:
     """Resolve, admit and complete every run; return the exit code, of a sweep 0, 1 or 75."""
-    jobs = admit([resolved(config) for config in configs], titles)
+    jobs = admit([as_it_runs(config) for config in configs], titles)
     fresh = configs[0].run.fresh
     # Every old result is moved aside now: if the sweep is stopped, none passes for a new one.
     if fresh and len(jobs) > 1:
@@ -347,7 +348,7 @@ def _release(job: Job) -> None:
 
 
 def _start_waiting(jobs: Sequence[Job], relay: SignalRelay) -> None:
-    """Start the runs that have a place: theirs and the running runs' max_parallel allow them."""
+    """Start waiting runs while GPUs are free and every run's max_parallel allows it."""
     running = [job for job in jobs if job.status == "running"]
     for job in jobs:
         limit = min(int(other.config.launch.max_parallel) for other in [job, *running])

@@ -270,8 +270,8 @@ class Record:
         start = trainer.start
         checkpoint.clear_leftovers(trainer.checkpoints)
         # A step whose evaluation was interrupted gets its row when it is evaluated again.
-        num_rows = start["step"] - (start["unrecorded"] is not None)
-        self.writer = MetricsWriter(trainer.folder, num_rows)
+        last_row = start["step"] - (start["unrecorded"] is not None)
+        self.writer = MetricsWriter(trainer.folder, last_row)
         self.tracker: Any = None
         if (name := self.config.tracker.name) != "none":
             leaf = chosen("trackers", name, "tracker.name")

@@ -1,7 +1,7 @@
 """One rank of one run: set up the process, open the data, train, and end.
 
-The launcher starts it as `python -m rope_exp.worker RUN_FOLDER`. The command line calls it directly
-if its process is already a rank of `accelerate launch` or torchrun.
+The dispatcher starts it as `python -m rope_exp.worker RUN_FOLDER`. The command line calls it
+directly if its process is already a rank of `accelerate launch` or torchrun.
 """
 
 import ctypes
@@ -115,7 +115,7 @@ def run_here(config: RunConfig) -> int:
 
 
 def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
-    """Write env.json and tokenizer.json of a run that begins or resumes, and log both.
+    """Write env.json and tokenizer.json of a run that begins or resumes, and log that it does.
 
     Changes since the run's previous start are in `marks` and `earlier_git`.
     """

@@ -23,7 +23,7 @@ from rope_exp.files import write_atomically
 from rope_exp.folder import Run, last_step
 from rope_exp.machine import git_state
 from rope_exp.ranks import Job
-from rope_exp.sweep import admit, resolved, run_all
+from rope_exp.sweep import admit, as_it_runs, run_all
 
 # Keys that a record must share with its cell, in addition to those that can change a number:
 # rounding depends on the threads, and a record contains the probes' results.
@@ -119,7 +119,7 @@ def run_campaign(progress: Progress) -> int:
 
     check_here(progress)
     cells = {cell.name: cell for cell in progress.left}
-    jobs = admit([resolved(cell.config) for cell in cells.values()], list(cells))
+    jobs = admit([as_it_runs(cell.config) for cell in cells.values()], list(cells))
 
     def keep_records(ended: Sequence[Job]) -> None:
         """Write records, or keep those that arrived meanwhile; if that fails, the run fails."""

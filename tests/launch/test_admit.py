@@ -12,7 +12,7 @@ from rope_exp.config import RunConfig
 from rope_exp.errors import EXIT_STOPPED
 from rope_exp.files import write_json
 from rope_exp.ranks import Job
-from rope_exp.sweep import acquire, acquire_or_refuse, admit, resolved
+from rope_exp.sweep import acquire, acquire_or_refuse, admit, as_it_runs
 
 OnCpu = Callable[..., RunConfig]
 
@@ -129,23 +129,23 @@ def test_a_requeued_job_begins_anew_once(
     monkeypatch.chdir(tmp_path)
     again = tiny("launch.device=cpu").replace("run", dir=None)
     fresh = again.replace("run", fresh=True)
-    begun = begin(resolved(again))
+    begun = begin(as_it_runs(again))
     (begun.folder / ".fresh").write_text("6")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     # SLURM requeued this job before its first start had begun anew, so it still must.
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert resolved(fresh).run.fresh
+    assert as_it_runs(fresh).run.fresh
 
     monkeypatch.delenv("SLURM_RESTART_COUNT")
-    begin(resolved(fresh))
+    begin(as_it_runs(fresh))
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
-    assert not resolved(fresh).run.fresh
-    begin(resolved(fresh))
+    assert not as_it_runs(fresh).run.fresh
+    begin(as_it_runs(fresh))
     assert [path.name for path in begun.folder.parent.glob(".*.old-*")] == [".seed0.old-1"]
 
     # A person repeats the command within the same job.
     monkeypatch.delenv("SLURM_RESTART_COUNT")
-    assert resolved(fresh).run.fresh
+    assert as_it_runs(fresh).run.fresh
 
 
 def test_runs_of_one_sweep_that_share_a_folder_are_refused(on_cpu: OnCpu) -> None:

@@ -15,7 +15,6 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from rope_exp.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, first_line, lo
 from rope_exp.files import read_json, write_json
 from rope_exp.machine import machine_facts
 from rope_exp.plan.tables import vocabulary
+from rope_exp.prepare import Prepared
 from rope_exp.step import Parallel, TrainingStep
 
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
@@ -107,7 +107,7 @@ def measured(setting: Setting, device: str) -> dict[str, Any]:
     config = resolve(run_config([*words, *setting.overrides.split()]))
     vocab_size = vocabulary(config)
     ids = np.random.default_rng(0).integers(vocab_size, size=2**24, dtype=np.uint32)
-    data = SimpleNamespace(tokens={"train": ids}, corpus={"end_id": 0})
+    data = Prepared(vocab_size, "", {"end_id": 0}, "", len(ids), Path(), {"train": ids})
     torch.manual_seed(0)
     with torch.device(device):
         decoder = Decoder(config.architecture(vocab_size))

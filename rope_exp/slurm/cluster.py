@@ -151,9 +151,9 @@ def submit(
             raise ConfigError(f"hydra.launcher.{key}", launcher[key], reason)
     max_restarts = launcher.get("max_num_timeout", 0)
     asked: dict[str, Any] = {}
-    for key in map(str, launcher):
+    for key in sorted({*map(str, launcher)} - {*OURS}):
         value = launcher[key]
-        if key not in OURS and value is not None:
+        if value is not None:
             is_node = OmegaConf.is_config(value)
             asked[key] = OmegaConf.to_container(value, resolve=True) if is_node else value
     if cluster == "slurm":

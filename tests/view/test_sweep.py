@@ -4,14 +4,14 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rope_exp import errors
 from rope_exp.config import RunConfig
+from rope_exp.folder import last_row, last_step
 from rope_exp.ranks import Job
-from rope_exp.view.sweep import View, last_row
+from rope_exp.view.sweep import View
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,14 @@ def test_a_log_gets_every_change_and_a_summary(
     ]
 
 
+ROWS = '{"step": 1, "train/loss": 5.0}\n{"step": 2, "train/loss": 4.0}\n'
+
+
 @pytest.mark.parametrize(
-    ("text", "row"),
-    [('{"step": 1}\n{"step": 2}\n{"st', {"step": 2}), ('{"st', {}), ("\0\n", {}), ("", {})],
+    ("text", "step"),
+    [(ROWS + '{"st', 2), (ROWS + "\0\n", 2), ('{"st', 0), ("\0\n", 0), ("", 0)],
 )
-def test_a_row_half_written_or_damaged_is_passed_over(tmp_path: Path, text: str, row: Any) -> None:
+def test_a_row_half_written_or_damaged_is_passed_over(tmp_path: Path, text: str, step: int) -> None:
     (tmp_path / "metrics.jsonl").write_text(text)
-    assert last_row(tmp_path) == row
+    assert last_row(tmp_path).get("step", 0) == step
+    assert last_step(tmp_path) == step

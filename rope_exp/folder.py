@@ -271,7 +271,13 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 def last_row(folder: Path) -> dict[str, Any]:
     """Return the last whole row of a run's metrics that can be read; {} if there is none."""
     path = folder / METRICS
-    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+    lines: list[bytes] = []
+    # Opening a pipe would wait for a writer; a run that starts over removes the old file.
+    if path.is_file():
+        with suppress(OSError), path.open("rb") as file:
+            # These are several rows, and the first may lack its beginning.
+            file.seek(max(path.stat().st_size - 4096, 0))
+            lines = file.read().split(b"\n")[:-1]
     for line in reversed(lines):
         with suppress(RecordError):
             return checked(path, parse_json(path, line), MetricsRow)

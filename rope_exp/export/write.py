@@ -22,8 +22,11 @@ from rope_exp import Position, __version__
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder, weights, weights_sha256
 from rope_exp.errors import ConfigError, show
-from rope_exp.export.configuration_rope_exp import RopeExpConfig
-from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM, RopeExpForMaskedLM
+from rope_exp.export.modeling_rope_exp import (
+    RopeExpConfig,
+    RopeExpForCausalLM,
+    RopeExpForMaskedLM,
+)
 from rope_exp.folder import read_config, read_env, read_result
 from rope_exp.identity import Rule, chosen, numeric_values, refuse
 from rope_exp.report import bits_per_byte, perplexity
@@ -213,7 +216,7 @@ COPIES = {
 }
 # An encoding of ours reads the same keys of either config.
 OUR_CONFIG = "from rope_exp.sections import PeConfig"
-THEIR_CONFIG = "from .configuration_rope_exp import RopeExpConfig as PeConfig"
+THEIR_CONFIG = "from transformers import LlamaConfig as PeConfig"
 
 
 def write_code(out: Path, pe: PeConfig) -> None:

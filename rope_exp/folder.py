@@ -373,7 +373,9 @@ class Run:
 
     def check(self) -> None:
         """Refuse a result of another config, or of a loss that its curve does not end with."""
-        expected = {"config_sha256": (CONFIG, self.config.config_sha256)}
+        expected: dict[str, tuple[str, Any]] = {
+            "config_sha256": (CONFIG, self.config.config_sha256)
+        }
         if self.status == "finished":
             expected["val/loss"] = METRICS, [{}, *self.metrics][-1].get("val/loss")
         for key, (source, value) in expected.items():

@@ -492,28 +492,18 @@ def held_out_loss(
     micro_batch_size: int,
     device: torch.device,
     parallel: Any = None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> float | None:
+) -> float:
     """Return the mean nats per predicted token, or the mean squared error of real numbers.
 
-    It is the same on every rank; None if `should_stop` returned true before a micro-batch.
+    It is the same on every rank.
     """
     rank, world_size = (parallel.rank, parallel.world_size) if parallel else (0, 1)
     mine = on_device(held_out.rows(slice(rank, None, world_size)), device)
     nats = torch.zeros((), dtype=torch.float64, device=device)
-
-    # Every rank loops as often as the one with the largest share: asking whether to stop is a
-    # collective call, and all ranks must make it equally often.
-    largest_share = math.ceil(len(held_out.ids_BT) / world_size)
-    micro_batches = mine.split(micro_batch_size)
     # Eager: compiling a second graph does not pay off for a few batches.
     with torch.compiler.set_stance("force_eager"):
-        for _ in range(0, largest_share, micro_batch_size):
-            if should_stop():
-                return None
-            inputs = next(micro_batches, None)
-            if inputs is not None:
-                nats += inputs.nats(model).double()
+        for inputs in mine.split(micro_batch_size):
+            nats += inputs.nats(model).double()
 
     total = parallel.sum(nats) if parallel else nats
     return float(total) / held_out.num_targets

@@ -296,7 +296,7 @@ def attention(
 
     # Which keys each query attends to, [T, E] or [B, 1, T, T]; None: all.
     is_met = None
-    kernel = KERNELS.get(q_BTHK.device.type)
+    kernel: Any = KERNELS.get(q_BTHK.device.type)
     has_kernel = kernel is not None and num_queries == num_keys <= kernel.MAX_LENGTH
     is_masked = any(x is not None for x in added)
     if causal and (is_masked or has_kernel or num_queries < num_keys):

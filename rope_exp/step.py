@@ -14,9 +14,9 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor, distributed, nn
 from torch.optim import AdamW, Optimizer
 
-from rope_exp.batches import chain_sha256, training_batch
+from rope_exp.batches import Batch, chain_sha256, training_batch
 from rope_exp.config import RunConfig
-from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder, Inputs, on_device
+from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder, on_device, summed_nats
 from rope_exp.errors import ConfigError
 from rope_exp.identity import chosen, optional
 from rope_exp.prepare import DataSet
@@ -229,7 +229,7 @@ class TrainingStep:
 
         return read
 
-    def get_batch(self, step: int) -> tuple[Inputs, int, str]:
+    def get_batch(self, step: int) -> tuple[Batch, int, str]:
         """Return this rank's rows, the targets of all ranks, and order_sha256 with this batch."""
         batch = training_batch(self.config, self.data, step)
         order_sha256 = ""
@@ -241,7 +241,7 @@ class TrainingStep:
 
     def update(
         self,
-        inputs: Inputs,
+        inputs: Batch,
         step: int | Tensor,
         num_targets: int | Tensor,
         should_stop: Callable[[], bool] = lambda: False,
@@ -261,7 +261,7 @@ class TrainingStep:
             if should_stop():
                 return None
             with self.parallel.accumulate(self.model, last=number == len(micro_batches)):
-                nats = micro_batch.nats(self.model)
+                nats = summed_nats(self.model, micro_batch)
                 (nats * scale).backward()  # type: ignore[no-untyped-call]
             loss += nats.detach()
 

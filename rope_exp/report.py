@@ -19,11 +19,10 @@ import pandas as pd
 from rope_exp import published, stats
 from rope_exp.comparable import OWN_RATE, ROW, Row, rows_of, spelled
 from rope_exp.config import RunConfig
-from rope_exp.costs import kept
 from rope_exp.errors import RecordError
 from rope_exp.files import write_atomically
 from rope_exp.folder import ReportError, Run, find_groups, read_runs
-from rope_exp.identity import choices, chosen
+from rope_exp.identity import choices, chosen, optional
 from rope_exp.published import REFERENCE, UNROTATED, Published
 from rope_exp.sections import SoftmaxConfig
 from rope_exp.stats import SEEDS_NEEDED, Noise, Pair
@@ -121,11 +120,10 @@ class Report:
     @cached_property
     def charts(self) -> dict[str, bytes]:
         """The figures that the runs allow, as SVG files by name."""
-        if "style" not in choices("figures"):
+        if (style := optional("figures", "style")) is None:
             return {}
-        draw = chosen("figures", "style", "figures").drawn
         functions = parts("figure", "figures", "probes")
-        charts = {name: draw(figure, self) for name, figure in functions.items()}
+        charts = {name: style.drawn(figure, self) for name, figure in functions.items()}
         return {name: svg for name, svg in charts.items() if svg is not None}
 
     def against_reference(self, family: str) -> pd.DataFrame:
@@ -165,7 +163,9 @@ class Report:
         measured = zip(loss, runs, strict=True)
         bits = [bits_per_byte(mean, run.config, run.env) for mean, run in measured]
         params = [[run.result["params"] for run in row.runs if run.result] for row in rows]
-        caches = [kept(config.attn, config.model, config.pe) for config in configs]
+        caches = [(None, None)] * len(configs)
+        if costs := optional("plan", "costs"):
+            caches = [costs.kept(config.attn, config.model, config.pe) for config in configs]
         columns: dict[str, Any] = {
             "group": [run.group for run in runs],
             "pe": [config.pe.label for config in configs],

@@ -97,8 +97,6 @@ def test_evaluation_begins_at_0_and_knows_documents(make: Make) -> None:
     # Documents of the small corpus are longer than 64 tokens; some rows hold the end of one.
     words += ("data.reset_positions=true", "data.document_mask=true", "train.eval_sequences=64")
     rows = make("reset", *words).held_out_rows
-    assert rows.position_BT is not None
-    assert rows.document_BT is not None
     begins_BT = rows.ids_BT == 256
     assert 0 < begins_BT.sum() < begins_BT.size / 16
     assert (rows.position_BT[begins_BT] == 0).all()

@@ -4,7 +4,6 @@ Exit codes: 0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped with
 """
 
 # Import nothing slow here: signals reach `leave` only after these imports.
-import os
 import sys
 
 from rope_exp.errors import explained
@@ -13,14 +12,6 @@ from rope_exp.signals import starting_runs
 
 def main(command: str | None = None) -> int:
     """Run a command, by default the first word of the command line; return its exit code."""
-    # The next file to be opened, such as a lock, would get the number of a stream that is closed,
-    # and ranks, which inherit it, would write to it.
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            descriptor = os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(descriptor, True)
-            setattr(sys, name, os.fdopen(descriptor, "w" if number else "r", closefd=False))
-
     words = sys.argv[1:]
     if command is None:
         command = words.pop(0) if words else "--help"

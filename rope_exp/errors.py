@@ -80,23 +80,14 @@ def explained(command: Callable[[], int], *, prints: bool = True) -> int:
 
 def show(value: Any) -> str:
     """Return a value as on the command line, in one line, with a long middle cut out."""
-    if isinstance(value, str) and value.isprintable():
-        return _shortened(value)
-
-    try:
-        return _shortened(json.dumps(value, default=repr))
-    except (TypeError, ValueError, RecursionError):
-        # A key that is not text, a number past Python's limit, or a mapping that contains itself.
-        return f"<{type(value).__name__}>"
+    if not (isinstance(value, str) and value.isprintable()):
+        value = json.dumps(value, default=repr)
+    return value if len(value) <= 300 else f"{value[:147]}...{value[-150:]}"
 
 
 def first_line(error: BaseException | str) -> str:
-    """Return an error's message in one line, with a long middle cut out."""
-    return _shortened(" ".join(str(error).split()) or type(error).__name__)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 300 else f"{text[:147]}...{text[-150:]}"
+    """Return an error's message, shown as `show` does."""
+    return show(" ".join(str(error).split()) or type(error).__name__)
 
 
 # `log` also appends to this file: the log of a run, if this process has one.

@@ -1,23 +1,28 @@
-"""Checks that runs are comparable: equal in every numeric key except some named factors.
+"""Which runs are comparable: equal in every numeric key except some named factors.
 
 A factor is a key that can change a number, or a section of keys: `pe` and `seed` for a table of
 variants. The factor `row` is a name given by a campaign or an experiment (row_name); it covers
 variant, kind of attention and size at once. A row is the runs that agree in every factor but the
 seed; a block is the runs of one seed. Runs that must not be compared raise a `ReportError`.
+Published results about the same rows are in published.yaml.
 """
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, get_args
+
+import yaml
 
 from rope_exp import machine
 from rope_exp.config import RunConfig, differing_keys
 from rope_exp.errors import show
 from rope_exp.folder import ReportError, Run, Status
 from rope_exp.identity import facts_of, numeric_values
-from rope_exp.sections import Kind, PeConfig
+from rope_exp.sections import Kind, PeConfig, SoftmaxConfig
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,42 @@ _FACTS = (
 )
 
 
+# The default references for differences: the standard variant; for a kind of attention without
+# queries, the variant that rotates nothing.
+REFERENCE = "qk_rope"
+UNROTATED = "nope"
+
+
+class Published(NamedTuple):
+    """A published table, or a claim about rows without numbers; empty: nothing was published."""
+
+    source: str = ""  # the citation
+    short: str = ""  # the same for fonts without Chinese
+    setting: str = ""  # the known facts about its training
+    # In nats per token, by the rows' labels, best first; empty for a claim.
+    losses: Mapping[str, float] = MappingProxyType({})
+    # The source's own, with ">" for better and "≈" for too close to distinguish.
+    order: str = ""
+    # That order as pairs of neighbours, with the sign between them.
+    relations: Sequence[tuple[str, str, str]] = ()
+    # The numbers that a layer caches per token, by the rows' labels.
+    cached: Mapping[str, int] = MappingProxyType({})
+
+    @property
+    def signs(self) -> dict[tuple[str, str], str]:
+        """The signs of the relations, by their pairs."""
+        return {(a, b): sign for a, sign, b in self.relations}
+
+
+_TEXT = Path(__file__).with_name("published.yaml").read_text(encoding="utf-8")
+# By data.kind, besides the two tables of language models.
+TASKS = {name: Published(**facts) for name, facts in yaml.safe_load(_TEXT).items()}
+TABLE = TASKS.pop("table")
+SEQUEL = TASKS.pop("sequel")
+# Both versions of the sequel's model share its rows' labels.
+SEQUEL_MODELS = ("sequel", "sequel_mini")
+
+
 def rows_of(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
     """Sort runs into rows by label, in the order of their values, or refuse them.
 
@@ -117,6 +158,27 @@ def rows_of(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
     _check_facts(ordered)
     check_seeds(ordered)
     return rows
+
+
+def default_reference(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
+    """Return the label of the default reference, which may be missing from the rows.
+
+    Variants: qk_rope, or else one that rotates only q and k, or nope for a kind without queries.
+    Named rows: softmax attention with qk_rope and as many key/value heads as query heads.
+    """
+    configs = {label: row.runs[0].config for label, row in rows.items()}
+    if list(keys) == ["pe"]:
+        if "q" not in next(iter(configs.values())).attn.sites():
+            return UNROTATED
+        alike = [label for label, config in configs.items() if config.pe.rotate == ("q", "k")]
+        return alike[0] if alike and REFERENCE not in rows else REFERENCE
+
+    for label, config in configs.items() if ROW in keys else ():
+        heads, kv_heads = config.model.num_attention_heads, config.model.num_key_value_heads
+        is_softmax = isinstance(config.attn, SoftmaxConfig)
+        if is_softmax and heads == kv_heads and config.pe.label == REFERENCE:
+            return label
+    return next(iter(rows))
 
 
 def telling(runs: Sequence[Run]) -> list[str]:
@@ -221,3 +283,20 @@ def check_seeds(runs: Iterable[Run]) -> None:
                 f"{first.folder} and {run.folder} have seeds {other} and {seed}, but the same "
                 f"{key} ({run.result[key]:.12}): one of them is a copy of the other"
             )
+
+
+def published_about(runs: Sequence[Run], keys: Sequence[str]) -> Published:
+    """Return what was published about rows that these factors distinguish."""
+    # The published runs started from random weights.
+    if any(run.config.init_weights for run in runs):
+        return Published()
+    kinds = {run.config.data.kind for run in runs}
+    if len(kinds) == 1 and list(keys) == ["pe"] and TASKS.keys() >= kinds:
+        return TASKS[kinds.pop()]
+    if any(run.config.data.task or run.config.train.objective != "causal" for run in runs):
+        return Published()
+    is_sequel = all(run.config.model.name in SEQUEL_MODELS for run in runs)
+    if list(keys) == ["pe"]:
+        is_softmax = all(isinstance(run.config.attn, SoftmaxConfig) for run in runs)
+        return TABLE if is_softmax and not is_sequel else Published()
+    return SEQUEL if list(keys) == [ROW] and is_sequel else Published()

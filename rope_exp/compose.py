@@ -27,7 +27,7 @@ from omegaconf.resolvers import oc
 
 from rope_exp.config import RunConfig, flat
 from rope_exp.errors import ConfigError, first_line
-from rope_exp.identity import Rule, chosen, refuse, unknown_key
+from rope_exp.identity import Rule, choices, chosen, refuse, unknown_key
 from rope_exp.machine import PACKAGE, ROOT, gpus, has_bf16, has_compiler
 from rope_exp.sections import MIN_VOCAB_SIZE, LaunchConfig
 
@@ -255,7 +255,9 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     if train.compile == "auto":
         # Each length has its own graphs.
         num_lengths = len({stage.seq_len for stage in train.staged})
-        pays = device == "cuda" or operations(config) >= PAYS_TO_COMPILE * num_lengths
+        pays = device == "cuda"
+        if not pays and "costs" in choices("plan"):
+            pays = operations(config) >= PAYS_TO_COMPILE * num_lengths
         resolved["compile"] = pays and has_compiler(device)
     if train.deterministic == "auto":
         resolved["deterministic"] = device == "cpu"
@@ -264,12 +266,11 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
 
 def operations(config: RunConfig) -> int:
     """Return the FLOP of the whole run; a pretrained tokenizer counts as the smallest."""
-    # Imported late: torch takes a second to import, which a mistake need not wait for.
-    from rope_exp.costs import flops_per_token
-
+    # It imports torch, which takes a second that a mistake need not wait for.
+    costs = chosen("plan", "costs", "train.compile")
     vocab_size = config.known_vocab_size or MIN_VOCAB_SIZE
     return sum(
-        stage.num_tokens * flops_per_token(config, vocab_size, stage.seq_len)
+        stage.num_tokens * costs.flops_per_token(config, vocab_size, stage.seq_len)
         for stage in config.train.staged
     )
 

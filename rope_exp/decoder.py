@@ -11,9 +11,9 @@ Shapes: B batch, T position, N tokens, C of a chunk, D model width, V vocabulary
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -442,46 +442,23 @@ def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
 # -- the loss of a batch -------------------------------------------------------------------------
 
 
-class Inputs(NamedTuple):
-    """The tensors of a batch, in the form that the decoder takes."""
-
-    ids_BT: Tensor
-    target_BP: Tensor
-    place_BP: Tensor | None
-    position_BT: Tensor | None
-    document_BT: Tensor | None
-
-    def split(self, size: int) -> Iterator["Inputs"]:
-        """Yield micro-batches of `size` rows; the last may have fewer."""
-        for start in range(0, len(self.ids_BT), size):
-            part = slice(start, start + size)
-            parts: list[Any] = [None if tensor is None else tensor[part] for tensor in self]
-            yield Inputs(*parts)
-
-    @property
-    def further(self) -> dict[str, Tensor | None]:
-        """The decoder's keyword arguments besides ids and targets."""
-        places = {"predicted_BP": self.place_BP, "positions_BT": self.position_BT}
-        return {**places, "document_BT": self.document_BT}
-
-    def nats(self, model: nn.Module) -> Tensor:
-        """Return the summed nats over the targets, or the summed squared errors."""
-        nats: Tensor = model(self.ids_BT, self.target_BP, **self.further)
-        return nats
-
-
-def on_device(batch: Batch, device: torch.device) -> Inputs:
+def on_device(batch: Batch, device: torch.device) -> Batch:
     """Copy a batch to a device without waiting for the copy."""
 
-    def copy(name: str) -> Any:
-        array = getattr(batch, name)
+    def copy(array: Any) -> Tensor | None:
         if array is None:
             return None
         tensor = torch.as_tensor(array)
         tensor = tensor.pin_memory() if device.type == "cuda" else tensor
         return tensor.to(device, non_blocking=True)
 
-    return Inputs(*map(copy, Inputs._fields))
+    return Batch(*map(copy, batch._replace(hashed_BS=None)))
+
+
+def summed_nats(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the summed nats over the targets, or the summed squared errors."""
+    nats: Tensor = model(batch.ids_BT, batch.target_BP, **batch.further)
+    return nats
 
 
 @torch.no_grad()
@@ -492,28 +469,15 @@ def held_out_loss(
     micro_batch_size: int,
     device: torch.device,
     parallel: Any = None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> float | None:
-    """Return the mean nats per predicted token, or the mean squared error of real numbers.
-
-    It is the same on every rank; None if `should_stop` returned true before a micro-batch.
-    """
+) -> float:
+    """Return the mean nats per predicted token, or mean squared error, the same on every rank."""
     rank, world_size = (parallel.rank, parallel.world_size) if parallel else (0, 1)
     mine = on_device(held_out.rows(slice(rank, None, world_size)), device)
     nats = torch.zeros((), dtype=torch.float64, device=device)
-
-    # Every rank loops as often as the one with the largest share: asking whether to stop is a
-    # collective call, and all ranks must make it equally often.
-    largest_share = math.ceil(len(held_out.ids_BT) / world_size)
-    micro_batches = mine.split(micro_batch_size)
     # Eager: compiling a second graph does not pay off for a few batches.
     with torch.compiler.set_stance("force_eager"):
-        for _ in range(0, largest_share, micro_batch_size):
-            if should_stop():
-                return None
-            inputs = next(micro_batches, None)
-            if inputs is not None:
-                nats += inputs.nats(model).double()
+        for micro_batch in mine.split(micro_batch_size):
+            nats += summed_nats(model, micro_batch).double()
 
     total = parallel.sum(nats) if parallel else nats
     return float(total) / held_out.num_targets

@@ -145,6 +145,11 @@ def chosen(folder: str, name: str, key: str, *, core: str = "") -> ModuleType:
     return import_module(f"rope_exp.{folder}.{name}")
 
 
+def optional(folder: str, name: str) -> ModuleType | None:
+    """Import rope_exp/FOLDER/NAME.py; None: there is no such file."""
+    return chosen(folder, name, folder) if name in choices(folder) else None
+
+
 def class_of(field: dataclasses.Field[Any], values: Any) -> Any:
     """Return the type of a key; of a section that is one of several, the one that `values` name."""
     if (key := field.metadata.get("one_of")) is None:

@@ -8,7 +8,6 @@ and probes/, page in page/, of_group in studies/.
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,11 +19,10 @@ import pandas as pd
 from rope_exp import published, stats
 from rope_exp.comparable import OWN_RATE, ROW, Row, rows_of, spelled
 from rope_exp.config import RunConfig
-from rope_exp.costs import kept
 from rope_exp.errors import RecordError
 from rope_exp.files import write_atomically
 from rope_exp.folder import ReportError, Run, find_groups, read_runs
-from rope_exp.identity import choices, chosen
+from rope_exp.identity import choices, chosen, optional
 from rope_exp.published import REFERENCE, UNROTATED, Published
 from rope_exp.sections import SoftmaxConfig
 from rope_exp.stats import SEEDS_NEEDED, Noise, Pair
@@ -122,11 +120,10 @@ class Report:
     @cached_property
     def charts(self) -> dict[str, bytes]:
         """The figures that the runs allow, as SVG files by name."""
-        if "style" not in choices("figures"):
+        if (style := optional("figures", "style")) is None:
             return {}
-        draw = chosen("figures", "style", "figures").drawn
         functions = parts("figure", "figures", "probes")
-        charts = {name: draw(figure, self) for name, figure in functions.items()}
+        charts = {name: style.drawn(figure, self) for name, figure in functions.items()}
         return {name: svg for name, svg in charts.items() if svg is not None}
 
     def against_reference(self, family: str) -> pd.DataFrame:
@@ -166,7 +163,9 @@ class Report:
         measured = zip(loss, runs, strict=True)
         bits = [bits_per_byte(mean, run.config, run.env) for mean, run in measured]
         params = [[run.result["params"] for run in row.runs if run.result] for row in rows]
-        caches = [kept(config.attn, config.model, config.pe) for config in configs]
+        caches = [(None, None)] * len(configs)
+        if costs := optional("plan", "costs"):
+            caches = [costs.kept(config.attn, config.model, config.pe) for config in configs]
         columns: dict[str, Any] = {
             "group": [run.group for run in runs],
             "pe": [config.pe.label for config in configs],
@@ -427,8 +426,6 @@ def write(
     out: Path,
     reference: str | None = None,
     factors: tuple[str, ...] = ("pe",),
-    *,
-    replace: bool = True,
 ) -> list[str]:
     """Read <runs>/<group>/<pe>/seed<k>, check, write below `out`, and return the lines to print.
 
@@ -436,10 +433,9 @@ def write(
         group: None: the only one. If rows are not variants, a pattern for several; None: all.
         reference: the row that others are compared with; None: the default of `build`.
         factors: the factors that distinguish rows: pe, or keys such as optim.lr.
-        replace: whether the table of another group may be replaced.
     Raises:
         RecordError: a file cannot be read, or runs may not share a table; nothing is written.
-        ReportError: the only factor is the seed, or another group's table may not be replaced.
+        ReportError: the only factor is the seed.
         OSError: writing failed.
     """
     try:
@@ -451,15 +447,6 @@ def write(
     if not keys:
         raise ReportError("--factors seed: rows need another factor besides the seed, such as pe")
     report = build(read, keys, reference, left_out)
-    ours = theirs = {row.runs[0].group for row in report.rows.values()}
-    table = out / "table.csv"
-    with suppress(OSError, ValueError, KeyError):  # There is no table yet.
-        theirs = ours if replace else set(pd.read_csv(table, converters={"group": str})["group"])
-    if theirs != ours:
-        raise ReportError(
-            f"{table} is the table of group {', '.join(sorted(theirs))}; pass "
-            "--out FOLDER to keep it, or --force to replace it"
-        )
     files = files_of(report) | pages_of({".": report}, report.runs)
     if factors != ("pe",):
         for of_group in parts("of_group", "studies").values():

@@ -71,7 +71,7 @@ class StopSignal:
 
     def on_request(self) -> None:
         """Acknowledge the first signal; the program checks `requested` soon."""
-        _write("asked to stop: saving after this micro-batch; the same signal again leaves at once")
+        _write("asked to stop: saving soon; the same signal again leaves at once")
 
     def on_repeat(self) -> None:
         """Exit at a second signal, without waiting for anything."""

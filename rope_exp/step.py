@@ -14,12 +14,11 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor, distributed, nn
 from torch.optim import AdamW, Optimizer
 
-from rope_exp import costs
-from rope_exp.batches import chain_sha256, training_batch
+from rope_exp.batches import Batch, chain_sha256, training_batch
 from rope_exp.config import RunConfig
-from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder, Inputs, on_device
+from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder, on_device, summed_nats
 from rope_exp.errors import ConfigError
-from rope_exp.identity import choices, chosen
+from rope_exp.identity import chosen, optional
 from rope_exp.prepare import DataSet
 from rope_exp.sections import OptimConfig
 
@@ -188,8 +187,8 @@ class TrainingStep:
 
         self.graphs: Any = None
         is_wanted = os.environ.get("ROPE_EXP_GRAPHS") != "0" and self.parallel.world_size == 1
-        if is_wanted and device.type in choices("graphs"):
-            self.graphs = chosen("graphs", device.type, "launch.device").StepGraphs(self)
+        if is_wanted and (leaf := optional("graphs", device.type)):
+            self.graphs = leaf.StepGraphs(self)
 
     def __call__(self, step: int) -> Callable[[], Outcome] | None:
         """Update the model once, and return a function that waits for the step's outcome.
@@ -230,7 +229,7 @@ class TrainingStep:
 
         return read
 
-    def get_batch(self, step: int) -> tuple[Inputs, int, str]:
+    def get_batch(self, step: int) -> tuple[Batch, int, str]:
         """Return this rank's rows, the targets of all ranks, and order_sha256 with this batch."""
         batch = training_batch(self.config, self.data, step)
         order_sha256 = ""
@@ -242,7 +241,7 @@ class TrainingStep:
 
     def update(
         self,
-        inputs: Inputs,
+        inputs: Batch,
         step: int | Tensor,
         num_targets: int | Tensor,
         should_stop: Callable[[], bool] = lambda: False,
@@ -262,7 +261,7 @@ class TrainingStep:
             if should_stop():
                 return None
             with self.parallel.accumulate(self.model, last=number == len(micro_batches)):
-                nats = micro_batch.nats(self.model)
+                nats = summed_nats(self.model, micro_batch)
                 (nats * scale).backward()  # type: ignore[no-untyped-call]
             loss += nats.detach()
 
@@ -289,11 +288,13 @@ class Throughput:
     """
 
     def __init__(self, config: RunConfig, vocab_size: int, device: torch.device) -> None:
-        lengths = {stage.seq_len for stage in config.train.staged}
-        self.flops_per_token = {n: costs.flops_per_token(config, vocab_size, n) for n in lengths}
+        # By sequence length; 1 where no peak is known.
+        self.flops_per_token = {stage.seq_len: 1 for stage in config.train.staged}
         # Dense bf16, of all ranks' devices together; None if unknown, and on a CPU.
         self.peak_flops_per_s: float | None = None
-        if device.type == "cuda":
+        if device.type == "cuda" and (costs := optional("plan", "costs")):
+            for length in self.flops_per_token:
+                self.flops_per_token[length] = costs.flops_per_token(config, vocab_size, length)
             peak = costs.peak_flops_per_s(torch.cuda.get_device_name(device))
             if config.train.peak_tflops is not None:
                 peak = config.train.peak_tflops * 1e12

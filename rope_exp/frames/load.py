@@ -8,9 +8,8 @@ from typing import Any
 import pandas as pd
 
 from rope_exp.config import DEFAULT_OUTPUT
-from rope_exp.costs import kept
 from rope_exp.folder import ReportError, Result, Run, is_run, read_run
-from rope_exp.identity import chosen
+from rope_exp.identity import chosen, optional
 
 # Columns from config.yaml; other keys that differ are added.
 _OF_CONFIG = [
@@ -34,10 +33,11 @@ def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     Raises:
         RecordError: a run or a record cannot be read, or there is none.
     """
+    costs = optional("plan", "costs")
     lines = []
     for run, keys in _read(Path(where)):
         config = run.config
-        cached, state = kept(config.attn, config.model, config.pe)
+        cached, state = costs.kept(config.attn, config.model, config.pe) if costs else (None, None)
         line = {
             **{key: run.result.get(key) for key in Result.__annotations__},
             "group": run.group,

@@ -6,14 +6,14 @@ from datetime import timedelta
 
 from rope_exp.compose import operations
 from rope_exp.config import RunConfig
-from rope_exp.costs import (
+from rope_exp.decoder import TOKENS_OF_A_CHUNK
+from rope_exp.errors import ConfigError
+from rope_exp.plan.costs import (
     attention_flops_per_token,
     layer_weights,
     num_parameters,
     peak_flops_per_s,
 )
-from rope_exp.decoder import TOKENS_OF_A_CHUNK
-from rope_exp.errors import ConfigError
 
 ASSUMED_MFU = 0.4
 # Below this many parameters, a step on a GPU takes about the launch time of its kernels, whatever

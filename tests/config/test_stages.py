@@ -8,7 +8,7 @@ from support.refused import refused
 
 from rope_exp.compose import operations, resolve, run_config
 from rope_exp.config import RunConfig, TrainConfig
-from rope_exp.costs import flops_per_token
+from rope_exp.plan.costs import flops_per_token
 
 # 6,144 tokens a step.
 SIZES = {"global_batch_size": 12, "seq_len": 512}

@@ -9,8 +9,8 @@ from support.refused import refused
 
 from rope_exp.compose import compose_jobs, operations, resolve, run_config
 from rope_exp.config import RunConfig
-from rope_exp.costs import num_parameters
 from rope_exp.plan import tables as plan
+from rope_exp.plan.costs import num_parameters
 
 
 def test_parameters_operations_memory_and_time_are_printed(tmp_path: Path) -> None:

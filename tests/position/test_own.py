@@ -15,10 +15,10 @@ from torch import Tensor
 
 from rope_exp.attention import Attention
 from rope_exp.config import RunConfig
-from rope_exp.costs import kept
 from rope_exp.decoder import Decoder
 from rope_exp.errors import ConfigError
 from rope_exp.laws.certificate import certificate
+from rope_exp.plan.costs import kept
 from rope_exp.plan.tables import with_matched
 from rope_exp.position.own import explaining, with_source
 from rope_exp.rope import frequencies, rotate

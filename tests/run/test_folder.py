@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.harm import Harm, efforts, harmed, try_harms
 from support.refused import REFUSALS, refused
-from support.results import DIVERGED, FINISHED
+from support.reports import DIVERGED, FINISHED
 
 from rope_exp import load_run
 from rope_exp.compose import run_config

@@ -136,7 +136,6 @@ def test_spikes_stand_at_their_times(period: float) -> None:
     config = config_of("spikes", f"data.period={period}")
     batch = training_batch(config, data_of(config), 1)
     rows = data_of(config).rows("train", range(4))
-    assert batch.position_BT is not None
     np.testing.assert_allclose(batch.position_BT * period / (2 * np.pi), rows.times_NT)
     np.testing.assert_array_equal(batch.place_BP, [range(240, 256)] * 4)
     np.testing.assert_array_equal(batch.document_BT, rows.ids_NT == PADDING)

@@ -11,13 +11,13 @@ from rope_exp.attn.linear import Config as LinearConfig
 from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig, TrainConfig
-from rope_exp.costs import (
+from rope_exp.decoder import Decoder
+from rope_exp.plan.costs import (
     attention_flops_per_token,
     flops_per_token,
     num_parameters,
     peak_flops_per_s,
 )
-from rope_exp.decoder import Decoder
 from rope_exp.sections import Architecture, Kind
 
 

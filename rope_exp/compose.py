@@ -222,9 +222,8 @@ def explain(error: Exception) -> ConfigError:
         return unknown_key(match[1], KEYS)
     # OmegaConf knows the key of a value that cannot be merged.
     cause = error.__cause__ or error
-    reason = "".join(c if c.isprintable() else " " for c in first_line(cause))
     key = getattr(cause, "full_key", None) or "config"
-    return ConfigError(key, ..., reason.partition(" full_key: ")[0])
+    return ConfigError(key, ..., first_line(cause).partition(" full_key: ")[0])
 
 
 # -- on this machine -------------------------------------------------------------------------------

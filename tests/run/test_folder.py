@@ -1,6 +1,5 @@
 """Tests that the files of a run folder are read back exactly, or refused by name."""
 
-import os
 import shutil
 from collections.abc import Callable
 from contextlib import closing
@@ -113,18 +112,15 @@ def test_a_result_with_a_wrong_key_is_refused(
 
 @pytest.mark.parametrize("name", READERS)
 def test_what_is_no_such_file_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    """A pipe is not opened, which might never end."""
     path = tmp_path / name
     path.write_text("{}\n")
     with refused(name):
         READERS[name](tmp_path)
     path.unlink()
-    for make in (os.mkfifo, os.mkdir):
-        make(path)
-        with refused(f"{path} is no regular file"):
-            READERS[name](tmp_path)
-        assert last_step(tmp_path) == 0
-        path.rename(tmp_path / make.__name__)
+    path.mkdir()
+    with refused(name):
+        READERS[name](tmp_path)
+    assert last_step(tmp_path) == 0
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ class Report:
             **ours[["num_seeds", "loss_mean", "loss_sd", "delta"]],
             **judged[["delta_ci_low", "delta_ci_high"]],
             "p_holm": judged["p_adjusted"],
-            "verdict": [self._verdict(row) or row.verdict for row in rows],
+            "verdict": [self._verdict(row) or row.status for row in rows],
             "published_loss": theirs["loss_mean"],
             "published_delta": theirs["delta"],
             # Over all pairs; p_holm is over the pairs with the reference.
@@ -360,7 +360,7 @@ def _words(report: Report, row: Row) -> dict[str, Any]:
             ci += f" (adjusted: {interval(decided['delta_wide_low'], decided['delta_wide_high'])})"
     sizes = {"{:,}": line["cached"], "{:,} fixed": line["state"]}
     cache = ", plus ".join(form.format(size) for form, size in sizes.items() if size) or "0"
-    loss = number(line["loss_mean"], ".4f") or row.verdict
+    loss = number(line["loss_mean"], ".4f") or row.status
     return {
         "name": row.name,
         "rotates": " ".join(config.pe.rotate),

@@ -219,7 +219,7 @@ def in_words(report: Report, row: Row) -> dict[str, Any]:
         "number": signed(delta),
         "difference": signed(delta) + interval,
         "half": half,
-        "seeds": row.verdict or f"{line['num_seeds']} {row.mark}".rstrip(),
+        "seeds": row.status or f"{line['num_seeds']} {row.mark}".rstrip(),
         "verdict": verdict,
         "published": "" if is_reference else signed(line["published_delta"], digits=3),
     }

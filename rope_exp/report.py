@@ -8,7 +8,6 @@ and probes/, page in page/, of_group in studies/.
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -427,8 +426,6 @@ def write(
     out: Path,
     reference: str | None = None,
     factors: tuple[str, ...] = ("pe",),
-    *,
-    replace: bool = True,
 ) -> list[str]:
     """Read <runs>/<group>/<pe>/seed<k>, check, write below `out`, and return the lines to print.
 
@@ -436,10 +433,9 @@ def write(
         group: None: the only one. If rows are not variants, a pattern for several; None: all.
         reference: the row that others are compared with; None: the default of `build`.
         factors: the factors that distinguish rows: pe, or keys such as optim.lr.
-        replace: whether the table of another group may be replaced.
     Raises:
         RecordError: a file cannot be read, or runs may not share a table; nothing is written.
-        ReportError: the only factor is the seed, or another group's table may not be replaced.
+        ReportError: the only factor is the seed.
         OSError: writing failed.
     """
     try:
@@ -451,15 +447,6 @@ def write(
     if not keys:
         raise ReportError("--factors seed: rows need another factor besides the seed, such as pe")
     report = build(read, keys, reference, left_out)
-    ours = theirs = {row.runs[0].group for row in report.rows.values()}
-    table = out / "table.csv"
-    with suppress(OSError, ValueError, KeyError):  # There is no table yet.
-        theirs = ours if replace else set(pd.read_csv(table, converters={"group": str})["group"])
-    if theirs != ours:
-        raise ReportError(
-            f"{table} is the table of group {', '.join(sorted(theirs))}; pass "
-            "--out FOLDER to keep it, or --force to replace it"
-        )
     files = files_of(report) | pages_of({".": report}, report.runs)
     if factors != ("pe",):
         for of_group in parts("of_group", "studies").values():

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.exported import in_a_process
+from support.command import in_a_process
 from support.models import SUBSETS, VOCAB, make_pe, make_sizes, opinionated, tokens
 from support.own import PULL, example, with_text
 from support.refused import refused

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from support.slurm import until
+from support.runs import until
 
 from rope_exp import ranks, sweep
 from rope_exp.compose import resolve

@@ -87,18 +87,13 @@ def test_a_file_that_the_system_refuses_is_a_refusal(
     assert not (tmp_path / "out").exists()
 
 
-def test_another_groups_table_is_not_replaced(
+def test_the_table_is_of_the_group_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the default folder, only the same group or --force does; 007 is a group's name."""
+    """In the default folder, it replaces another group's; 007 is a group's name."""
     monkeypatch.chdir(tmp_path)
     for group in ("007", "large"):
         make_run(Path("results/runs"), group=group)
-    assert command(["--group", "007"]) == 0
-    assert command(["--group", "007"]) == 0
-    with refused("results/table.csv is the table of group 007; pass --out FOLDER to keep it, or"):
-        command(["--group", "large"])
-    assert table_rows(Path("results"))["qk_rope"]["group"] == "007"
-    for words in (["--out", "other"], ["--out", "other", "--force"], ["--force"]):
-        assert command(["--group", "large", *words]) == 0
-    assert table_rows(Path("results"))["qk_rope"]["group"] == "large"
+    for group in ("007", "large"):
+        assert command(["--group", group]) == 0
+        assert table_rows(Path("results"))["qk_rope"]["group"] == group

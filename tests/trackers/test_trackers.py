@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 from support.command import assert_refused
 from support.refused import refused
-from support.results import DIVERGED, FINISHED
+from support.reports import DIVERGED, FINISHED
 from support.runs import assert_same_run, train
 
 from rope_exp import ranks

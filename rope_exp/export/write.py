@@ -26,9 +26,9 @@ from rope_exp.export.configuration_rope_exp import RopeExpConfig
 from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM, RopeExpForMaskedLM
 from rope_exp.folder import read_config, read_env, read_result
 from rope_exp.identity import Rule, chosen, numeric_values, refuse
+from rope_exp.prepare import vocab_size
 from rope_exp.report import bits_per_byte, perplexity
 from rope_exp.sections import PAIRS, Architecture, PeConfig, SoftmaxConfig
-from rope_exp.tokenizer import vocab_size
 
 Code = Literal["auto", "always"]
 # The keys of a model that LlamaConfig has, too.

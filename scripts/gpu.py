@@ -33,6 +33,8 @@ from rope_exp.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, ConfigError, e
 from rope_exp.files import read_json, write_json
 from rope_exp.machine import ROOT, child_environment, output_of
 
+# ROPE_EXP_DEVICE=cpu rehearses all parts without a GPU.
+DEVICE = os.environ.get("ROPE_EXP_DEVICE", "cuda")
 PARTS = ("tests", "tune", "nine_10m")
 # The most seconds of a part; a campaign takes all that are left.
 SECONDS = {"tests": 75.0, "tune": 240.0}
@@ -51,22 +53,9 @@ PACKAGES = (
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
-def device() -> str:
-    """Return the device of all parts; ROPE_EXP_DEVICE=cpu rehearses them without a GPU."""
-    return os.environ.get("ROPE_EXP_DEVICE", "cuda")
-
-
-def card() -> str:
-    """Return the short name of the first GPU, as in results/bench."""
-    if device() != "cuda":
-        return device()
-    name = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-    return name.removeprefix("NVIDIA ").split()[0]
-
-
 def words_of(part: str, seconds: float, campaign: Sequence[str], out: Path) -> list[str]:
     """Return the command line of a part, after the interpreter; `campaign` is every campaign's."""
-    tune = ["--device", device(), "--out", str(out), "--seconds", "220"]
+    tune = ["--device", DEVICE, "--out", str(out), "--seconds", "220"]
     # The tests left out train for a minute, and are stopped and resumed.
     quick = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not broken_off"]
     fixed = {
@@ -221,10 +210,13 @@ def main() -> int:
         return EXIT_DONE
     if asked.unpack:
         os.environ |= unpack(asked.unpack)
-    out = (asked.out or ROOT / "results/bench" / card()).absolute()
     campaign = ["--config-dir", str(asked.config_dir)] if asked.config_dir else []
-    if device() == "cuda":
+    card = DEVICE
+    if DEVICE == "cuda":
         campaign += ["--on-gpus", str(asked.together)]
+        name = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+        card = name.removeprefix("NVIDIA ").split()[0]
+    out = (asked.out or ROOT / "results/bench" / card).absolute()
     out.mkdir(parents=True, exist_ok=True)
     return run_all(asked.parts, campaign, asked.seconds, out)
 

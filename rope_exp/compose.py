@@ -222,9 +222,8 @@ def explain(error: Exception) -> ConfigError:
         return unknown_key(match[1], KEYS)
     # OmegaConf knows the key of a value that cannot be merged.
     cause = error.__cause__ or error
-    reason = "".join(c if c.isprintable() else " " for c in first_line(cause))
     key = getattr(cause, "full_key", None) or "config"
-    return ConfigError(key, ..., reason.partition(" full_key: ")[0])
+    return ConfigError(key, ..., first_line(cause).partition(" full_key: ")[0])
 
 
 # -- on this machine -------------------------------------------------------------------------------
@@ -295,8 +294,6 @@ def _machine_rules(config: RunConfig, starts_processes: bool) -> Iterator[Rule]:
     if starts_processes:
         reason = f"this machine shows {num_gpus} GPUs"
         yield on_gpus and count > num_gpus, "launch.num_processes", reason
-        reason = "must be 1 for launch=inline, which starts no process"
-        yield launch.inline and count > 1, "launch.num_processes", reason
 
     share, rest = divmod(train.global_batch_size, count)
     reason = f"must be a multiple of the {count} processes"

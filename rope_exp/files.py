@@ -116,18 +116,10 @@ def lock(path: Path, flags: int = fcntl.LOCK_EX) -> int:
         os.close(descriptor)
 
 
-def check_regular(path: Path) -> None:
-    """Refuse a folder, a pipe or a device in place of a file: reading it might never end."""
-    if path.exists() and not path.is_file():
-        raise RecordError(f"{path} is no regular file")
-
-
 @contextmanager
 def readable(what: object, *errors: type[Exception]) -> Iterator[None]:
     """Refuse `what` by name if the block raises a system or value error, or one of `errors`."""
     refused: tuple[type[Exception], ...] = (OSError, ValueError, RecursionError, *errors)
-    if isinstance(what, Path):
-        check_regular(what)
     try:
         yield
     except refused as error:

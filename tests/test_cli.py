@@ -108,21 +108,6 @@ def test_a_reader_that_leaves_is_no_failure(tmp_path: Path, flags: list[str]) ->
     assert done.stderr == b"code 0\n"
 
 
-@pytest.mark.torture
-@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">&-", "2>&-"])
-def test_a_closed_stream_is_no_failure(
-    tiny_overrides: list[str], tmp_path: Path, closed: str
-) -> None:
-    """No file gets the stream's number: the lock stays empty, and a second start succeeds too."""
-    train = shlex.join([sys.executable, str(REPOSITORY / "train.py"), *tiny_overrides])
-    for _ in range(2):
-        done = subprocess.run(["sh", "-c", f"{train} {closed}"], cwd=tmp_path, capture_output=True)
-        assert done.returncode == 0, done
-        assert b"Traceback" not in done.stderr
-    assert (tmp_path / "run" / "result.json").exists()
-    assert (tmp_path / "run" / ".lock").read_bytes() == b""
-
-
 @pytest.mark.parametrize(
     ("words", "number"),
     [

@@ -11,12 +11,11 @@ from contextlib import suppress
 from datetime import timedelta
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from rope_exp.campaign.cells import Campaign, Cell
 from rope_exp.campaign.records import PACKED, read_record, stored_records, write_record
 from rope_exp.compose import operations, runs_at_a_time
-from rope_exp.config import RunConfig, differing_keys
+from rope_exp.config import differing_keys
 from rope_exp.errors import EXIT_DONE, ConfigError, RecordError, log
 from rope_exp.files import write_atomically
 from rope_exp.folder import Run, last_step

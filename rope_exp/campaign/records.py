@@ -17,7 +17,6 @@ from typing_extensions import TypedDict
 
 from rope_exp import files
 from rope_exp import folder as folders
-from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, RecordError, show
 from rope_exp.identity import Count, Name
 
@@ -137,7 +136,7 @@ def read_record(path: Path, content: bytes | None = None) -> folders.Run:
         raise RecordError(f"{path} is the record of {where}: moved or renamed")
 
     with files.readable(f"{path}'s config", ConfigError):
-        config = RunConfig.from_dict(record["config"])
+        config = folders.to_config(record["config"])
     curve = record["curve"]
     steps = curve["step"]
     if steps != sorted({*steps}) or any(len(column) != len(steps) for column in curve.values()):
@@ -165,7 +164,7 @@ def read_record(path: Path, content: bytes | None = None) -> folders.Run:
     run.check()
     if record["cell"] != cell_name(run.row, run.factors) or run.factors.get("seed") != config.seed:
         cell = f"row {run.row} and factors {show(run.factors)}"
-        raise RecordError(f"{path} states {cell}, which do not match its cell or its config")
+        raise RecordError(f"{path}: {cell} do not match its cell or its config")
     return run
 
 

@@ -234,6 +234,6 @@ def test_a_config_that_is_read_runs_no_code() -> None:
 
 
 def test_a_class_without_memory_is_no_mistake() -> None:
-    """It ends with exit code 1 and advice, as for any variant."""
+    """It ends with exit code 1 and torch's own message, as for any variant."""
     with pytest.raises(MemoryError), explaining("mine.Own"):
         raise MemoryError

@@ -73,7 +73,7 @@ def test_few_modules_know_a_variant_by_name() -> None:
                 knowing.add(str(path.relative_to(REPOSITORY)))
     assert knowing == {
         "rope_exp/sections.py",
-        "rope_exp/published.py",
+        "rope_exp/comparable.py",
     }
 
 

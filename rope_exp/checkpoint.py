@@ -128,7 +128,7 @@ def load(folder: Path, step: int) -> Checkpoint:
                 raise CheckpointError(f"{path / name} does not verify against its manifest")
         model, optimizer = (_load_tensors(path / name) for name in (MODEL, OPTIMIZER))
         return Checkpoint(step, model, optimizer, _read_json(path / STATE))
-    except (RecordError, FileNotFoundError, NotADirectoryError) as error:
+    except (RecordError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise CheckpointError(str(error)) from error
 
 

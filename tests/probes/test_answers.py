@@ -168,11 +168,13 @@ def test_matches_are_judged_by_the_campaigns_test() -> None:
 def test_other_initial_weights_take_what_is_published() -> None:
     """Published numbers and claims are for training from scratch, so neither is shown."""
     runs = runs_of("roper")
-    assert any("Harik" in note for note in build(runs, ["pe"]).told("notes"))
+    assert any("Harik" in note for note in build(runs, ["pe"]).texts("notes"))
     began = [replace(run, config=replace(run.config, init_weights="0" * 64)) for run in runs]
     found = build(began, ["pe"])
     assert (found.source.source, outcomes(found)) == ("", [])
-    assert "Initial weights: 000000000000 from a finished run" in "".join(found.told("assumptions"))
+    assert "Initial weights: 000000000000 from a finished run" in "".join(
+        found.texts("assumptions")
+    )
 
 
 def test_several_kinds_of_data_have_no_common_answers() -> None:

@@ -15,7 +15,7 @@ from rope_exp.decoder import Decoder, held_out_loss, on_device
 from rope_exp.prepare import open_data
 from rope_exp.probes.answers import files, match_relations, tables
 from rope_exp.report import Report, build, table_md
-from rope_exp.words.relations import outcomes
+from rope_exp.words.verdicts import outcomes
 
 CPU = torch.device("cpu")
 SIZES = ("model.hidden_size=32", "model.intermediate_size=48", "model.num_hidden_layers=2")

@@ -70,7 +70,7 @@ ConfigStore.instance().store("run_defaults", OmegaConf.create(DEFAULTS), provide
 
 
 @dataclass(frozen=True)
-class Jobs:
+class Composed:
     """The jobs of a command line; `tree` is without swept overrides, with Hydra's own node."""
 
     tree: DictConfig
@@ -85,7 +85,7 @@ def run_config(overrides: Sequence[str], config_dir: Path | None = None) -> RunC
 
 def compose_jobs(
     words: Sequence[str], config_dir: Path | None = None, *, multirun: bool = False
-) -> Jobs:
+) -> Composed:
     """Compose every job of a command line, as `train` does, with the choices of a folder.
 
     It is a sweep if `multirun` is true or the config says so.
@@ -120,7 +120,7 @@ def compose_jobs(
                 composed(words)  # raises Hydra's error about several values
     except Exception as error:
         raise explain(error) from error
-    return Jobs(tree, jobs, list(map(to_run_config, trees)))
+    return Composed(tree, jobs, list(map(to_run_config, trees)))
 
 
 def split(overrides: Sequence[Override]) -> list[list[str]]:
@@ -300,8 +300,8 @@ def _machine_rules(config: RunConfig, starts_processes: bool) -> Iterator[Rule]:
     share, rest = divmod(train.global_batch_size, count)
     reason = f"must be a multiple of the {count} processes"
     yield rest, "train.global_batch_size", reason
-    is_odd = share % min(train.micro_batch_size or share, share)
-    yield is_odd, "train.micro_batch_size", f"must divide a process's share of {share} sequences"
+    rest = share % min(train.micro_batch_size or share, share)
+    yield rest, "train.micro_batch_size", f"must divide a process's share of {share} sequences"
     for stage in train.staged:
         step = f"a step has {stage.batch_size} sequences of {stage.seq_len}, which"
         yield stage.batch_size % count, "train.stages", f"{step} {reason}"

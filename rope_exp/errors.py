@@ -53,10 +53,6 @@ class DataError(RuntimeError):
     """The corpus or tokenizer is unavailable now, and the config is not at fault."""
 
 
-class DiskError(OSError):
-    """Too little space; the message names the folder, the bytes needed and the bytes free."""
-
-
 def explained(command: Callable[[], int], *, prints: bool = True) -> int:
     """Run a command and return its exit code; errors become one sentence on standard error.
 

@@ -25,7 +25,7 @@ from rope_exp.comparable import ORDER, SEEDS
 from rope_exp.compose import (
     CAMPAIGNS,
     CONFIGS,
-    Jobs,
+    Composed,
     compose_jobs,
     explain,
     operations,
@@ -35,8 +35,8 @@ from rope_exp.compose import (
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, first_line, show
 from rope_exp.folder import Test
-from rope_exp.identity import Name, Natural, Rule, convert, refuse
-from rope_exp.sections import is_commit
+from rope_exp.identity import Rule, convert, refuse
+from rope_exp.sections import Name, Natural
 
 
 class Entry(BaseModel, strict=True, extra="forbid"):
@@ -178,7 +178,7 @@ def _cell(
     entry: Entry,
     file: CampaignFile,
     runs: Path,
-    compose: Callable[[tuple[str, ...]], Jobs],
+    compose: Callable[[tuple[str, ...]], Composed],
 ) -> Cell:
     """Compose one cell from its row and its factors; `runs` is the folder of the campaign's."""
     factors = {key: override.value() for key, override in overrides.items()}
@@ -239,9 +239,11 @@ def _rules(config: RunConfig) -> Iterator[Rule]:
 
     data, tokenizer, origin = config.data, config.tokenizer, config.run.init_from
     reason = "must be a commit: a branch moves"
-    yield data.kind == "hub" and not is_commit(data.revision), "data.revision", reason
-    is_on_hub = tokenizer.path and not Path(tokenizer.path).expanduser().is_dir()
-    yield is_on_hub and not is_commit(tokenizer.revision), "tokenizer.revision", reason
+    is_commit = re.compile("[0-9a-f]{40}").fullmatch
+    is_moving = data.kind == "hub" and not is_commit(data.revision or "")
+    yield is_moving, "data.revision", reason
+    if tokenizer.path and not Path(tokenizer.path).expanduser().is_dir():
+        yield not is_commit(tokenizer.revision or ""), "tokenizer.revision", reason
     is_open = origin is not None and config.init_weights is None
     yield is_open, "init_weights", "must be the hash of what run.init_from ends with"
     for key in ("data.path", "tokenizer.path", "run.init_from"):

@@ -30,7 +30,7 @@ from rope_exp.folder import (
     read_run,
     with_nan,
 )
-from rope_exp.identity import Count, Name
+from rope_exp.sections import Count, Name
 
 PACKED = ".jsonl.gz"
 _Curve = TypedDict(

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 import yaml
 
-from rope_exp.config import RunConfig
+from rope_exp.config import Architecture, RunConfig
 from rope_exp.decoder import on_meta
-from rope_exp.sections import Architecture, Kind, ModelConfig, PeConfig
+from rope_exp.sections import Kind, ModelConfig, PeConfig
 
 # Suffixes of other cards with the same number: a laptop's RTX 4090 has half of the peak.
 ANOTHER_CARD = r"(?! (Ti|SUPER|D|Laptop|Max-Q)\b)"

@@ -35,7 +35,7 @@ def cost_lines(config: RunConfig) -> list[str]:
     steps = []
     in_attention = 0
     for stage in train.staged:
-        steps.append(f"{stage.num_steps:,} steps of {stage.batch_size} x {stage.seq_len}")
+        steps.append(f"{len(stage.steps):,} steps of {stage.batch_size} x {stage.seq_len}")
         in_attention += stage.num_tokens * attention_flops_per_token(config, stage.seq_len)
 
     return [

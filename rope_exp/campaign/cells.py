@@ -261,6 +261,6 @@ def _check_factors(cell: Cell) -> None:
     for factor in cell.factors:
         try:
             cell.config.numeric_value(factor)
-        except KeyError:
+        except (KeyError, TypeError):
             reason = "changes no number, and no table could tell by it; it belongs in `fixed`"
             raise ConfigError(factor, ..., reason) from None

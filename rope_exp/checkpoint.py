@@ -136,8 +136,8 @@ def load_newest(folder: Path) -> Checkpoint | None:
             log(f"warning: {error}; trying the checkpoint before it")
     if broken:
         raise CheckpointError(
-            f"no checkpoint under {folder} verifies ({broken[0]}); restore one (a run can begin "
-            "anew with run.fresh=true)"
+            f"no checkpoint under {folder} verifies ({broken[0]}); restore one, or "
+            "move the run's folder away to begin anew"
         )
     return None
 

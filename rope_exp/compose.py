@@ -294,8 +294,6 @@ def _machine_rules(config: RunConfig, starts_processes: bool) -> Iterator[Rule]:
     if starts_processes:
         reason = f"this machine shows {num_gpus} GPUs"
         yield on_gpus and count > num_gpus, "launch.num_processes", reason
-        reason = "must be 1 for launch=inline, which starts no process"
-        yield launch.inline and count > 1, "launch.num_processes", reason
 
     share, rest = divmod(train.global_batch_size, count)
     reason = f"must be a multiple of the {count} processes"

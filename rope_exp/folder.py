@@ -47,8 +47,12 @@ MANIFEST = "manifest.json"
 
 # The first key of config.yaml. Only a change that defaults of new keys cannot bridge needs another.
 FORMAT = 2
-# Keys of the tracker in files of version 0.2.0, which changed no number.
-_GONE = ("entity", "tags", "notes", "run_name")
+# Keys of older files, by section, that changed no number and are gone.
+_GONE = {
+    "tracker": ("entity", "tags", "notes", "run_name"),
+    "launch": ("inline",),
+    "run": ("fresh",),
+}
 
 Status = Literal["finished", "diverged", "unfinished"]
 # The test of differences that a campaign's file states; its records repeat it.
@@ -150,22 +154,29 @@ def write_config(folder: Path, config: RunConfig) -> None:
 
 
 def read_config(folder: Path) -> RunConfig:
-    """Read config.yaml; keys that are newer than the file get their defaults."""
+    """Read config.yaml, also that of an older version."""
     path = folder / CONFIG
     with readable(path, yaml.YAMLError):
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
 
     if isinstance(values, dict) and values.pop("format", 1) != FORMAT:
         raise RecordError(
-            f"{path} is of another format than this version's; a new folder or run.fresh=true "
-            "begins anew"
+            f"{path} is of another format than this version's; move the folder away to begin anew"
         )
-    if isinstance(values, dict) and isinstance(tracker := values.get("tracker"), dict):
-        values["tracker"] = {key: tracker[key] for key in tracker if key not in _GONE}
     try:
-        return RunConfig.from_dict(values)
+        return to_config(values)
     except ConfigError as error:
         raise RecordError(f"{path} is no config of this version: {error}") from error
+
+
+def to_config(values: Any) -> RunConfig:
+    """Convert a stored config: newer keys get their defaults, and keys that went are dropped."""
+    if isinstance(values, dict):
+        for section, gone in _GONE.items():
+            if isinstance(stored := values.get(section), dict):
+                kept = {key: stored[key] for key in stored if key not in gone}
+                values = {**values, section: kept}
+    return RunConfig.from_dict(values)
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
@@ -231,8 +242,8 @@ def check_result(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 def describe_done(folder: Path) -> str:
     """Return the message that is shown instead of running a run that is done."""
     return (
-        f"{folder} is done: {describe(read_json(folder / RESULT))}; run.fresh=true runs it anew, "
-        f"and a run of another run.dir trains its weights further with run.init_from={folder}"
+        f"{folder} is done: {describe(read_json(folder / RESULT))}; move the folder away to begin "
+        f"anew; a run of another run.dir trains its weights further with run.init_from={folder}"
     )
 
 
@@ -417,7 +428,7 @@ def read_runs(groups: Iterable[Path]) -> tuple[list[Run], dict[str, str]]:
     left_out = {}
     unreadable = []
     for group in groups:
-        # Hidden folders hold runs that were set aside: an old run is `.seed0.old-1`.
+        # Hidden folders hold runs that were set aside.
         for folder in sorted(filter(Path.is_dir, group.glob("[!.]*/[!.]*"))):
             name = str(folder.relative_to(group.parent))
             if not is_run(folder):

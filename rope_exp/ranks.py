@@ -32,7 +32,6 @@ class Job:
         log: the file of its ranks' output; None: the terminal.
         lock: the descriptor that holds the folder's lock; -1 without one.
         leases: the descriptors of lock files that hold each of its GPUs.
-        is_elsewhere: another dispatcher was running it when this one tried to start it.
         ended_at: when the first rank was seen to have ended, by the monotonic clock; 0: none yet.
         was_killed: we killed the ranks that were still running.
         reason: of a failure, if the output of its ranks is not enough.
@@ -43,7 +42,6 @@ class Job:
     log: Path | None = None
     lock: int = -1
     leases: dict[str, list[int]] = field(default_factory=dict)
-    is_elsewhere: bool = False
     ranks: list[subprocess.Popen[bytes]] = field(default_factory=list)
     ended_at: float = 0.0
     was_killed: bool = False
@@ -62,13 +60,11 @@ class Job:
 
     @property
     def status(self) -> str:
-        """One of waiting, elsewhere, running, finished, diverged, stopped and failed."""
+        """One of waiting, running, finished, diverged, stopped and failed."""
         if self.exit_code is not None:
             statuses = {code: status for status, code in EXIT_CODES.items()}
             return statuses.get(self.exit_code, "failed")
-        if self.ranks:
-            return "running"
-        return "elsewhere" if self.is_elsewhere else "waiting"
+        return "running" if self.ranks else "waiting"
 
     def fail(self, error: Exception) -> None:
         """Mark the run as failed, by an error outside its ranks."""

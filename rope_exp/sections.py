@@ -516,8 +516,6 @@ class LaunchConfig:
     num_threads: Count | Literal["auto"] = "auto"
     # Concurrent runs; auto: as many as the GPUs allow, one on a CPU.
     max_parallel: Count | Literal["auto"] = "auto"
-    # Run in the current process, for a debugger.
-    inline: bool = False
     # Runs that share a GPU.
     runs_per_gpu: Count = 1
     # Runs of one job of a cluster, for `rope-exp campaign` and `rope-exp sweep` on a cluster.
@@ -532,8 +530,6 @@ class PlaceConfig:
     dir: PathText | None = None
     # null: a name derived from everything but pe and seed.
     group: Name | None = None
-    # Move an old folder aside instead of resuming in it.
-    fresh: bool = False
     # Folder of a finished run that provides the initial weights; init_weights is their hash.
     init_from: PathText | None = None
 

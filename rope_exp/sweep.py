@@ -2,11 +2,9 @@
 
 import contextlib
 import functools
-import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from rope_exp import ranks, worker
 from rope_exp.compose import resolve
@@ -38,8 +36,6 @@ from rope_exp.identity import choices, chosen
 from rope_exp.prepare import open_data, pin
 from rope_exp.ranks import POLL_SECONDS, Job, SignalRelay, lease_gpus
 
-# File with the SLURM id of the job that began a folder anew with run.fresh=true.
-FRESH = ".fresh"
 LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
 LOG_BYTES = 1 << 16  # below this, a log may lack its last words
 # Between two attempts to start waiting runs, whose GPU or folder another dispatcher may release.
@@ -52,12 +48,6 @@ def as_it_runs(config: RunConfig, world_size: int | None = None) -> RunConfig:
     `world_size` is that of the launcher that started this process as a rank, if one did.
     """
     config = resolve(pinned_config(config), world_size)
-    # A job that SLURM has requeued began the run anew at its first start. Only now is the folder
-    # known: its default name has the hash of a resolved config.
-    marker = config.folder / FRESH
-    is_requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
-    if is_requeued and marker.exists() and marker.read_text() == os.environ.get("SLURM_JOB_ID"):
-        config = config.replace("run", fresh=False)
     if config.pe.code is not None:
         # A mistake in a class of one's own ends here, before anything is written.
         worker.certificate(config.model, config.pe, config.attn, causal=config.causal)
@@ -82,11 +72,7 @@ def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]
     jobs = list(map(Job, configs, titles or [""] * len(configs)))
     if len(jobs) > 1:
         check_together(jobs)
-    fresh = {job.folder.resolve() for job in jobs if job.config.run.fresh}
     for job in jobs:
-        origin = job.config.run.init_from
-        if origin is not None and Path(origin).expanduser().resolve() in fresh:
-            raise ConfigError("run.fresh", True, f"would move aside run.init_from={origin}")
         cells = job.config.launch.cells_per_job
         if cells > 1:
             reason = "is for the jobs of `rope-exp campaign` and `rope-exp sweep` on a cluster"
@@ -96,7 +82,7 @@ def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]
     # One run represents all runs of a group that may share a table.
     grouped = [config for config in configs if config.run.dir is None]
     for config in {(config.group_sha256, config.group): config for config in grouped}.values():
-        _check_group(config, leaving_out=fresh)
+        _check_group(config)
 
     left = [job for job in jobs if job.exit_code is None]
     for tracker in {job.config.tracker for job in left}:
@@ -127,9 +113,6 @@ def check_together(jobs: Sequence[Job]) -> None:
     """Refuse runs that cannot share a sweep."""
     folders = set()
     for job in jobs:
-        if job.config.launch.inline:
-            reason = "runs in this very process, and a sweep has several runs"
-            raise ConfigError("launch", "inline", reason)
         if job.folder.absolute() in folders:
             raise _folder_error(job, f"two runs of the sweep ({job.config.name}) would share it")
         folders.add(job.folder.absolute())
@@ -147,8 +130,6 @@ def check_folder(job: Job) -> None:
         if not names <= {LOCK, f".{CONFIG}.new"}:
             raise _folder_error(job, "holds files that are no run; choose another folder")
         return
-    if job.config.run.fresh:
-        return
 
     before = read_config(folder)
     keys = ("precision", "compile", "deterministic")
@@ -157,7 +138,7 @@ def check_folder(job: Job) -> None:
     changes = differing_keys(before.numeric, job.config.numeric, later)
     if changes:
         reason = f"belongs to another config ({'; '.join(changes)}); choose another run.dir or "
-        raise _folder_error(job, f"{reason}run.group, or move it aside with run.fresh=true")
+        raise _folder_error(job, f"{reason}run.group, or move the folder away")
 
     result = read_result(folder)
     if result is not None:
@@ -166,19 +147,18 @@ def check_folder(job: Job) -> None:
     step = last_step(folder)
     if step > before.train.save_every and not list_steps(folder / "checkpoints"):
         reason = f"has metrics up to step {step} and no checkpoint; restore its checkpoints/"
-        raise _folder_error(job, f"{reason}, or use run.fresh=true")
+        raise _folder_error(job, f"{reason}, or move the folder away to begin anew")
 
 
-def _check_group(config: RunConfig, leaving_out: Collection[Path]) -> None:
+def _check_group(config: RunConfig) -> None:
     """Refuse a run that cannot share a table with the others of its group."""
-    for path in sorted((DEFAULT_OUTPUT / config.group).glob(f"*/seed*/{CONFIG}")):
-        if path.parent.resolve() not in leaving_out:
-            other = read_config(path.parent)
-            if other.group_sha256 != config.group_sha256:
-                changes = "; ".join(differing_keys(other.numeric, config.numeric, FACTORS))
-                reason = f"holds runs of another config ({changes}); choose another name, or null"
-                raise ConfigError("run.group", config.group, reason)
-            return
+    # These can share one, so the first represents them.
+    for path in sorted((DEFAULT_OUTPUT / config.group).glob(f"*/seed*/{CONFIG}"))[:1]:
+        other = read_config(path.parent)
+        if other.group_sha256 != config.group_sha256:
+            changes = "; ".join(differing_keys(other.numeric, config.numeric, FACTORS))
+            reason = f"holds runs of another config ({changes}); choose another name, or null"
+            raise ConfigError("run.group", config.group, reason)
 
 
 # -- acquisition -----------------------------------------------------------------------------------
@@ -187,33 +167,22 @@ def _check_group(config: RunConfig, leaving_out: Collection[Path]) -> None:
 def acquire(job: Job) -> bool:
     """Acquire the lock of the run's folder, check the folder again, and write the run's config.
 
-    With run.fresh an old folder is moved aside, never deleted; then job.config is no longer fresh.
-    Metrics from before the first checkpoint are dropped.
-
     Returns:
         False if another process holds the lock; true otherwise, even if the run proves to be done.
     """
     make_folders(job.folder)
     lock = try_lock(job.folder / LOCK)
-    job.is_elsewhere = lock is None
     if lock is None:
         return False
     job.lock = lock
 
-    # Another command may have made or finished it since it was admitted.
+    # Another command may have begun or finished runs since this one was admitted.
     check_folder(job)
     if job.exit_code is not None:
         return True
     config = job.config
-    if config.run.dir is None and not config.run.fresh:
-        _check_group(config, leaving_out=[job.folder.resolve()])
-    if config.run.fresh and (job.folder / CONFIG).exists():
-        number = 1
-        while (aside := job.folder.with_name(f".{job.folder.name}.old-{number}")).exists():
-            number += 1
-        job.folder.rename(aside)
-        job.unlock()
-        return acquire(job)
+    if config.run.dir is None:
+        _check_group(config)
 
     # Without a checkpoint the run begins anew, and drops metrics from before the first save.
     if not list_steps(job.folder / "checkpoints"):
@@ -221,12 +190,7 @@ def acquire(job: Job) -> bool:
             log(f"{job.name}: begins anew, since step {lost} came before any checkpoint")
         (job.folder / METRICS).unlink(missing_ok=True)
 
-    # Later starts of the same run resume in this folder; only the first start is fresh.
-    place = replace(config.run, fresh=False, dir=str(job.folder), group=config.group)
-    write_config(job.folder, replace(config, run=place))
-    if config.run.fresh and (job_id := os.environ.get("SLURM_JOB_ID")):
-        (job.folder / FRESH).write_text(job_id)
-    job.config = config.replace("run", fresh=False)
+    write_config(job.folder, config.replace("run", dir=str(job.folder), group=config.group))
     return True
 
 
@@ -251,17 +215,7 @@ def _folder_error(job: Job, reason: str) -> ConfigError:
 def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, list[Job]]:
     """Resolve, admit and complete every run; return the exit code, of a sweep 0, 1 or 75."""
     jobs = admit([as_it_runs(config) for config in configs], titles)
-    fresh = configs[0].run.fresh
-    # Every old result is moved aside now: if the sweep is stopped, none passes for a new one.
-    if fresh and len(jobs) > 1:
-        for job in jobs:
-            if acquire(job):
-                job.unlock()
-
-    code = run_all(jobs) if len(jobs) > 1 else _run_one(jobs[0])
-    if code == EXIT_STOPPED and fresh:
-        log("leave out run.fresh=true to resume: with it, the same command begins anew")
-    return code, jobs
+    return (run_all(jobs) if len(jobs) > 1 else _run_one(jobs[0])), jobs
 
 
 def _run_one(job: Job) -> int:
@@ -269,9 +223,6 @@ def _run_one(job: Job) -> int:
     acquire_or_refuse(job)
     if job.exit_code is not None:
         return job.exit_code
-    if job.config.launch.inline:
-        return worker.run_here(job.config)
-
     if not lease_gpus(job):
         log(f"{job.name}: every GPU is leased to another run; waiting for one")
     bring_to_end([job])
@@ -352,8 +303,7 @@ def _start_waiting(jobs: Sequence[Job], relay: SignalRelay) -> None:
     running = [job for job in jobs if job.status == "running"]
     for job in jobs:
         limit = min(int(other.config.launch.max_parallel) for other in [job, *running])
-        is_waiting = job.status in ("waiting", "elsewhere")
-        if not is_waiting or len(running) >= limit or not lease_gpus(job):
+        if job.status != "waiting" or len(running) >= limit or not lease_gpus(job):
             continue
         try:
             if (job.lock >= 0 or acquire(job)) and job.exit_code is None:

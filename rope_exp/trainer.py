@@ -110,7 +110,7 @@ class Trainer:
             if state.get(key, value) != value:
                 raise CheckpointError(
                     f"{where} is of another run: its {key} is {state[key]:.12} and this run's "
-                    f"{value:.12}; restore what it was trained on, or use run.fresh=true"
+                    f"{value:.12}; restore what it was trained on, or move the folder away"
                 )
         make_state(self.train_step.optimizer, self.decoder)
         moments = optimizer_tensors(self.train_step.optimizer, self.decoder)

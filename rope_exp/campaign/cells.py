@@ -249,7 +249,7 @@ def _rules(config: RunConfig) -> Iterator[Rule]:
     for key in ("data.path", "tokenizer.path", "run.init_from"):
         is_absolute = Path(attrgetter(key)(config) or "").expanduser().is_absolute()
         yield is_absolute, key, "must be relative: records are committed"
-    for key in ("run.dir", "run.group", "run.fresh"):
+    for key in ("run.dir", "run.group"):
         yield attrgetter(key)(config), key, "is not for a cell, whose folder has its name"
 
 

@@ -28,6 +28,7 @@ from rope_exp.folder import (
     check_result,
     checked,
     read_run,
+    to_config,
     with_nan,
 )
 from rope_exp.sections import Count, Name
@@ -152,7 +153,7 @@ def read_record(path: Path, content: bytes | None = None) -> Run:
         raise ReportError(f"{path} is the record of {where}: moved or renamed")
 
     try:
-        config = RunConfig.from_dict(record["config"])
+        config = to_config(record["config"])
     except ConfigError as error:
         raise ReportError(f"{path} holds no config of this version: {error}") from error
     result = check_result(path, record["result"])

@@ -70,5 +70,5 @@ def run_as_rank(config: RunConfig) -> int:
         [job] = admit([config])
         acquire_or_refuse(job)
 
-    result = None if config.run.fresh else read_result(config.folder)
+    result = read_result(config.folder)
     return run_here(config) if result is None else EXIT_CODES[result["status"]]

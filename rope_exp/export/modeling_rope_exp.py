@@ -11,11 +11,12 @@ F frequencies. A table has an axis of 1 where layers or heads share it.
 
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -30,8 +31,6 @@ from transformers.models.llama.modeling_llama import (
 from rope_exp import Position, Sizes
 from rope_exp.rope import angles, frequencies, rotate
 
-from .configuration_rope_exp import RopeExpConfig
-
 # The name of the argument, which changes from version 5.24 on.
 HAS_CACHE = "cache" in inspect.signature(LlamaAttention.forward).parameters
 CACHE = "cache" if HAS_CACHE else "past_key_values"
@@ -42,6 +41,26 @@ Tables = tuple[Tensor, Tensor]
 # Makers of the encodings besides rotation, by the names of their modules. A copy beside weights has
 # those of its model.
 MAKERS: dict[str, Callable[[Any, Sizes], Position | None]] = {}
+
+
+class RopeExpConfig(LlamaConfig):
+    """LlamaConfig with a rotation on any subset of the sites q, k, v, o."""
+
+    model_type = "rope_exp"
+
+    # The sites that rotate, by layer, such as ["qkvo", "qk"].
+    rotate: Sequence[str] = ()
+    # Of q and k, and of v and o: `sites`, the `base` of the frequencies, the number of a head's
+    # first `features` that rotate, and the name of `learned` frequencies or null.
+    rotations: Sequence[dict[str, Any]] = ()
+    rope_start: int = 0  # the position of the first token
+    rope_learned: bool | str = False  # "log": their logarithms
+    rope_shape: Sequence[int] = ()  # layers and key/value heads with frequencies of their own
+    sinusoid_scale: float = 1.0
+    num_positions: int = 0  # one more than the last position of training
+    qk_norm: bool = False
+    window: int | None = None  # the latest keys that a query attends to
+    is_causal: bool = True
 
 
 def encodings(config: RopeExpConfig, layer: int | None) -> dict[str, Position]:

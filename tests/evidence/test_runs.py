@@ -34,7 +34,7 @@ def test_groups_are_named_and_not_mixed_unless_asked_for(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["config.yaml", "result.json", "metrics.jsonl", "env.json"])
 def test_what_is_no_run_is_left_out_by_name(tmp_path: Path, name: str) -> None:
-    """A table of the others is still possible; `run.fresh` moves old runs to hidden folders."""
+    """A table of the others is still possible; folders that a user hid are passed over."""
     make_run(tmp_path, pe="vo_rope")
     broken = make_run(tmp_path, pe="nope")
     (broken / name).write_text("x\n")

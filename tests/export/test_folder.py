@@ -1,7 +1,6 @@
 """Tests of the folder that `rope-exp export` writes: its model and its card."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -111,12 +110,11 @@ def test_its_card_says_what_the_run_measured(run: Path, out: Path) -> None:
     card = ModelCard.load(out / "README.md")
     result = read_result(run)
     assert result is not None
-    nats = result["val/loss"]
-    assert f"{nats:.4f} nats per token, perplexity {math.exp(nats):.2f}" in card.text
+    assert f"| validation loss | {result['val/loss']:.4f} nats per token |" in card.text
     for key in ("config_sha256", "init_sha256", "data_sha256", "order_sha256"):
         assert f"| {key} | {result[key]} |" in card.text
     assert weights_sha256(load_file(out / "model.safetensors")) in card.text
-    assert "does not depend on where positions begin" in card.text
+    assert '| pe.rotate | ["v", "o"] |' in card.text
     assert 'from_pretrained("out", trust_remote_code=True)' in card.text
     assert str(out.parent) not in card.content
 

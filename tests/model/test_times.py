@@ -17,7 +17,7 @@ from support.models import make_pe, make_sizes, opinionated
 from torch import Tensor
 
 from rope_exp.batches import Batch
-from rope_exp.decoder import Decoder, Rotary, on_device, summed_nats
+from rope_exp.decoder import Decoder, Rotary, on_device
 from rope_exp.sections import DataConfig, SoftmaxConfig
 from rope_exp.tasks.spikes import FACTS, rows
 
@@ -73,7 +73,7 @@ def test_the_loss_is_the_mean_squared_error_at_queries() -> None:
     """Every parameter also receives a gradient from the loss."""
     decoder = make_spikes_decoder("q", "k")
     inputs = make_inputs(3)
-    nats = summed_nats(decoder, inputs._replace(target_BP=inputs.target_BP.double()))
+    nats = decoder(inputs.ids_BT, inputs.target_BP.double(), **inputs.further)
     guess_BQD = predicted(decoder, inputs)
     assert guess_BQD.shape == (3, 16, 2)
     expected = np.mean((guess_BQD.numpy() - make_inputs(3).target_BP.numpy()) ** 2)

@@ -41,7 +41,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
 
 
 def test_a_config_of_an_older_version_has_todays_defaults(tmp_path: Path) -> None:
-    """Newer keys get their defaults; keys of a tracker that went are ignored."""
+    """Newer keys get their defaults; keys that are gone are ignored."""
     config = run_config(["pe=vo_rope", "seed=7"])
     write_config(tmp_path, config)
     assert read_config(tmp_path) == config
@@ -51,6 +51,7 @@ def test_a_config_of_an_older_version_has_todays_defaults(tmp_path: Path) -> Non
     del values["train"]["peak_tflops"]
     del values["launch"]
     values["tracker"]["run_name"] = "mine"
+    values["run"]["fresh"] = True
     path.write_text(yaml.safe_dump(values))
     assert read_config(tmp_path) == config
 
@@ -60,7 +61,7 @@ def test_a_config_of_another_format_is_refused(tmp_path: Path, written: dict[str
     config = run_config([])
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(written | config.to_dict()))
-    with refused(str(path), "run.fresh=true begins anew"):
+    with refused(str(path), "move the folder away to begin anew"):
         read_config(tmp_path)
 
 

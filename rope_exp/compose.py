@@ -27,9 +27,9 @@ from omegaconf.resolvers import oc
 
 from rope_exp.config import RunConfig, flat
 from rope_exp.errors import ConfigError, first_line
-from rope_exp.identity import Rule, choices, chosen, refuse, unknown_key
+from rope_exp.identity import Rule, chosen, optional, refuse, unknown_key
 from rope_exp.machine import PACKAGE, ROOT, gpus, has_bf16, has_compiler
-from rope_exp.sections import MIN_VOCAB_SIZE, LaunchConfig
+from rope_exp.sections import LaunchConfig
 
 # Beside the package in a checkout; inside it in an installation.
 CONFIGS = next(folder for folder in (PACKAGE / "configs", ROOT / "configs") if folder.is_dir())
@@ -255,23 +255,12 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
         # Each length has its own graphs.
         num_lengths = len({stage.seq_len for stage in train.staged})
         pays = device == "cuda"
-        if not pays and "costs" in choices("plan"):
-            pays = operations(config) >= PAYS_TO_COMPILE * num_lengths
+        if not pays and (costs := optional("plan", "costs")):
+            pays = costs.operations(config) >= PAYS_TO_COMPILE * num_lengths
         resolved["compile"] = pays and has_compiler(device)
     if train.deterministic == "auto":
         resolved["deterministic"] = device == "cpu"
     return config.replace("train", **resolved)
-
-
-def operations(config: RunConfig) -> int:
-    """Return the FLOP of the whole run; a pretrained tokenizer counts as the smallest."""
-    # It imports torch, which takes a second that a mistake need not wait for.
-    costs = chosen("plan", "costs", "train.compile")
-    vocab_size = config.known_vocab_size or MIN_VOCAB_SIZE
-    return sum(
-        stage.num_tokens * costs.flops_per_token(config, vocab_size, stage.seq_len)
-        for stage in config.train.staged
-    )
 
 
 def runs_at_a_time(launch: LaunchConfig) -> int:

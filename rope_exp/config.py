@@ -109,14 +109,6 @@ class RunConfig:
         return self.pe.start + self.data.random_start + self.train.longest
 
     @property
-    def known_vocab_size(self) -> int | None:
-        """The vocabulary's size; None if only a pretrained tokenizer itself knows it."""
-        if self.data.task is not None:
-            return len(self.data.task.tokens)
-        is_bytes = self.tokenizer.kind == "bytes"
-        return sections.MIN_VOCAB_SIZE if is_bytes else self.tokenizer.vocab_size
-
-    @property
     def predicts_tokens(self) -> bool:
         return self.train.objective != "regression"
 

@@ -40,7 +40,8 @@ def numeric(default: Any, **facts: Any) -> Any:
             kinds: the kinds of data that have the key; by default all.
             of_tokens: True if it determines the tokens of a corpus.
             own_parameters: the other keys that determine how many parameters this one adds.
-            assumption: where a table's assumptions list it: if "departing", or "elsewhere".
+            assumption: "departing": the assumptions under a table list it only if it departs;
+                "elsewhere": they never do.
     """
     return dataclasses.field(default=default, metadata=facts)
 

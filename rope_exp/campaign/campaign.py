@@ -16,11 +16,12 @@ from typing import Any
 from rope_exp.campaign.cells import Campaign, Cell
 from rope_exp.campaign.records import PACKED, read_record, stored_records, write_record
 from rope_exp.comparable import differing_surroundings
-from rope_exp.compose import operations, runs_at_a_time
+from rope_exp.compose import runs_at_a_time
 from rope_exp.config import RunConfig, differing_keys
 from rope_exp.errors import EXIT_DONE, ConfigError, RecordError, log
 from rope_exp.files import write_atomically
 from rope_exp.folder import Run, last_step
+from rope_exp.identity import chosen
 from rope_exp.machine import git_state
 from rope_exp.ranks import Job
 from rope_exp.sweep import admit, as_it_runs, run_all
@@ -82,8 +83,9 @@ class Progress:
             return f"{words}; no estimate yet of the {len(self.left)} that are left"
 
         spent = sum(run.result["wall_s"] for run in self.done.values())
-        pace = statistics.median(run.result["wall_s"] / operations(run.config) for run in finished)
-        seconds = pace * sum(operations(cell.config) for cell in self.left)
+        count = chosen("plan", "costs", "campaign").operations
+        pace = statistics.median(run.result["wall_s"] / count(run.config) for run in finished)
+        seconds = pace * sum(count(cell.config) for cell in self.left)
         parallel = max(runs_at_a_time(cell.config.launch) for cell in self.left)
         left = timedelta(seconds=round(seconds / parallel))
         return (

@@ -28,14 +28,13 @@ from rope_exp.compose import (
     Composed,
     compose_jobs,
     explain,
-    operations,
     split,
     without_hydra,
 )
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, first_line, show
 from rope_exp.folder import Test
-from rope_exp.identity import Rule, convert, refuse
+from rope_exp.identity import Rule, chosen, convert, refuse
 from rope_exp.sections import Name, Natural
 
 
@@ -137,6 +136,7 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
     file = read_campaign(name, config_dir)
     # Cells that differ only in their seed are composed once: each takes a tenth of a second.
     compose = functools.cache(functools.partial(compose_jobs, config_dir=config_dir))
+    costs = chosen("plan", "costs", "campaign")
     listed: dict[str, tuple[tuple[int, int], str, Cell]] = {}
     for number, entry in enumerate(file.cells):
         where = f"{CAMPAIGNS}/{name}.cells.{number}"
@@ -147,7 +147,7 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
                 if cell.name in listed:
                     raise ConfigError(cell.name, ..., "is listed twice")
                 place = seeds.setdefault(tuple(map(cell.factors.get, SEEDS)), len(seeds))
-                listed[cell.name] = (place, -operations(cell.config)), where, cell
+                listed[cell.name] = (place, -costs.operations(cell.config)), where, cell
 
     # Seed by seed, and longest first within a seed, so that a partial campaign is balanced and
     # the last run to end is a short one.

@@ -41,18 +41,9 @@ REASONS = {
     r"(?:Ambiguous value for argument|Sweep parameters) '\+*([^=']*)=": (
         "several values make a sweep, which needs -m; a list is written [a,b]"
     ),
-    r"Could not append to config\. An item is already at '([^']*)'": (
-        "is a key already; leave out the +"
-    ),
-    r"Could not override '([^']+)'\. No match in the defaults list": (
-        "nothing is chosen there yet; a + in front chooses"
-    ),
+    r"An item is already at '([^']*)'": "is a key already; leave out the +",
+    r"override '([^']+)'\. No match in the defaults": "nothing is chosen there yet; a + chooses",
 }
-# Floating-point operations of a run from which compiling pays back on a CPU, as measured
-# (docs/performance.md) in a sweep, whose later runs reuse the first one's compiled code.
-# A GPU always compiles: by estimate that pays back from 1e14 operations at nano and 4e15 at 125m,
-# and a run worth a GPU takes more.
-PAYS_TO_COMPILE = 5e12
 # Names of environment variables with secret values, which are never saved.
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
@@ -252,11 +243,10 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     if train.precision == "auto":
         resolved["precision"] = "bf16" if has_bf16(device) else "fp32"
     if train.compile == "auto":
-        # Each length has its own graphs.
-        num_lengths = len({stage.seq_len for stage in train.staged})
-        pays = device == "cuda"
-        if not pays and (costs := optional("plan", "costs")):
-            pays = costs.operations(config) >= PAYS_TO_COMPILE * num_lengths
+        # On a GPU it pays by estimate from 1e14 operations at nano and 4e15 at 125m, and a run
+        # worth a GPU takes more.
+        costs = optional("plan", "costs")
+        pays = device == "cuda" or (costs is not None and costs.pays_to_compile(config))
         resolved["compile"] = pays and has_compiler(device)
     if train.deterministic == "auto":
         resolved["deterministic"] = device == "cpu"

@@ -12,6 +12,9 @@ from rope_exp.config import Architecture, RunConfig
 from rope_exp.decoder import on_meta
 from rope_exp.sections import MIN_VOCAB_SIZE, Kind, ModelConfig, PeConfig
 
+# Floating-point operations of a run from which compiling pays back on a CPU, as measured
+# (docs/performance.md) in a sweep, whose later runs reuse the first one's compiled code.
+PAYS_TO_COMPILE = 5e12
 # Suffixes of other cards with the same number: a laptop's RTX 4090 has half of the peak.
 ANOTHER_CARD = r"(?! (Ti|SUPER|D|Laptop|Max-Q)\b)"
 
@@ -71,6 +74,12 @@ def operations(config: RunConfig) -> int:
         stage.num_tokens * flops_per_token(config, vocab_size, stage.seq_len)
         for stage in config.train.staged
     )
+
+
+def pays_to_compile(config: RunConfig) -> bool:
+    """Return whether compiling a run pays back on a CPU; each length has its own graphs."""
+    num_lengths = len({stage.seq_len for stage in config.train.staged})
+    return operations(config) >= PAYS_TO_COMPILE * num_lengths
 
 
 def attention_flops_per_token(config: RunConfig, seq_len: int) -> int:

@@ -52,9 +52,9 @@ class Positions(NamedTuple):
 
 @dataclass
 class LayerCache:
-    """One layer's part of the cache: rows for each token, [B, E, ...], and states that do not grow.
+    """One layer's part of the cache: rows of each token, [B, E, ...], and states that do not grow.
 
-    They have no gradients, and are already rotated at their own positions.
+    They have no gradients, and are already rotated.
     """
 
     window: int | None = None
@@ -237,12 +237,9 @@ def make_attention(config: ModelConfig, attn: Kind, sites: Collection[str]) -> A
     return layer(config, attn, sites)
 
 
-# -- the kernels ---------------------------------------------------------------------------------
-
 # Our own kernels, by the type of their device.
 KERNELS = {device: chosen("kernels", device, "launch.device") for device in choices("kernels")}
-# Features of a head, in the fast forms of torch's kernel.
-MAX_FLASH = 256
+MAX_FLASH = 256  # features of a head, in the fast forms of torch's kernel
 
 
 def attention(

@@ -168,6 +168,8 @@ class Rotary(nn.Module):
         super().__init__()
         self.pe = pe
         self.num_layers = num_layers
+        # Learned frequencies only start equal.
+        self.is_shared = pe.base_vo is None and pe.fraction_vo is None and not pe.trainable
         for pair in PAIRS:
             theta_F = frequencies(pe.num_features(rotary_dim, pair), pe.base_of(pair))
             # Computed on the CPU: on the meta device this would import torch's compiler.
@@ -177,10 +179,7 @@ class Rotary(nn.Module):
 
     def theta(self, pair: str) -> Tensor:
         """Return the frequencies of qk or vo, in radians a position."""
-        pe = self.pe
-        # Learned frequencies only start equal.
-        is_shared = pe.base_vo is None and pe.fraction_vo is None and not pe.trainable
-        return self.get_buffer("theta0_qk" if is_shared else f"theta0_{pair}")
+        return self.get_buffer("theta0_qk" if self.is_shared else f"theta0_{pair}")
 
     def forward(self, position_T: Tensor) -> list[Positions]:
         """Return each layer's inputs for positions, [T] or [B, T]."""
@@ -445,15 +444,11 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
 
 @torch.no_grad()
 def held_out_loss(
-    model: nn.Module,
-    held_out: Batch,
-    *,
-    micro_batch_size: int,
-    device: torch.device,
-    parallel: Any = None,
+    model: nn.Module, held_out: Batch, *, micro_batch_size: int, parallel: Any = None
 ) -> float:
     """Return the mean nats per predicted token, or mean squared error, the same on every rank."""
     rank, world_size = (parallel.rank, parallel.world_size) if parallel else (0, 1)
+    device = next(model.parameters()).device
     mine = on_device(held_out.rows(slice(rank, None, world_size)), device)
     nats = torch.zeros((), dtype=torch.float64, device=device)
     # Eager: compiling a second graph does not pay off for a few batches.

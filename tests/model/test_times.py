@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kinds import make_layer
-from support.models import make_pe, make_sizes, opinionated
+from support.models import make_pe, make_sizes, normal, opinionated
 from torch import Tensor
 
 from rope_exp.batches import Batch
@@ -127,7 +127,7 @@ def test_it_is_torch_brains_layer(rotate: str) -> None:
     attention.causal = False
     generator = torch.Generator().manual_seed(0)
     time_T = torch.rand(12, generator=generator, dtype=torch.float64).sort().values
-    x_TD = torch.randn(12, 4 * dim, generator=generator, dtype=torch.float64)
+    x_TD = normal(12, 4 * dim)
     # `Rotary` makes float32 frequencies; both pairs need them in float64 here.
     rotary = Rotary(dim, pe, num_layers=1)
     for pair in ("qk", "vo"):

@@ -5,7 +5,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -111,14 +111,7 @@ class Parallel:
         self.world_size: int = self.accelerator.num_processes
         self.is_main = self.rank == 0
         self.device: torch.device = self.accelerator.device
-        self._check(device, precision, num_processes)
 
-        # The other processes, if a launcher has started several.
-        self.group: Any = None
-        if distributed.is_initialized():
-            self.group = chosen("ddp", "group", "launch.num_processes").Group()
-
-    def _check(self, device: str, precision: str, num_processes: int | str) -> None:
         if self.world_size != num_processes:
             reason = f"but this launcher started {self.world_size}"
             raise ConfigError("launch.num_processes", num_processes, reason)
@@ -138,9 +131,10 @@ class Parallel:
         if strategy != plain and (strategy, self.world_size) != ("NO", 1):
             raise ConfigError("accelerate's distributed_type", strategy, f"must be {plain}")
 
-    def accumulate(self, model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-        """Average gradients over the ranks in the `last` backward pass only."""
-        return nullcontext() if last else self.accelerator.no_sync(model)
+        # The other processes, if a launcher has started several.
+        self.group: Any = None
+        if distributed.is_initialized():
+            self.group = chosen("ddp", "group", "launch.num_processes").Group()
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of `tensor` over all ranks, on every rank."""
@@ -182,7 +176,6 @@ class TrainingStep:
         self.model: nn.Module = self.parallel.accelerator.prepare_model(self.decoder)
         self.optimizer = build_optimizer(self.decoder, self.config.optim)
         device = self.parallel.device
-        # 0: none so far.
         self.first_bad_step = torch.zeros((), dtype=torch.int64, device=device)
 
         self.graphs: Any = None
@@ -260,7 +253,9 @@ class TrainingStep:
         for number, rows in enumerate(micro_batches, start=1):
             if should_stop():
                 return None
-            with self.parallel.accumulate(self.model, last=number == len(micro_batches)):
+            # The last backward pass averages the gradients of all of them over the ranks.
+            is_last = number == len(micro_batches)
+            with nullcontext() if is_last else self.parallel.accelerator.no_sync(self.model):
                 nats = self.model(rows.ids_BT, rows.target_BP, **rows.further)
                 (nats * scale).backward()
             loss += nats.detach()

@@ -46,14 +46,11 @@ def learning_rate(step: int, config: RunConfig) -> float:
 
 
 def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
-    """Return fused AdamW, or the optimizer of optim/.
-
-    Weight decay applies to matrices, but not to vectors (norms, decays) or position parameters.
-    Frequencies have their own learning rate, a multiple of the others'.
-    """
-    rate = decoder.architecture.pe.trainable_lr
+    """Return fused AdamW, or the optimizer of optim/; vectors and positions get no weight decay."""
     decaying: dict[str, Any] = {"params": [], "weight_decay": config.weight_decay}
     staying: dict[str, Any] = {"params": [], "weight_decay": 0.0}
+    # Their learning rate is a multiple of the others'.
+    rate = decoder.architecture.pe.trainable_lr
     frequencies: dict[str, Any] = {"params": [], "weight_decay": 0.0, "rate": rate}
     for name, parameter in decoder.named_parameters():
         group = decaying
@@ -241,12 +238,10 @@ class TrainingStep:
     ) -> Tensor | None:
         """Update the model from the inputs of all micro-batches, added to the gradients there are.
 
-        Each micro-batch gives summed nats, divided by the targets of the global batch. The wrapped
-        model averages gradients over the ranks, hence the factor `world_size`.
-
         Returns:
             [loss, grad_norm, first_bad_step] in float64, on the device; None if asked to stop.
         """
+        # Nats are summed over all ranks' targets, but the wrapped model averages over the ranks.
         scale = self.parallel.world_size / num_targets
         loss = torch.zeros((), device=self.parallel.device)
         micro_batches = list(inputs.split(self.config.train.rows_at_once(*inputs.ids_BT.shape)))

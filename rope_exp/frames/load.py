@@ -68,11 +68,11 @@ def load_probes(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     keys are as in `load_runs`.
     """
     # Imported late: a report takes scipy, which the other frames need not wait for.
-    from rope_exp.report import parts
+    from rope_exp.report import leaf_functions
 
     lines: list[dict[Any, Any]] = []
     for run, keys in _read(Path(where)):
-        for probe, places in parts("PLACES", "probes").items():
+        for probe, places in leaf_functions("PLACES", "probes").items():
             if probe in run.probes:
                 numbers = places.of_run(run, probe).rename("value").reset_index()
                 lines += [keys | line for line in numbers.to_dict("records")]

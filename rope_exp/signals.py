@@ -6,10 +6,8 @@ submitit has SLURM send SIGUSR2: ranks stop at it, and in the dispatcher it has 
 """
 
 import contextlib
-import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -25,16 +23,6 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGALRM, *
 REPEAT_SECONDS = 2.0
 # The signal by which a dispatcher passes a request on; no scheduler sends it.
 PASSED_ON = signal.SIGINT
-
-
-def end_with_parent(parent: int) -> None:
-    """Make Linux kill this process when its parent dies: none survives that holds a run's lock."""
-    if sys.platform == "linux":
-        set_parent_death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-        # The parent died before the call.
-        if os.getppid() != parent:
-            os._exit(EXIT_STOPPED)
 
 
 @contextlib.contextmanager
@@ -112,20 +100,11 @@ def leave(*_: object) -> NoReturn:
     os._exit(EXIT_STOPPED)
 
 
-def interrupt(*_: object) -> NoReturn:
-    """Unwind the preparation of data; a further signal, even of one burst, exits at once."""
-    on_signal(leave)
-    raise KeyboardInterrupt
-
-
 def starting_runs(command: Callable[[], int]) -> int:
-    """Run a command that starts runs; until it installs `interrupt`, signals end it at once."""
+    """Run a command that starts runs; until these handle stop signals, one ends the command."""
     on_signal(leave)
     try:
         return command()
-    except KeyboardInterrupt:
-        _write("stopped before any run was started")
-        return EXIT_STOPPED
     finally:
         # Only Python's exit is left, which a signal would garble.
         on_signal(signal.SIG_IGN)

@@ -27,9 +27,8 @@ from rope_exp.errors import (
 )
 from rope_exp.files import read_json, write_json
 from rope_exp.machine import output_of
-from rope_exp.ranks import Job
 from rope_exp.signals import held_back, on_signal
-from rope_exp.sweep import check_folder, check_together, dispatch, pinned_config
+from rope_exp.sweep import Job, check_folders, dispatch, pinned_config
 
 FOLDER = Path("results/slurm")
 SWEEPS = FOLDER / "sweeps"
@@ -240,9 +239,7 @@ def _runs(jobs: Jobs) -> dict[str, Job]:
     pinned = map(pinned_config, jobs.configs)
     configs = [config.replace("run", group=config.group) for config in pinned]
     runs = list(map(Job, configs, titles(jobs.overrides, configs)))
-    check_together(runs)
-    for run in runs:
-        check_folder(run)
+    check_folders(runs)
     return {f"{run.folder} {run.config.config_sha256[:12]}": run for run in runs}
 
 

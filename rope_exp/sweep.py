@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -42,7 +42,7 @@ from rope_exp.folder import (
 from rope_exp.identity import choices, chosen
 from rope_exp.machine import DISPATCHER_ID, child_environment, num_cores
 from rope_exp.prepare import open_data, pin
-from rope_exp.signals import PASSED_ON, STOP_SIGNALS, StopSignal, held_back
+from rope_exp.signals import PASSED_ON, StopSignal, held_back
 from rope_exp.worker import certificate
 
 POLL_SECONDS = 0.1
@@ -64,6 +64,7 @@ class Job:
         lock: the descriptor that holds the folder's lock; -1 without one.
         leases: the descriptors of lock files that hold each of its GPUs.
         ended_at: when the first rank was seen to have ended, by the monotonic clock; 0: none yet.
+        was_stopped: its ranks were asked to stop.
         was_killed: we killed the ranks that were still running.
         reason: of a failure, if the output of its ranks is not enough.
     """
@@ -75,6 +76,7 @@ class Job:
     leases: dict[str, list[int]] = field(default_factory=dict)
     ranks: list[subprocess.Popen[bytes]] = field(default_factory=list)
     ended_at: float = 0.0
+    was_stopped: bool = False
     was_killed: bool = False
     exit_code: int | None = None
     reason: str = ""
@@ -192,9 +194,11 @@ class Job:
             self.exit_code = EXIT_STOPPED if self.was_killed else max(ended)
 
     def stop(self) -> None:
-        """Ask every rank to save and exit."""
-        for process in self.ranks:
-            process.send_signal(PASSED_ON)
+        """Ask every rank to save and exit, once."""
+        if not self.was_stopped:
+            self.was_stopped = True
+            for process in self.ranks:
+                process.send_signal(PASSED_ON)
 
     def kill(self) -> None:
         """Kill the ranks that are still running; the run's last checkpoint remains."""
@@ -278,6 +282,7 @@ def check_folders(jobs: Sequence[Job]) -> None:
         if job.folder.absolute() in folders:
             raise _folder_error(job, f"two runs of the sweep ({job.config.name}) would share it")
         folders.add(job.folder.absolute())
+    for job in jobs:
         _check_folder(job)
 
 
@@ -417,38 +422,6 @@ def run_all(
     return EXIT_FAILED if failed else EXIT_DONE
 
 
-class SignalRelay(StopSignal, AbstractContextManager["SignalRelay"]):
-    """Passes a stop request on to the ranks of every job; a second request kills them."""
-
-    # submitit's handler of SIGUSR2 stays.
-    heeded = STOP_SIGNALS
-
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        # Set first: the next line installs handlers, which read it.
-        self._jobs = jobs
-        super().__init__()
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        # Another package's handler raised: submitit's does, ahead of its job's time limit.
-        if error is not None:
-            self.request()
-            deadline = time.monotonic() + STOP_SECONDS
-            for process in itertools.chain(*(job.ranks for job in self._jobs)):
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(max(deadline - time.monotonic(), 0.0))
-        self.restore()
-
-    def on_request(self) -> None:
-        """Ask every rank to stop."""
-        for job in self._jobs:
-            job.stop()
-
-    def on_repeat(self) -> None:
-        """Kill every rank: inside a long operation it does not notice a second signal."""
-        for job in self._jobs:
-            job.kill()
-
-
 def bring_to_end(
     jobs: Sequence[Job], on_poll: Sequence[Callable[[Sequence[Job]], None]] = ()
 ) -> None:
@@ -456,26 +429,49 @@ def bring_to_end(
 
     `on_poll` is called after every poll, with the runs that have ended since the last one.
     """
-    try_again_at = 0.0
-    with SignalRelay(jobs) as relay:
-        while left := [job for job in jobs if job.exit_code is None]:
-            running = [job for job in left if job.ranks]
-            if relay.requested and not running:
-                return
-            now = time.monotonic()
-            for job in running:
-                job.poll()
-                if job.exit_code is not None:
-                    try_again_at = now
-                    _release(job)
-            if now >= try_again_at and not relay.requested:
-                try_again_at = now + WAIT_SECONDS
-                _start_waiting(left, relay)
+    signals = StopSignal(is_rank=False)
+    try:
+        _poll_all(jobs, on_poll, signals)
+    except BaseException:
+        # Another package's handler raised: submitit's does, ahead of its job's time limit.
+        deadline = time.monotonic() + STOP_SECONDS
+        for job in jobs:
+            job.stop()
+        for process in itertools.chain(*(job.ranks for job in jobs)):
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(deadline - time.monotonic(), 0.0))
+        raise
+    finally:
+        signals.restore()
 
-            ended = [job for job in left if job.exit_code is not None]
-            for call in on_poll:
-                call(ended)
-            time.sleep(POLL_SECONDS)
+
+def _poll_all(
+    jobs: Sequence[Job], on_poll: Sequence[Callable[[Sequence[Job]], None]], signals: StopSignal
+) -> None:
+    try_again_at = 0.0
+    while left := [job for job in jobs if job.exit_code is None]:
+        now = time.monotonic()
+        running = [job for job in left if job.ranks]
+        for job in running:
+            if signals.repeated:
+                # Inside a long operation, a rank does not notice a second signal.
+                job.kill()
+            elif signals.requested:
+                job.stop()
+            job.poll()
+            if job.exit_code is not None:
+                try_again_at = now
+                _release(job)
+
+        if signals.requested and not running:
+            return
+        if now >= try_again_at and not signals.requested:
+            try_again_at = now + WAIT_SECONDS
+            _start_waiting(left)
+        ended = [job for job in left if job.exit_code is not None]
+        for call in on_poll:
+            call(ended)
+        time.sleep(POLL_SECONDS)
 
 
 def _release(job: Job) -> None:
@@ -491,7 +487,7 @@ def _release(job: Job) -> None:
     job.release_gpus()
 
 
-def _start_waiting(jobs: Sequence[Job], relay: SignalRelay) -> None:
+def _start_waiting(jobs: Sequence[Job]) -> None:
     """Start waiting runs while GPUs are free and every run's max_parallel allows it."""
     running = [job for job in jobs if job.status == "running"]
     for job in jobs:
@@ -506,10 +502,7 @@ def _start_waiting(jobs: Sequence[Job], relay: SignalRelay) -> None:
             job.fail(error)
             job.kill()
 
-        if job.status != "running":
+        if job.status == "running":
+            running.append(job)
+        else:
             _release(job)
-            continue
-        running.append(job)
-        # A stop may have been requested meanwhile.
-        if relay.requested:
-            job.stop()

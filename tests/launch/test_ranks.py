@@ -3,7 +3,7 @@
 import os
 import signal
 import subprocess
-import time
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +12,7 @@ from support.runs import until
 from rope_exp import sweep
 from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
-from rope_exp.sweep import Job, SignalRelay
+from rope_exp.sweep import Job
 
 
 @pytest.fixture
@@ -79,10 +79,9 @@ def start_shell(job: Job, script: str) -> None:
 
 def test_a_handler_that_raises_waits_for_ranks_to_save(job: Job) -> None:
     """submitit's handler raises in the dispatcher ahead of the job's time limit."""
-    relay = SignalRelay([job])
     start_shell(job, "trap 'sleep 0.3; touch saved; exit 75' INT")
-    with pytest.raises(SystemExit), relay:
-        raise SystemExit(9)
+    with pytest.raises(SystemExit):
+        sweep.bring_to_end([job], [sys.exit])
     assert (job.folder / "saved").exists()
 
 
@@ -90,16 +89,17 @@ def test_a_second_signal_ends_ranks_that_do_not_hear(
     monkeypatch: pytest.MonkeyPatch, job: Job
 ) -> None:
     monkeypatch.setattr("rope_exp.signals.REPEAT_SECONDS", 0.0)
-    with SignalRelay([job]) as relay:
-        start_shell(job, "trap '' INT")
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert relay.requested
-        time.sleep(0.2)
-        assert job.ranks[0].poll() is None
+    start_shell(job, "trap '' INT")
+    killed = []
 
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert job.ranks[0].wait(timeout=20) == -signal.SIGKILL
-        job.poll()
+    def signal_again(ended: object) -> None:
+        killed.append(job.was_killed)
+        if len(killed) in (1, 4):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    sweep.bring_to_end([job], [signal_again])
+    assert killed[:4] == [False] * 4
+    assert job.ranks[0].returncode == -signal.SIGKILL
     assert (job.exit_code, job.status) == (75, "stopped")
 
 
@@ -113,7 +113,6 @@ def test_as_many_run_as_each_of_them_allows(
     jobs = [Job(job.config.replace("launch", max_parallel=limit), lock=0) for limit in limits]
     rank = subprocess.Popen(["true"])
     monkeypatch.setattr(Job, "start", lambda job: job.ranks.append(rank))
-    with SignalRelay([]) as relay:
-        sweep._start_waiting(jobs, relay)
+    sweep._start_waiting(jobs)
     rank.wait()
     assert sum(each.status == "running" for each in jobs) == num_started

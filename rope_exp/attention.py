@@ -1,4 +1,4 @@
-"""Attention: the layer's interface, its cache, the sites and their rotation, softmax, its kernels.
+"""Attention: the layer's interface, its cache, the sites and their rotation, softmax, its kernel.
 
 q, k and v are rotated by R at their own position; o is rotated back by R^T at the query's position,
 for each query head and before the output projection. Values rotate once, before heads are repeated.
@@ -52,9 +52,9 @@ class Positions(NamedTuple):
 
 @dataclass
 class LayerCache:
-    """One layer's part of the cache: rows for each token, [B, E, ...], and states that do not grow.
+    """One layer's part of the cache: rows of each token, [B, E, ...], and states that do not grow.
 
-    They have no gradients, and are already rotated at their own positions.
+    They have no gradients, and are already rotated.
     """
 
     window: int | None = None
@@ -91,10 +91,6 @@ class Attention(nn.Module):
     """Self-attention in which some of q, k, v, o rotate; each kind computes its heads' outputs."""
 
     o_proj: nn.Linear
-    # A user's own position encoding that acts in this layer, by `turn`, `of_tokens` and `scores`.
-    own: Any
-    # A learned score of each head without a key.
-    sink_H: nn.Parameter | None
     # Kinds with a state are always causal.
     causal = True
 
@@ -104,8 +100,10 @@ class Attention(nn.Module):
         self.attn: Any = attn
         self.head_dim = config.features_per_head
         self.num_heads = config.num_attention_heads
-        self.own = None
-        self.sink_H = None
+        # A user's own position encoding that acts in this layer.
+        self.own: Any = None
+        # A learned score of each head without a key.
+        self.sink_H: nn.Parameter | None = None
         self.window = config.window
         self.sites = frozenset(sites)
         self.rotary_dim = attn.rotary_dim(config)
@@ -117,8 +115,8 @@ class Attention(nn.Module):
 
     def from_heads(self) -> HeadLinear:
         """Return the projection of all heads' outputs onto a token."""
-        num_out = self.config.hidden_size
-        return HeadLinear(self.num_heads * self.out_dim, num_out, 1, self.num_heads)
+        num_in = self.num_heads * self.out_dim
+        return HeadLinear(num_in, self.config.hidden_size, 1, self.num_heads)
 
     def project_as_llama(self) -> None:
         """Create the projections of LLaMA's attention."""
@@ -218,22 +216,12 @@ class SoftmaxAttention(Attention):
         q_BTHK = self.turn("q", q_BTHK, at)
         rows = {"k": self.turn("k", k_BTGK, at), "v": self.turn("v", v_BTGK, at)}
 
-        if self.own is not None and self.own.overrides("scores"):
-            of_tokens = self.own.of_tokens(x_BTD, at.position_T)
-            if taken := of_tokens.keys() & {*rows, "position_BE"}:
-                raise ValueError(f"of_tokens: the name {taken.pop()} is taken")
-            rows |= {**of_tokens, "position_BE": at.position_T.expand(len(x_BTD), -1)}
+        if self.own is not None:
+            rows |= self.own.rows_to_cache(x_BTD, at.position_T, rows)
         if cache is not None:
             rows = cache.append(rows)
-
-        more_HTE = None if self.own is None else self.own.scores(rows, q_BTHK.shape[1])
-        if more_HTE is not None:
-            sizes = (self.num_heads, q_BTHK.shape[1], rows["k"].shape[1])
-            if more_HTE.shape[-3:] != sizes:
-                raise ValueError(f"scores returned the shape {tuple(more_HTE.shape)}, not {sizes}")
-            # A window may have dropped the first keys.
-            usual_HTE = 0.0 if at.bias_HTE is None else at.bias_HTE[..., -sizes[2] :]
-            at = at._replace(bias_HTE=usual_HTE + more_HTE)
+        if self.own is not None:
+            at = at._replace(bias_HTE=self.own.added_to(at.bias_HTE, rows, q_BTHK))
 
         o_BTHK = self.attend(q_BTHK, rows["k"], rows["v"], at)
         return self.turn("o", o_BTHK, at)
@@ -249,12 +237,9 @@ def make_attention(config: ModelConfig, attn: Kind, sites: Collection[str]) -> A
     return layer(config, attn, sites)
 
 
-# -- the kernels ---------------------------------------------------------------------------------
-
 # Our own kernels, by the type of their device.
 KERNELS = {device: chosen("kernels", device, "launch.device") for device in choices("kernels")}
-# Features of a head, in the fast forms of torch's kernel.
-MAX_FLASH = 256
+MAX_FLASH = 256  # features of a head, in the fast forms of torch's kernel
 
 
 def attention(
@@ -276,8 +261,7 @@ def attention(
     Args:
         window: the number of keys that a query attends to, its own being the last.
         causal: the sum is over j <= i; otherwise over all j, without a window.
-        bias_HTE: added to the scores; it may have a gradient, a batch, [B, H, T, E], and more keys,
-            of which these are the last.
+        bias_HTE: added to the scores; or [B, H, T, E]. If it has more keys, these are the last.
         document_BT: a query attends only to keys of the same number.
         sink_H: one more score in each softmax, whose value is 0.
     """
@@ -287,8 +271,8 @@ def attention(
     bias_HTE = None if bias_HTE is None else bias_HTE[..., -num_keys:]
 
     num_groups = k_BEGK.shape[2]
-    added = (window, document_BT, bias_HTE, sink_H)
-    if num_queries == 1 and num_groups < q_BTHK.shape[2] and all(x is None for x in added):
+    is_plain = all(x is None for x in (window, document_BT, bias_HTE, sink_H))
+    if num_queries == 1 and num_groups < q_BTHK.shape[2] and is_plain:
         # One query meets every key: the heads that share keys are queries of one head.
         q_BSGK = q_BTHK.reshape(q_BTHK.shape[0], num_groups, -1, q_BTHK.shape[3]).transpose(1, 2)
         o_BSGV = attention(q_BSGK, k_BEGK, v_BEGV, causal=False)
@@ -298,8 +282,7 @@ def attention(
     is_met = None
     kernel: Any = KERNELS.get(q_BTHK.device.type)
     has_kernel = kernel is not None and num_queries == num_keys <= kernel.MAX_LENGTH
-    is_masked = any(x is not None for x in added)
-    if causal and (is_masked or has_kernel or num_queries < num_keys):
+    if causal and (has_kernel or num_queries < num_keys or not is_plain):
         # int32 is as wide as the scores, so the mask vectorises.
         key_E = torch.arange(num_keys, dtype=torch.int32, device=q_BTHK.device)
         query_T1 = key_E[num_keys - num_queries :, None]
@@ -329,9 +312,8 @@ def _fused(
 ) -> Tensor:
     """Return the same by torch's kernel.
 
-    Its fast forms need queries, keys and values of one width, so narrower ones are padded with
-    zeros. With grouped heads they support neither a mask nor a width past `MAX_FLASH`; on a CPU,
-    grouped heads take up to twice as long as repeated heads.
+    Its fast forms need one width, and take grouped heads with neither a mask nor more than
+    `MAX_FLASH` features; on a CPU, grouped heads take up to twice as long as repeated heads.
     """
     num_queries, num_heads, key_dim = q_BTHK.shape[1:]
     num_keys, num_groups, out_dim = v_BEGV.shape[1:]

@@ -12,24 +12,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from rope_exp import published, stats
-from rope_exp.comparable import OWN_RATE, ROW, Row, rows_of, spelled
+from rope_exp import comparable, stats
+from rope_exp.comparable import OWN_RATE, ROW, Published, Row, spelled
 from rope_exp.config import RunConfig
 from rope_exp.errors import RecordError
 from rope_exp.files import write_atomically
 from rope_exp.folder import ReportError, Run, find_groups, read_runs
 from rope_exp.identity import choices, chosen, optional
-from rope_exp.published import REFERENCE, UNROTATED, Published
-from rope_exp.sections import SoftmaxConfig
 from rope_exp.stats import SEEDS_NEEDED, Noise, Pair
-from rope_exp.table import Column, Table, csv_of, interval, number, spell_p
 
 # Words for a row, by the verdict on the pair (reference, row).
 WORDS = {"better": "worse", "worse": "better", "equivalent": "equivalent", "open": "open"}
+# A cell without a value.
+NOTHING = "—"
 # The heading of the second interval, where the first one is pooled.
 OWN = "95 % interval, paired"
 
@@ -173,7 +172,7 @@ class Report:
             **ours[["num_seeds", "loss_mean", "loss_sd", "delta"]],
             **judged[["delta_ci_low", "delta_ci_high"]],
             "p_holm": judged["p_adjusted"],
-            "verdict": [self._verdict(row) or row.verdict for row in rows],
+            "verdict": [self._verdict(row) or row.status for row in rows],
             "published_loss": theirs["loss_mean"],
             "published_delta": theirs["delta"],
             # Over all pairs; p_holm is over the pairs with the reference.
@@ -235,11 +234,11 @@ def build(
 ) -> Report:
     """Arrange runs in rows by some factors, and compare them with the reference, if they may be.
 
-    The reference is a row's label or its name; None: `_standard`.
+    The reference is a row's label or its name; None: the default one.
     """
-    rows = rows_of(runs, keys)
+    rows = comparable.rows_of(runs, keys)
     if reference is None:
-        labels = [_standard(rows, keys)]
+        labels = [comparable.default_reference(rows, keys)]
     else:
         named = [label for label, row in rows.items() if row.name == reference]
         labels = [reference] if reference in rows else named
@@ -249,7 +248,7 @@ def build(
             f"Available: {', '.join(rows)}"
         )
     [label] = labels
-    source = published.about(runs, keys)
+    source = comparable.published_about(runs, keys)
     if source.losses and source.losses.keys().isdisjoint(rows):
         source = Published()
 
@@ -277,25 +276,39 @@ def is_always_paired(runs: Sequence[Run]) -> bool:
     return any(run.test == "paired" for run in runs)
 
 
-def _standard(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
-    """Return the label of the default reference, which may be missing from the rows.
+class Column(NamedTuple):
+    """A column of a frame, for readers."""
 
-    Variants: qk_rope, or else one that rotates only q and k, or nope for a kind without queries.
-    Named rows: softmax attention with qk_rope and as many key/value heads as query heads.
-    """
-    configs = {label: row.runs[0].config for label, row in rows.items()}
-    if list(keys) == ["pe"]:
-        if "q" not in next(iter(configs.values())).attn.sites():
-            return UNROTATED
-        alike = [label for label, config in configs.items() if config.pe.rotate == ("q", "k")]
-        return alike[0] if alike and REFERENCE not in rows else REFERENCE
+    heading: str
+    key: str
+    form: str = ""  # of its numbers; empty: text, which is aligned left
 
-    for label, config in configs.items() if ROW in keys else ():
-        heads, kv_heads = config.model.num_attention_heads, config.model.num_key_value_heads
-        is_softmax = isinstance(config.attn, SoftmaxConfig)
-        if is_softmax and heads == kv_heads and config.pe.label == REFERENCE:
-            return label
-    return next(iter(rows))
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of a frame, for readers."""
+
+    columns: Sequence[Column]
+    frame: pd.DataFrame
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The headings, and then the cells of each line, as text; a dash for a missing value."""
+        lines = [
+            [number(line[column.key], column.form) or NOTHING for column in self.columns]
+            for line in self.frame.to_dict("records")
+        ]
+        return [[column.heading for column in self.columns], *lines]
+
+    def without(self, *keys: str) -> "Table":
+        """Return the table without some columns."""
+        return Table([column for column in self.columns if column.key not in keys], self.frame)
+
+    def markdown(self) -> str:
+        """Return the table in Markdown."""
+        headings, *lines = self.cells
+        rule = ["---:" if column.form else "---" for column in self.columns]
+        return "\n".join(f"| {' | '.join(line)} |" for line in [headings, rule, *lines])
 
 
 def main_table(report: Report) -> Table:
@@ -347,7 +360,7 @@ def _words(report: Report, row: Row) -> dict[str, Any]:
             ci += f" (adjusted: {interval(decided['delta_wide_low'], decided['delta_wide_high'])})"
     sizes = {"{:,}": line["cached"], "{:,} fixed": line["state"]}
     cache = ", plus ".join(form.format(size) for form, size in sizes.items() if size) or "0"
-    loss = number(line["loss_mean"], ".4f") or row.verdict
+    loss = number(line["loss_mean"], ".4f") or row.status
     return {
         "name": row.name,
         "rotates": " ".join(config.pe.rotate),
@@ -453,3 +466,51 @@ def write(
             files |= of_group(report.runs)
     write_all(out, files)
     return [*report.told("terminal"), "", *(str(out / name) for name in files)]
+
+
+def markdown_table(frame: pd.DataFrame, form: str = "") -> str:
+    """Return a whole frame as a Markdown table of text: floats by `form`."""
+    text = frame.map(lambda value: number(value, form if isinstance(value, float) else ""))
+    return Table([Column(key, key) for key in map(str, text)], text).markdown()
+
+
+def csv_of(frame: pd.DataFrame, *, signed: bool = False) -> str:
+    """Return a frame as CSV, with six decimals and empty cells for missing values.
+
+    Positive differences (`delta...`) may have a plus sign. A p-value that would read 0.000000 has
+    three significant digits.
+    """
+    text = frame.copy()
+    for name in text.columns[text.dtypes == "float64"]:
+        form = "+.6f" if signed and "delta" in name else ".6f"
+        is_p = name == "p" or name.startswith("p_")
+        text[name] = [f"{x:.2e}" if is_p and 0 < x < 5e-7 else number(x, form) for x in text[name]]
+    return text.to_csv(index=False)
+
+
+def number(value: Any, form: str = "") -> str:
+    """Return a value as text: empty if it is missing, and 0 without a sign."""
+    if pd.isna(value):
+        return ""
+    return format(value, form if value else form.removeprefix("+"))
+
+
+def interval(low: float, high: float, form: str = "+.4f") -> str:
+    """Return an interval as text; empty if it is missing."""
+    return "" if pd.isna(low) else f"{low:{form}} to {high:{form}}"
+
+
+def span(values: Iterable[float], form: str = "") -> str:
+    """Format values as "least to greatest", a single value as itself, and none as empty text."""
+    ends = sorted(values)
+    return " to ".join(dict.fromkeys(format(value, form) for value in (*ends[:1], *ends[-1:])))
+
+
+def spell_p(p: float, equals: str = "") -> str:
+    """Return a p-value as text; `equals` comes before a number, where the letter p is."""
+    return "< 0.0001" if p < 0.0001 else f"{equals}{p:.4f}"
+
+
+def millions(count: float) -> str:
+    """Format a number of tokens or parameters in millions or billions."""
+    return f"{count / 1e9:.3g}B" if count >= 999.5e6 else f"{count / 1e6:.3g}M"

@@ -16,7 +16,7 @@ from torch.optim import AdamW, Optimizer
 
 from rope_exp.batches import Batch, chain_sha256, training_batch
 from rope_exp.config import RunConfig
-from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder, on_device, summed_nats
+from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder, on_device
 from rope_exp.errors import ConfigError
 from rope_exp.identity import chosen, optional
 from rope_exp.prepare import DataSet
@@ -257,12 +257,12 @@ class TrainingStep:
         scale = self.parallel.world_size / num_targets
         loss = torch.zeros((), device=self.parallel.device)
         micro_batches = list(inputs.split(self.config.train.rows_at_once(*inputs.ids_BT.shape)))
-        for number, micro_batch in enumerate(micro_batches, start=1):
+        for number, rows in enumerate(micro_batches, start=1):
             if should_stop():
                 return None
             with self.parallel.accumulate(self.model, last=number == len(micro_batches)):
-                nats = summed_nats(self.model, micro_batch)
-                (nats * scale).backward()  # type: ignore[no-untyped-call]
+                nats = self.model(rows.ids_BT, rows.target_BP, **rows.further)
+                (nats * scale).backward()
             loss += nats.detach()
 
         loss = self.parallel.sum(loss / num_targets)

@@ -210,7 +210,6 @@ class Trainer:
                 self.decoder,
                 self.held_out_rows,
                 micro_batch_size=self.rows_at_once,
-                device=self.parallel.device,
                 parallel=self.parallel,
             )
 

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from support.configs import RECORDED, REPOSITORY
 
 from rope_exp import load_run, load_runs
@@ -70,8 +69,7 @@ def test_a_stored_run_has_its_loss(corpus: None) -> None:
     assert data.data_sha256 == result["data_sha256"]
 
     model, _ = load_run(STORED)
-    cpu = torch.device("cpu")
-    loss = held_out_loss(model, held_out_rows(config, data), micro_batch_size=4, device=cpu)
+    loss = held_out_loss(model, held_out_rows(config, data), micro_batch_size=4)
     assert loss == pytest.approx(result["val/loss"], abs=1e-5)
 
 

@@ -9,7 +9,7 @@ from rope_exp.errors import ConfigError
 
 def main(words: list[str]) -> int:
     """Compile run folders into the table and its figures, if all runs may share one table."""
-    from rope_exp.published import REFERENCE
+    from rope_exp.comparable import REFERENCE
 
     parser = Parser("report", "Compile run folders into the table and its figures.")
     parser.add_argument("--runs", type=Path, help=f"where groups of runs lie ({DEFAULT_OUTPUT})")

@@ -12,7 +12,6 @@ from accelerate.utils import gather_object
 from torch import distributed
 
 from rope_exp.config import differing_keys
-from rope_exp.decoder import summed_nats
 from rope_exp.errors import EXIT_FAILED, CheckpointError, first_line, log
 from rope_exp.step import TrainingStep
 
@@ -69,8 +68,8 @@ class Group:
         train = train_step.config.train
         if len(others) > 1 and start["step"] < train.num_steps:
             inputs, *_ = train_step.get_batch(start["step"] + 1)
-            part = next(inputs.split(train.rows_at_once(*inputs.ids_BT.shape)))
-            summed_nats(train_step.model, part).backward()  # type: ignore[no-untyped-call]
+            rows = next(inputs.split(train.rows_at_once(*inputs.ids_BT.shape)))
+            train_step.model(rows.ids_BT, rows.target_BP, **rows.further).backward()
             train_step.optimizer.zero_grad(set_to_none=True)
 
     def end(self, accelerator: Any) -> None:

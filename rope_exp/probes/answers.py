@@ -16,9 +16,8 @@ from rope_exp.batches import NO_TARGET
 from rope_exp.config import RunConfig
 from rope_exp.prepare import TRAIN
 from rope_exp.probes._windows import Finished, batches, rounded
-from rope_exp.report import Report, is_always_paired
+from rope_exp.report import Column, Report, Table, interval, is_always_paired, number, span, spell_p
 from rope_exp.stats import ROOM, judge, noise_of, outcome
-from rope_exp.table import Column, Table, interval, number, span, spell_p
 
 ORDER = 3
 _PLACE = ["split", "bin", "span_first", "span_last"]

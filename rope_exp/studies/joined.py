@@ -3,9 +3,8 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from rope_exp.comparable import OWN_RATE, check_blocks
+from rope_exp.comparable import OWN_RATE, REFERENCE, check_blocks
 from rope_exp.folder import ReportError, Run
-from rope_exp.published import REFERENCE
 from rope_exp.report import (
     Report,
     build,

@@ -4,9 +4,8 @@ import re
 
 import pandas as pd
 
-from rope_exp.report import Report, main_table, parts
+from rope_exp.report import NOTHING, Report, csv_of, main_table, parts
 from rope_exp.stats import SEEDS_NEEDED
-from rope_exp.table import NOTHING, csv_of
 
 _PAIR_COLUMNS = [
     *("a", "sign", "b", "num_seeds", "delta", "delta_ci_low", "delta_ci_high", "delta_wide_low"),

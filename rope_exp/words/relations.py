@@ -4,9 +4,8 @@ from typing import Any
 
 import pandas as pd
 
-from rope_exp.report import OWN, Report, adjusted_p
+from rope_exp.report import OWN, Column, Report, Table, adjusted_p, interval, number, span
 from rope_exp.stats import MOST_SEEDS, ROOM, SEEDS_NEEDED, SIGNS, Pair, outcome
-from rope_exp.table import Column, Table, interval, number, span
 
 # Above the tables of others.
 ORDER = -1

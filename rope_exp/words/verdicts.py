@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from rope_exp.report import Report, is_always_paired
-from rope_exp.table import spell_p
+from rope_exp.report import Report, is_always_paired, spell_p
 from rope_exp.words.relations import outcomes
 from rope_exp.words.summary import order, ranked_rows
 

@@ -12,7 +12,7 @@ from rope_exp.compose import run_config
 from rope_exp.decoder import Decoder, held_out_loss
 
 WINDOWS_NT = np.random.default_rng(0).integers(0, 64, size=(7, 17))
-loss_of = partial(held_out_loss, held_out=next_tokens(WINDOWS_NT), device=torch.device("cpu"))
+loss_of = partial(held_out_loss, held_out=next_tokens(WINDOWS_NT))
 
 
 @pytest.fixture(scope="module")

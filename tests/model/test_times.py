@@ -13,11 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kinds import make_layer
-from support.models import make_pe, make_sizes, opinionated
+from support.models import make_pe, make_sizes, normal, opinionated
 from torch import Tensor
 
 from rope_exp.batches import Batch
-from rope_exp.decoder import Decoder, Rotary, on_device, summed_nats
+from rope_exp.decoder import Decoder, Rotary, on_device
 from rope_exp.sections import DataConfig, SoftmaxConfig
 from rope_exp.tasks.spikes import FACTS, rows
 
@@ -73,7 +73,7 @@ def test_the_loss_is_the_mean_squared_error_at_queries() -> None:
     """Every parameter also receives a gradient from the loss."""
     decoder = make_spikes_decoder("q", "k")
     inputs = make_inputs(3)
-    nats = summed_nats(decoder, inputs._replace(target_BP=inputs.target_BP.double()))
+    nats = decoder(inputs.ids_BT, inputs.target_BP.double(), **inputs.further)
     guess_BQD = predicted(decoder, inputs)
     assert guess_BQD.shape == (3, 16, 2)
     expected = np.mean((guess_BQD.numpy() - make_inputs(3).target_BP.numpy()) ** 2)
@@ -127,7 +127,7 @@ def test_it_is_torch_brains_layer(rotate: str) -> None:
     attention.causal = False
     generator = torch.Generator().manual_seed(0)
     time_T = torch.rand(12, generator=generator, dtype=torch.float64).sort().values
-    x_TD = torch.randn(12, 4 * dim, generator=generator, dtype=torch.float64)
+    x_TD = normal(12, 4 * dim)
     # `Rotary` makes float32 frequencies; both pairs need them in float64 here.
     rotary = Rotary(dim, pe, num_layers=1)
     for pair in ("qk", "vo"):

@@ -188,9 +188,7 @@ def test_the_held_out_loss_is_of_hidden_tokens(micro_batch_size: int) -> None:
     decoder = make_decoder("q", "k", "v")
     rows = read(validation_ids(HELD_OUT, 7, LENGTH))
     assert rows.target_BP.shape == (7, 2)
-    loss = held_out_loss(
-        decoder, rows, micro_batch_size=micro_batch_size, device=torch.device("cpu")
-    )
+    loss = held_out_loss(decoder, rows, micro_batch_size=micro_batch_size)
     assert loss == pytest.approx(mean(nats_by_hand(decoder, rows)), abs=1e-5)
 
 

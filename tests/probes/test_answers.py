@@ -77,7 +77,7 @@ def test_the_loss_is_of_answers_alone(kind: str) -> None:
     expected = pytest.approx(nats_NT[rows.mask_NT].mean(), abs=1e-5)
 
     batch = held_out_rows(model.config, model.data)
-    assert held_out_loss(model.decoder, batch, micro_batch_size=2, device=CPU) == expected
+    assert held_out_loss(model.decoder, batch, micro_batch_size=2) == expected
     assert model.answer("answers")["test"]["loss"] == expected
 
 
@@ -96,7 +96,7 @@ def test_r2_is_that_of_a_plain_loop() -> None:
         )
     assert fit["r2"] == pytest.approx(np.mean(fit["r2_of_dims"]), abs=1e-6)
     assert len(fit["error_of_queries"]) == 16
-    loss = held_out_loss(model.decoder, batch, micro_batch_size=2, device=CPU)
+    loss = held_out_loss(model.decoder, batch, micro_batch_size=2)
     assert np.mean(fit["error_of_queries"]) == pytest.approx(loss, abs=1e-5)
 
 

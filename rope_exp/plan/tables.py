@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from rope_exp.compose import operations
 from rope_exp.config import RunConfig
 from rope_exp.decoder import TOKENS_OF_A_CHUNK
 from rope_exp.errors import ConfigError
 from rope_exp.plan.costs import (
     attention_flops_per_token,
+    known_vocab_size,
     layer_weights,
     num_parameters,
+    operations,
     peak_flops_per_s,
 )
 
@@ -35,7 +36,7 @@ def cost_lines(config: RunConfig) -> list[str]:
     steps = []
     in_attention = 0
     for stage in train.staged:
-        steps.append(f"{stage.num_steps:,} steps of {stage.batch_size} x {stage.seq_len}")
+        steps.append(f"{len(stage.steps):,} steps of {stage.batch_size} x {stage.seq_len}")
         in_attention += stage.num_tokens * attention_flops_per_token(config, stage.seq_len)
 
     return [
@@ -105,10 +106,11 @@ def sweep_lines(configs: Sequence[RunConfig]) -> list[str]:
 
 def vocabulary(config: RunConfig) -> int:
     """Return the vocabulary's size, unless only a pretrained tokenizer knows it."""
-    if config.known_vocab_size is None:
+    vocab_size = known_vocab_size(config)
+    if vocab_size is None:
         reason = "its vocabulary is known once data are prepared"
         raise ConfigError("tokenizer", "pretrained", reason)
-    return config.known_vocab_size
+    return vocab_size
 
 
 def _times(configs: Sequence[RunConfig]) -> list[str]:
@@ -130,7 +132,7 @@ def with_matched(config: RunConfig) -> RunConfig:
     model = config.model
     wanted = model.match_params
     assert wanted is not None
-    vocab_size = config.known_vocab_size
+    vocab_size = known_vocab_size(config)
     if config.pe.code is not None:
         # Counting would run its code.
         reason = "cannot be met with pe.code; set model.intermediate_size"

@@ -171,7 +171,6 @@ def main() -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     add = parser.add_argument
-    add("--models", default=",".join(SETTINGS), help="(%(default)s)")
     add("--device", default="cuda", help="(%(default)s)")
     add("--seconds", type=float, default=240.0, help="then start no other (%(default)s)")
     add("--out", type=Path, required=True)
@@ -181,8 +180,7 @@ def main() -> int:
     # Its key does not tell attention backends apart: one would be measured as the other.
     functorch.enable_autograd_cache = False
     # The first setting of every model, then the second, so that each model has a result.
-    models = options.models.split(",")
-    listed = [[Setting(model, *row) for row in SETTINGS[model]] for model in models]
+    listed = [[Setting(model, *row) for row in rows] for model, rows in SETTINGS.items()]
     rounds = itertools.chain.from_iterable(itertools.zip_longest(*listed))
     return tune([setting for setting in rounds if setting], options)
 

@@ -127,9 +127,8 @@ class Campaign:
 
     def with_launch(self, **launch: Any) -> "Campaign":
         """Return the campaign with other values of `launch` in every cell."""
-        configs = [cell.config.replace("launch", **launch) for cell in self.cells]
-        pairs = zip(self.cells, configs, strict=True)
-        return replace(self, cells=[replace(cell, config=config) for cell, config in pairs])
+        replaced = ((cell, cell.config.replace("launch", **launch)) for cell in self.cells)
+        return replace(self, cells=[replace(cell, config=config) for cell, config in replaced])
 
 
 def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:

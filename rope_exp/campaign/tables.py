@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rope_exp.campaign.records import read_records, recorded_campaigns
 from rope_exp.comparable import ORDER, SEEDS, check_blocks, spelled, telling
-from rope_exp.errors import log
-from rope_exp.folder import ReportError, Run
+from rope_exp.errors import RecordError, log
+from rope_exp.folder import Run
 from rope_exp.report import Report, build, files_of, pages_of, parts, write_all
 
 
@@ -49,10 +49,10 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
     names = recorded_campaigns(records)
     if not names:
         reason = "holds no campaign records; `rope-exp campaign NAME` creates them"
-        raise ReportError(f"{records} {reason}")
+        raise RecordError(f"{records} {reason}")
     if name is not None and name not in names:
         available = ", ".join(names)
-        raise ReportError(f"{records} holds no records of campaign {name}. Available: {available}")
+        raise RecordError(f"{records} holds no records of campaign {name}. Available: {available}")
 
     # Make all files before writing any. A table may include another campaign's rows.
     runs = {campaign: read_records(records, campaign) for campaign in names}

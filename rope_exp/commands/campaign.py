@@ -62,10 +62,9 @@ def main(words: list[str]) -> int:
         print("\n".join(progress.lines(submitted)))
         return 0
     if asked.words:
-        for option in ("hours", "on_gpus"):
-            value = getattr(asked, option)
+        for option, value in (("--hours", asked.hours), ("--on-gpus", asked.on_gpus)):
             if value is not None:
-                raise ConfigError(f"--{option}", value, "is for a campaign that runs here")
+                raise ConfigError(option, value, "is for a campaign that runs here")
         print(submit_campaign(progress, asked.words, asked.config_dir, queue))
         return 0
 

@@ -104,6 +104,14 @@ def make_positions(
     return Positions(tables, make_tables(num_positions, dim, **(changes | {"base": base_vo})))
 
 
+def keys_of(sizes: ModelConfig) -> dict[str, Any]:
+    """Return these sizes under the keys of transformers' configs."""
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    names += ("num_key_value_heads", "rms_norm_eps", "tie_word_embeddings")
+    keys = {name: getattr(sizes, name) for name in names}
+    return {"vocab_size": VOCAB, "attn_implementation": "eager", **keys}
+
+
 def bias_of(decoder: Decoder, length: int) -> Tensor:
     """Return the bias that a decoder adds to attention scores at this length, [H, T, T]."""
     kept = {"position_BE": torch.arange(length)[None]}

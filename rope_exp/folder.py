@@ -29,7 +29,8 @@ from rope_exp.files import (
     readable,
     write_atomically,
 )
-from rope_exp.identity import Count, Natural, NonNegative, OrderSha256, Sha256, convert
+from rope_exp.identity import convert
+from rope_exp.sections import Count, Natural, NonNegative, OrderSha256, Sha256
 
 CONFIG = "config.yaml"
 ENV = "env.json"

@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from rope_exp import files
 from rope_exp import folder as folders
 from rope_exp.errors import ConfigError, RecordError, show
-from rope_exp.identity import Count, Name
+from rope_exp.sections import Count, Name
 
 PACKED = ".jsonl.gz"
 _Curve = TypedDict(

@@ -16,7 +16,8 @@ from rope_exp.commands._rank import is_rank
 from rope_exp.compose import compose_jobs
 from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.errors import ConfigError
-from rope_exp.identity import Count, convert
+from rope_exp.identity import convert
+from rope_exp.sections import Count
 from rope_exp.signals import interrupt, on_signal
 from rope_exp.slurm.cluster import FOLDER, Queue, submit
 

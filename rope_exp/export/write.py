@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from rope_exp import Position, __version__
-from rope_exp.config import RunConfig
+from rope_exp.config import Architecture, RunConfig
 from rope_exp.decoder import Decoder, weights, weights_sha256
 from rope_exp.errors import ConfigError, show
 from rope_exp.export.modeling_rope_exp import (
@@ -30,7 +30,7 @@ from rope_exp.export.modeling_rope_exp import (
 from rope_exp.folder import read_config, read_env, read_result
 from rope_exp.identity import Rule, chosen, numeric_values, refuse
 from rope_exp.prepare import vocab_size
-from rope_exp.sections import PAIRS, Architecture, PeConfig, SoftmaxConfig
+from rope_exp.sections import PAIRS, PeConfig, SoftmaxConfig
 
 Code = Literal["auto", "always"]
 # The keys of a model that LlamaConfig has, too.

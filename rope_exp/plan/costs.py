@@ -13,12 +13,14 @@ from pathlib import Path
 import torch
 import yaml
 
-from rope_exp.compose import operations
-from rope_exp.config import RunConfig
+from rope_exp.config import Architecture, RunConfig
 from rope_exp.decoder import TOKENS_OF_A_CHUNK, on_meta
 from rope_exp.errors import ConfigError
-from rope_exp.sections import Architecture, Kind, ModelConfig, PeConfig
+from rope_exp.sections import MIN_VOCAB_SIZE, Kind, ModelConfig, PeConfig
 
+# Floating-point operations of a run from which compiling pays back on a CPU, as measured
+# (docs/performance.md) in a sweep, whose later runs reuse the first one's compiled code.
+PAYS_TO_COMPILE = 5e12
 # Suffixes of other cards with the same number: a laptop's RTX 4090 has half of the peak.
 ANOTHER_CARD = r"(?! (Ti|SUPER|D|Laptop|Max-Q)\b)"
 ASSUMED_MFU = 0.4
@@ -69,6 +71,28 @@ def peak_flops_per_s(device_name: str) -> float | None:
     return None
 
 
+def known_vocab_size(config: RunConfig) -> int | None:
+    """Return the vocabulary's size; None if only a pretrained tokenizer itself knows it."""
+    if config.data.task is not None:
+        return len(config.data.task.tokens)
+    return MIN_VOCAB_SIZE if config.tokenizer.kind == "bytes" else config.tokenizer.vocab_size
+
+
+def operations(config: RunConfig) -> int:
+    """Return the FLOP of the whole run; a pretrained tokenizer counts as the smallest."""
+    vocab_size = known_vocab_size(config) or MIN_VOCAB_SIZE
+    return sum(
+        stage.num_tokens * flops_per_token(config, vocab_size, stage.seq_len)
+        for stage in config.train.staged
+    )
+
+
+def pays_to_compile(config: RunConfig) -> bool:
+    """Return whether compiling a run pays back on a CPU; each length has its own graphs."""
+    num_lengths = len({stage.seq_len for stage in config.train.staged})
+    return operations(config) >= PAYS_TO_COMPILE * num_lengths
+
+
 def attention_flops_per_token(config: RunConfig, seq_len: int) -> int:
     """Return the operations of one training token in attention, without those of its weights.
 
@@ -117,7 +141,7 @@ def cost_lines(config: RunConfig) -> list[str]:
     steps = []
     in_attention = 0
     for stage in train.staged:
-        steps.append(f"{stage.num_steps:,} steps of {stage.batch_size} x {stage.seq_len}")
+        steps.append(f"{len(stage.steps):,} steps of {stage.batch_size} x {stage.seq_len}")
         in_attention += stage.num_tokens * attention_flops_per_token(config, stage.seq_len)
 
     return [
@@ -187,10 +211,11 @@ def sweep_lines(configs: Sequence[RunConfig]) -> list[str]:
 
 def vocabulary(config: RunConfig) -> int:
     """Return the vocabulary's size, unless only a pretrained tokenizer knows it."""
-    if config.known_vocab_size is None:
+    vocab_size = known_vocab_size(config)
+    if vocab_size is None:
         reason = "its vocabulary is known once data are prepared"
         raise ConfigError("tokenizer", "pretrained", reason)
-    return config.known_vocab_size
+    return vocab_size
 
 
 def _times(configs: Sequence[RunConfig]) -> list[str]:
@@ -212,7 +237,7 @@ def with_matched(config: RunConfig) -> RunConfig:
     model = config.model
     wanted = model.match_params
     assert wanted is not None
-    vocab_size = config.known_vocab_size
+    vocab_size = known_vocab_size(config)
     if config.pe.code is not None:
         # Counting would run its code.
         reason = "cannot be met with pe.code; set model.intermediate_size"

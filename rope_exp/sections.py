@@ -393,7 +393,7 @@ class Stage:
 
     def samples(self, step: int) -> range:
         """Return the numbers of the samples of one of the stage's steps, over the whole run."""
-        first = self.samples_before + self.steps.index(step) * self.batch_size
+        first = self.samples_before + (step - self.steps[0]) * self.batch_size
         return range(first, first + self.batch_size)
 
 
@@ -467,7 +467,7 @@ class TrainConfig:
     def stage_at(self, step: int) -> Stage:
         """Return the stage of a step, counted from 1; past the end, the last."""
         *stages, last = self.staged
-        return next((stage for stage in stages if step in stage.steps), last)
+        return next((stage for stage in stages if step <= stage.steps[-1]), last)
 
     @property
     def longest(self) -> int:

@@ -151,9 +151,10 @@ class RopeExpAttention(LlamaAttention):
             num_before = cache.get_seq_length(self.layer_idx) + 0
             # Older versions are told where the new keys are.
             places = {"cache_position": kwargs.get("cache_position")}
+            # A cache has one dtype, which facts may have made float32.
+            v_BGTK = v_BGTK.to(k_BGTK.dtype)
             k_BGTK, v_BGTK = cache.update(k_BGTK, v_BGTK, self.layer_idx, places)
         k_BGEK, facts = unpacked(k_BGTK, features, facts)
-        # A cache gives values the keys' dtype.
         k_BGEK, v_BGEK = (x.to(q_BHTK.dtype) for x in (k_BGEK, v_BGTK))
 
         # A static cache has room for more keys.

@@ -168,6 +168,16 @@ def test_generate_takes_the_likeliest_by_every_way(
         assert written_BT[0, 4:].tolist() == ids_BT[0].tolist(), way
 
 
+@pytest.mark.parametrize("own", ["Forget", "Number"])
+def test_a_narrow_model_writes_the_same_with_any_cache(own: str) -> None:
+    """Facts about tokens are cached in float32, beside keys and values of bfloat16."""
+    made = exported(decoder_of({}, {"rotate": "vo", "own": own})).to(torch.bfloat16)
+    greedy: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    ways: list[dict[str, Any]] = [{"use_cache": False}, {}, {"cache_implementation": "static"}]
+    whole, *cached = (made.generate(tokens(1, 10), **greedy, **way).tolist() for way in ways)
+    assert cached == [whole, whole]
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_loss_is_ours_and_every_parameter_learns(causal: bool) -> None:
     """A model that looks both ways predicts hidden tokens in their places."""

@@ -30,17 +30,14 @@ def main(words: list[str]) -> int:
     parser = Parser("campaign", "Run the cells of a campaign that have no record yet.")
     add = parser.add_argument
     add("name", metavar="NAME", help=f"one of {', '.join(campaign_files())}")
-    about = "submit its cells as jobs, with keys of hydra.launcher, launch.cells_per_job and "
-    about += "launch.runs_per_gpu, and do not wait for them"
+    about = f"submit its cells as jobs, with keys of hydra.launcher, {' and '.join(ALLOWED[1:])}"
     # Without a default argparse would name it as missing, too.
     add("words", nargs="*", default=[], metavar="launch=slurm", help=about)
-    about = "begin to stop after so many; each run saves a checkpoint, a minute or so more"
-    add("--hours", type=float, help=about)
+    add("--hours", type=float, help="begin to stop after so many; each run saves a checkpoint")
     about = "run its cells on this machine's GPUs, N at a time on each, whatever its file says"
     add("--on-gpus", type=int, metavar="N", help=about)
     add("--list", action="store_true", help="print its cells, and run none")
-    about = "put its records into one file, RECORDS/NAME.jsonl.gz, and run none"
-    add("--pack", action="store_true", help=about)
+    add("--pack", action="store_true", help="put its records into one file, and run none")
     add("--records", type=Path, default=DEFAULT_RECORDS, help="(%(default)s)")
     add("--config-dir", **CONFIG_DIR)
     asked = parser.parse_intermixed_args(words)

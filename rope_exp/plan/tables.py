@@ -8,12 +8,7 @@ from rope_exp.compose import operations
 from rope_exp.config import RunConfig
 from rope_exp.decoder import TOKENS_OF_A_CHUNK
 from rope_exp.errors import ConfigError
-from rope_exp.plan.costs import (
-    attention_flops_per_token,
-    layer_weights,
-    num_parameters,
-    peak_flops_per_s,
-)
+from rope_exp.plan import costs
 
 ASSUMED_MFU = 0.4
 # Below this many parameters, a step on a GPU takes about the launch time of its kernels, whatever
@@ -28,7 +23,7 @@ def cost_lines(config: RunConfig) -> list[str]:
     train = config.train
     vocab_size = vocabulary(config)
     architecture = config.architecture(vocab_size)
-    params = num_parameters(architecture)
+    params = costs.num_parameters(architecture)
     total = operations(config)
     tokens = train.num_tokens
     widths = " and ".join(map(str, dict.fromkeys(config.attn.widths(model))))
@@ -36,7 +31,7 @@ def cost_lines(config: RunConfig) -> list[str]:
     in_attention = 0
     for stage in train.staged:
         steps.append(f"{stage.num_steps:,} steps of {stage.batch_size} x {stage.seq_len}")
-        in_attention += stage.num_tokens * attention_flops_per_token(config, stage.seq_len)
+        in_attention += stage.num_tokens * costs.attention_flops_per_token(config, stage.seq_len)
 
     return [
         f"run          {config.pe.label} {model.name} on {config.data.name}, group {config.group}",
@@ -61,9 +56,9 @@ def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
     architecture = config.architecture(vocab_size)
     # A tied head is saved under both its names, and matrices may have fewer moments than two.
     tied = architecture.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
-    in_layers = model.num_hidden_layers * layer_weights(architecture)
+    in_layers = model.num_hidden_layers * costs.layer_weights(architecture)
     spared = in_layers * (2 - getattr(config.optim, "moments_of_matrices", 2))
-    return 12 * num_parameters(architecture) - 4 * spared + 4 * tied + 2**20
+    return 12 * costs.num_parameters(architecture) - 4 * spared + 4 * tied + 2**20
 
 
 def memory_bytes(config: RunConfig, vocab_size: int) -> int:
@@ -89,7 +84,7 @@ def memory_bytes(config: RunConfig, vocab_size: int) -> int:
     head = 12 * architecture.vocab_size * model.hidden_size
     chunk = min(num_tokens, TOKENS_OF_A_CHUNK[config.launch.device])
     logits = 10 * chunk * architecture.vocab_size
-    return 16 * num_parameters(architecture) + activations + head + logits
+    return 16 * costs.num_parameters(architecture) + activations + head + logits
 
 
 def sweep_lines(configs: Sequence[RunConfig]) -> list[str]:
@@ -114,12 +109,14 @@ def vocabulary(config: RunConfig) -> int:
 def _times(configs: Sequence[RunConfig]) -> list[str]:
     """Return a line with the estimated time of all runs for each card, unless a model is small."""
     total = sum(map(operations, configs))
-    smallest = min(num_parameters(config.architecture(vocabulary(config))) for config in configs)
+    smallest = min(
+        costs.num_parameters(config.architecture(vocabulary(config))) for config in configs
+    )
     if smallest < LEAST_ESTIMATED:
         return []
     lines = []
     for card in ("A100", "H100", "H200"):
-        speed = (peak_flops_per_s(card) or 0.0) * ASSUMED_MFU
+        speed = (costs.peak_flops_per_s(card) or 0.0) * ASSUMED_MFU
         time = timedelta(seconds=round(total / speed))
         lines.append(f"time         {time} on one {card} at an assumed {ASSUMED_MFU:.0%} MFU")
     return lines
@@ -142,7 +139,7 @@ def with_matched(config: RunConfig) -> RunConfig:
 
     def count(width: int) -> int:
         sized = replace(model, intermediate_size=width)
-        return num_parameters(replace(architecture, model=sized))
+        return costs.num_parameters(replace(architecture, model=sized))
 
     # The number of parameters is linear in the width.
     narrowest = count(1)

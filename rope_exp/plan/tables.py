@@ -109,10 +109,8 @@ def vocabulary(config: RunConfig) -> int:
 def _times(configs: Sequence[RunConfig]) -> list[str]:
     """Return a line with the estimated time of all runs for each card, unless a model is small."""
     total = sum(map(operations, configs))
-    smallest = min(
-        costs.num_parameters(config.architecture(vocabulary(config))) for config in configs
-    )
-    if smallest < LEAST_ESTIMATED:
+    architectures = (config.architecture(vocabulary(config)) for config in configs)
+    if min(map(costs.num_parameters, architectures)) < LEAST_ESTIMATED:
         return []
     lines = []
     for card in ("A100", "H100", "H200"):

@@ -69,6 +69,25 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     sync_folder(path.parent)
 
 
+@contextmanager
+def new_folder(folder: Path, needed_bytes: int, what: str) -> Iterator[Path]:
+    """Yield a hidden folder beside `folder`, and rename it to that when the block is done.
+
+    The block syncs the files. A kill leaves the hidden folder, which the next call removes.
+    """
+    temporary = folder.with_name(f".saving-{folder.name}")
+    with explaining_full_disk(folder.parent, needed_bytes, what):
+        make_folders(folder.parent)
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            temporary.mkdir()
+            yield temporary
+            temporary.rename(folder)
+            sync_folder(folder.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
 def make_folders(folder: Path) -> None:
     """Make a folder and its missing parents, unless they exist, and make their names durable."""
     if not folder.is_dir():

@@ -29,8 +29,8 @@ from rope_exp.export.modeling_rope_exp import (
 )
 from rope_exp.folder import read_config, read_env, read_result
 from rope_exp.identity import Rule, chosen, numeric_values, refuse
+from rope_exp.prepare import vocab_size
 from rope_exp.sections import PAIRS, Architecture, PeConfig, SoftmaxConfig
-from rope_exp.tokenizer import vocab_size
 
 Code = Literal["auto", "always"]
 # The keys of a model that LlamaConfig has, too.

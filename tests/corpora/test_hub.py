@@ -22,8 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rope_exp.errors import ConfigError, DataError
 from rope_exp.files import read_json
-from rope_exp.prepare import prepare
-from rope_exp.tokenizer import END_OF_TEXT, build_tokenizer, byte_tokenizer, train_bpe
+from rope_exp.prepare import END_OF_TEXT, build_tokenizer, byte_tokenizer, prepare, train_bpe
 
 TOKEN = "hf_thisMustNeverBeSeen"
 # Every process of a command imports it. The libraries would wait for minutes.

@@ -7,7 +7,7 @@ from support.refused import refused
 
 from rope_exp.commands.generate import generate, main
 from rope_exp.decoder import Decoder
-from rope_exp.tokenizer import byte_tokenizer
+from rope_exp.prepare import byte_tokenizer
 
 END = 256
 

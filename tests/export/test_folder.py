@@ -23,7 +23,7 @@ from rope_exp.errors import ConfigError, RecordError
 from rope_exp.export import write
 from rope_exp.export.write import tokenizer_of
 from rope_exp.folder import read_result
-from rope_exp.tokenizer import byte_tokenizer
+from rope_exp.prepare import byte_tokenizer
 
 # This code loads a folder as its README says, and prints its class and logits.
 READER = """

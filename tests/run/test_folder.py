@@ -28,8 +28,8 @@ from rope_exp.folder import (
     read_runs,
     write_config,
 )
+from rope_exp.prepare import load_tokenizer
 from rope_exp.report import build
-from rope_exp.tokenizer import load_tokenizer
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "config.yaml": read_config,

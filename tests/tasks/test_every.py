@@ -12,10 +12,9 @@ from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
 from rope_exp.identity import choices
-from rope_exp.prepare import open_data
+from rope_exp.prepare import load_tokenizer, open_data
 from rope_exp.tasks._rows import Generated, Rows
 from rope_exp.tasks.spikes import PADDING, QUERY_S
-from rope_exp.tokenizer import load_tokenizer
 
 KINDS = choices("tasks")
 each_kind = pytest.mark.parametrize("kind", KINDS)

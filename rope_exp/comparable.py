@@ -210,7 +210,7 @@ def value_of(config: RunConfig, factor: str) -> Any:
         raise ReportError(f"--factors {ROW}: a run has no row_name; set it with row_name=NAME")
     try:
         return config.row_name if factor == ROW else config.numeric_value(factor)
-    except KeyError:
+    except (KeyError, TypeError):
         reason = "no such config key that can change a number"
         raise ReportError(f"--factors {factor}: {reason}") from None
 

@@ -27,9 +27,9 @@ from omegaconf.resolvers import oc
 
 from rope_exp.config import RunConfig, flat
 from rope_exp.errors import ConfigError, first_line
-from rope_exp.identity import Rule, choices, chosen, refuse, unknown_key
+from rope_exp.identity import Rule, chosen, optional, refuse, unknown_key
 from rope_exp.machine import PACKAGE, ROOT, gpus, has_bf16, has_compiler
-from rope_exp.sections import MIN_VOCAB_SIZE, LaunchConfig
+from rope_exp.sections import LaunchConfig
 
 # Beside the package in a checkout; inside it in an installation.
 CONFIGS = next(folder for folder in (PACKAGE / "configs", ROOT / "configs") if folder.is_dir())
@@ -41,18 +41,9 @@ REASONS = {
     r"(?:Ambiguous value for argument|Sweep parameters) '\+*([^=']*)=": (
         "several values make a sweep, which needs -m; a list is written [a,b]"
     ),
-    r"Could not append to config\. An item is already at '([^']*)'": (
-        "is a key already; leave out the +"
-    ),
-    r"Could not override '([^']+)'\. No match in the defaults list": (
-        "nothing is chosen there yet; a + in front chooses"
-    ),
+    r"An item is already at '([^']*)'": "is a key already; leave out the +",
+    r"override '([^']+)'\. No match in the defaults": "nothing is chosen there yet; a + chooses",
 }
-# Floating-point operations of a run from which compiling pays back on a CPU, as measured
-# (docs/performance.md) in a sweep, whose later runs reuse the first one's compiled code.
-# A GPU always compiles: by estimate that pays back from 1e14 operations at nano and 4e15 at 125m,
-# and a run worth a GPU takes more.
-PAYS_TO_COMPILE = 5e12
 # Names of environment variables with secret values, which are never saved.
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
@@ -70,7 +61,7 @@ ConfigStore.instance().store("run_defaults", OmegaConf.create(DEFAULTS), provide
 
 
 @dataclass(frozen=True)
-class Jobs:
+class Composed:
     """The jobs of a command line; `tree` is without swept overrides, with Hydra's own node."""
 
     tree: DictConfig
@@ -85,7 +76,7 @@ def run_config(overrides: Sequence[str], config_dir: Path | None = None) -> RunC
 
 def compose_jobs(
     words: Sequence[str], config_dir: Path | None = None, *, multirun: bool = False
-) -> Jobs:
+) -> Composed:
     """Compose every job of a command line, as `train` does, with the choices of a folder.
 
     It is a sweep if `multirun` is true or the config says so.
@@ -120,7 +111,7 @@ def compose_jobs(
                 composed(words)  # raises Hydra's error about several values
     except Exception as error:
         raise explain(error) from error
-    return Jobs(tree, jobs, list(map(to_run_config, trees)))
+    return Composed(tree, jobs, list(map(to_run_config, trees)))
 
 
 def split(overrides: Sequence[Override]) -> list[list[str]]:
@@ -252,26 +243,14 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     if train.precision == "auto":
         resolved["precision"] = "bf16" if has_bf16(device) else "fp32"
     if train.compile == "auto":
-        # Each length has its own graphs.
-        num_lengths = len({stage.seq_len for stage in train.staged})
-        pays = device == "cuda"
-        if not pays and "costs" in choices("plan"):
-            pays = operations(config) >= PAYS_TO_COMPILE * num_lengths
+        # On a GPU it pays by estimate from 1e14 operations at nano and 4e15 at 125m, and a run
+        # worth a GPU takes more.
+        costs = optional("plan", "costs")
+        pays = device == "cuda" or (costs is not None and costs.pays_to_compile(config))
         resolved["compile"] = pays and has_compiler(device)
     if train.deterministic == "auto":
         resolved["deterministic"] = device == "cpu"
     return config.replace("train", **resolved)
-
-
-def operations(config: RunConfig) -> int:
-    """Return the FLOP of the whole run; a pretrained tokenizer counts as the smallest."""
-    # It imports torch, which takes a second that a mistake need not wait for.
-    costs = chosen("plan", "costs", "train.compile")
-    vocab_size = config.known_vocab_size or MIN_VOCAB_SIZE
-    return sum(
-        stage.num_tokens * costs.flops_per_token(config, vocab_size, stage.seq_len)
-        for stage in config.train.staged
-    )
 
 
 def runs_at_a_time(launch: LaunchConfig) -> int:
@@ -298,8 +277,8 @@ def _machine_rules(config: RunConfig, starts_processes: bool) -> Iterator[Rule]:
     share, rest = divmod(train.global_batch_size, count)
     reason = f"must be a multiple of the {count} processes"
     yield rest, "train.global_batch_size", reason
-    is_odd = share % min(train.micro_batch_size or share, share)
-    yield is_odd, "train.micro_batch_size", f"must divide a process's share of {share} sequences"
+    rest = share % min(train.micro_batch_size or share, share)
+    yield rest, "train.micro_batch_size", f"must divide a process's share of {share} sequences"
     for stage in train.staged:
         step = f"a step has {stage.batch_size} sequences of {stage.seq_len}, which"
         yield stage.batch_size % count, "train.stages", f"{step} {reason}"

@@ -21,10 +21,11 @@ from torch.autograd.function import once_differentiable
 
 from rope_exp.attention import Cache, LayerCache, Positions, Tables, linears, make_attention, wide
 from rope_exp.batches import NO_TARGET, Batch
+from rope_exp.config import Architecture
 from rope_exp.errors import ConfigError
 from rope_exp.identity import chosen
 from rope_exp.rope import angles, frequencies
-from rope_exp.sections import INIT_STD, PAIRS, Architecture, ModelConfig, PeConfig
+from rope_exp.sections import INIT_STD, PAIRS, ModelConfig, PeConfig
 
 # Tokens per chunk of the loss. Each chunk passes once over the head's gradient, which takes a
 # tenth of the time of its products.

@@ -41,20 +41,12 @@ class CheckpointError(RuntimeError):
     """A checkpoint that does not verify; the message names the file."""
 
 
-# A user can mend what these say: exit code 2.
-MISTAKES = (ConfigError, RecordError, CheckpointError)
-
-
 class LawError(RuntimeError):
     """A rotation that violates its own mathematics: a bug of ours, and no run may start."""
 
 
 class DataError(RuntimeError):
     """The corpus or tokenizer is unavailable now, and the config is not at fault."""
-
-
-class DiskError(OSError):
-    """Too little space; the message names the folder, the bytes needed and the bytes free."""
 
 
 def explained(command: Callable[[], int], *, prints: bool = True) -> int:
@@ -66,7 +58,7 @@ def explained(command: Callable[[], int], *, prints: bool = True) -> int:
         code = command()
         print(end="", flush=True)
         return code
-    except MISTAKES as error:
+    except (ConfigError, RecordError, CheckpointError) as error:
         log(f"error: {error}")
         return EXIT_USAGE
     except (DataError, LawError, OSError) as error:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rope_exp.errors import DiskError, RecordError, first_line
+from rope_exp.errors import RecordError, first_line
 
 
 def free_bytes(folder: Path) -> int:
@@ -22,12 +22,14 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
-def disk_full(folder: Path, needed_bytes: int, what: str) -> DiskError:
-    """Return the error of a disk without space for `what`."""
-    return DiskError(
-        f"no space left in {folder}: {what} needs {needed_bytes:,} bytes "
-        f"and {free_bytes(folder):,} are free; make room, or choose another folder"
-    )
+class DiskError(OSError):
+    """A disk has too little space for `what`."""
+
+    def __init__(self, folder: Path, needed_bytes: int, what: str) -> None:
+        super().__init__(
+            f"no space left in {folder}: {what} needs {needed_bytes:,} bytes "
+            f"and {free_bytes(folder):,} are free; make room, or choose another folder"
+        )
 
 
 def is_full(error: OSError) -> bool:
@@ -37,12 +39,12 @@ def is_full(error: OSError) -> bool:
 
 @contextmanager
 def explaining_full_disk(folder: Path, needed_bytes: int, what: str) -> Iterator[None]:
-    """Raise `disk_full` in place of the system's error if the block meets a full disk."""
+    """Raise a DiskError in place of the system's error if the block meets a full disk."""
     try:
         yield
     except OSError as error:
         if is_full(error):
-            raise disk_full(folder, needed_bytes, what) from None
+            raise DiskError(folder, needed_bytes, what) from None
         raise
 
 

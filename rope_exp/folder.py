@@ -29,7 +29,8 @@ from rope_exp.files import (
     readable,
     write_atomically,
 )
-from rope_exp.identity import Count, Natural, NonNegative, OrderSha256, Sha256, convert
+from rope_exp.identity import convert
+from rope_exp.sections import Count, Natural, NonNegative, OrderSha256, Sha256
 
 CONFIG = "config.yaml"
 ENV = "env.json"
@@ -342,28 +343,21 @@ class ReportError(RecordError):
 
 @dataclass(frozen=True)
 class Run:
-    """One run, with the content of its folder or its record.
+    """One run, with the content of its folder or its record."""
 
-    Attributes:
-        folder: <runs>/<group>/<pe>/seed<k>, or the file that is its record.
-        result: {} while the run is not done.
-        where: <group>/<pe>/seed<k>, or <campaign>/<cell>: the same wherever the runs lie.
-        group: the group of its folder, or the campaign of its record.
-        row: the row of its campaign's cell; else empty, like its factors.
-        probes: its model's answers, by probe; NaN replaces a number that is not finite.
-        test: its campaign's way of judging differences; None: as in docs/paper/protocol.md.
-    """
-
-    folder: Path
+    folder: Path  # <runs>/<group>/<pe>/seed<k>, or the file that is its record
     config: RunConfig
-    result: dict[str, Any]
+    result: dict[str, Any]  # empty while the run is not done
     metrics: list[dict[str, Any]]
     env: dict[str, Any]
-    where: str
-    group: str
+    where: str  # <group>/<pe>/seed<k>, or <campaign>/<cell>: the same wherever the runs lie
+    group: str  # the group of its folder, or the campaign of its record
+    # The row and the factors of its campaign's cell.
     row: str = ""
     factors: dict[str, Any] = field(default_factory=dict)
+    # Its model's answers; NaN replaces a number that is not finite.
     probes: dict[str, Any] = field(default_factory=dict)
+    # Its campaign's way of judging differences; None: as in docs/paper/protocol.md.
     test: Test | None = None
 
     @property
@@ -384,9 +378,7 @@ class Run:
 
     def check(self) -> None:
         """Refuse a result of another config, or of a loss that its curve does not end with."""
-        expected: dict[str, tuple[str, Any]] = {
-            "config_sha256": (CONFIG, self.config.config_sha256)
-        }
+        expected: dict[str, Any] = {"config_sha256": (CONFIG, self.config.config_sha256)}
         if self.status == "finished":
             expected["val/loss"] = METRICS, [{}, *self.metrics][-1].get("val/loss")
         for key, (source, value) in expected.items():
@@ -419,37 +411,32 @@ def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> li
 def read_runs(groups: Iterable[Path]) -> tuple[list[Run], dict[str, str]]:
     """Return every run of some groups, and the folders that were left out, with the reason.
 
-    Raises:
-        ReportError: a folder is edited, or holds a run that belongs elsewhere.
-        RecordError: no run can be read.
+    A run that was edited or moved is a ReportError: without it, the table would hide that.
     """
     runs = []
     left_out = {}
-    unreadable = []
-    for group in groups:
-        # Hidden folders hold runs that were set aside.
-        for folder in sorted(filter(Path.is_dir, group.glob("[!.]*/[!.]*"))):
-            name = str(folder.relative_to(group.parent))
-            if not is_run(folder):
-                left_out[name] = "it holds no run <pe>/seed<k>"
-                continue
-            try:
-                run = read_run(folder)
-            except ReportError:
-                # Edited or moved: without it, the table would hide that.
+    # Hidden folders hold runs that were set aside.
+    folders = [path for group in groups for path in sorted(group.glob("[!.]*/[!.]*"))]
+    for folder in filter(Path.is_dir, folders):
+        name = "/".join(folder.parts[-3:])
+        if not is_run(folder):
+            left_out[name] = "it holds no run <pe>/seed<k>"
+            continue
+        try:
+            run = read_run(folder)
+        except RecordError as error:
+            if isinstance(error, ReportError):
                 raise
-            except RecordError as error:
-                left_out[name] = str(error)
-                unreadable.append(error)
-                continue
-            expected = f"{run.config.pe.label}/seed{run.config.seed}"
-            if not folder.match(expected):
-                raise ReportError(
-                    f"{folder} holds a run that belongs in {expected}: moved, or its config edited"
-                )
-            runs.append(run)
-    if unreadable and not runs:
-        raise unreadable[0]
+            left_out[name] = str(error)
+            continue
+        expected = f"{run.config.pe.label}/seed{run.config.seed}"
+        if not folder.match(expected):
+            raise ReportError(
+                f"{folder} holds a run that belongs in {expected}: moved, or its config edited"
+            )
+        runs.append(run)
+    if not runs:
+        raise RecordError(f"no run can be read: {'; '.join(left_out.values())}")
     return runs, left_out
 
 

@@ -1,8 +1,8 @@
 """The table of a report: rows by label, judged pairs, columns for readers, and files.
 
-A report knows no leaf. It calls, by their names, the functions of files in other folders: caption,
-summary, tables, notes, assumptions, terminal and files in words/ and probes/, figure in figures/
-and probes/, page in page/, of_group in studies/.
+The core names no leaf. A file of words/, probes/, figures/, page/ or studies/ adds to a report by
+functions of agreed names, such as `notes` or `figure`, which `leaf_functions` finds
+(docs/extending.md).
 """
 
 import itertools
@@ -104,16 +104,15 @@ class Report:
 
     def answers(self, probe: str) -> dict[str, list[Any]]:
         """Return the answers to a probe by row, for rows with any."""
-        answers: dict[str, list[Any]] = {}
-        for row in self.rows.values():
-            for run in row.runs:
-                if probe in run.probes:
-                    answers.setdefault(row.label, []).append(run.probes[probe])
-        return answers
+        answers = {
+            row.label: [run.probes[probe] for run in row.runs if probe in run.probes]
+            for row in self.rows.values()
+        }
+        return {label: given for label, given in answers.items() if given}
 
-    def told(self, part: str) -> list[str]:
-        """Return what the functions in words/ and probes/ of this name tell, such as `notes`."""
-        functions = parts(part, "words", "probes").values()
+    def texts(self, name: str) -> list[str]:
+        """Return the texts of the functions in words/ and probes/ of this name, such as `notes`."""
+        functions = leaf_functions(name, "words", "probes").values()
         return [text for function in functions for text in function(self)]
 
     @cached_property
@@ -121,7 +120,7 @@ class Report:
         """The figures that the runs allow, as SVG files by name."""
         if (style := optional("figures", "style")) is None:
             return {}
-        functions = parts("figure", "figures", "probes")
+        functions = leaf_functions("figure", "figures", "probes")
         charts = {name: style.drawn(figure, self) for name, figure in functions.items()}
         return {name: svg for name, svg in charts.items() if svg is not None}
 
@@ -147,16 +146,14 @@ class Report:
         labels, rows = [*self.rows], [*self.rows.values()]
         runs = [row.runs[0] for row in rows]
         configs = [run.config for run in runs]
-        own = {label: row.losses for label, row in self.rows.items()}
+        own = stats.table_of({row.label: row.losses for row in rows})
         # Each loss was published once, so it counts as one seed.
-        known = {label: {0: loss} for label, loss in self.source.losses.items()}
+        known = stats.table_of({label: {0: loss} for label, loss in self.source.losses.items()})
         ours, theirs = (
-            stats.contrasts(stats.table_of(losses), self.reference.label).reindex(labels)
-            for losses in (own, known)
+            stats.contrasts(table, self.reference.label).reindex(labels) for table in (own, known)
         )
-        judged, among = (
-            self.against_reference(family).reindex(labels) for family in ("reference", "all")
-        )
+        judged = self.against_reference("reference").reindex(labels)
+        among = self.against_reference("all").reindex(labels)
 
         loss = ours["loss_mean"]
         measured = zip(loss, runs, strict=True)
@@ -212,17 +209,17 @@ class Report:
         return dict(lines)
 
 
-def parts(part: str, *folders: str) -> dict[str, Any]:
-    """Return a function of every file of these folders that has it, by its NAME and in its ORDER.
+def leaf_functions(name: str, *folders: str) -> dict[str, Any]:
+    """Return the functions of this name in the files of some folders, by the files' names.
 
-    The file's own name and 0 are the defaults.
+    A file may have another NAME, and an ORDER (0 without) among the files.
     """
-    leaves = [chosen(folder, name, folder) for folder in folders for name in choices(folder)]
+    leaves = [chosen(folder, file, folder) for folder in folders for file in choices(folder)]
     leaves.sort(key=lambda leaf: getattr(leaf, "ORDER", 0))
     return {
-        getattr(leaf, "NAME", leaf.__name__.rpartition(".")[2]): getattr(leaf, part)
+        getattr(leaf, "NAME", leaf.__name__.rpartition(".")[2]): getattr(leaf, name)
         for leaf in leaves
-        if hasattr(leaf, part)
+        if hasattr(leaf, name)
     }
 
 
@@ -232,10 +229,7 @@ def build(
     reference: str | None = None,
     left_out: Mapping[str, str] = MappingProxyType({}),
 ) -> Report:
-    """Arrange runs in rows by some factors, and compare them with the reference, if they may be.
-
-    The reference is a row's label or its name; None: the default one.
-    """
+    """Arrange runs in rows by factors; compare them with a reference, by its label or name."""
     rows = comparable.rows_of(runs, keys)
     if reference is None:
         labels = [comparable.default_reference(rows, keys)]
@@ -384,13 +378,13 @@ def table_md(report: Report, figures: Iterable[str] = ()) -> str:
     """Return table.md: the table, the summary, further tables, figures, notes, assumptions."""
     title = "Assumptions that the source leaves open (docs/comparing.md lists those without a key):"
     return paragraphs(
-        *(f"**{caption}**" for caption in report.told("caption")),
+        *(f"**{caption}**" for caption in report.texts("caption")),
         main_table(report).markdown(),
-        *report.told("summary"),
-        *report.told("tables"),
+        *report.texts("summary"),
+        *report.texts("tables"),
         *(f"![{name}](figures/{name}.svg)" for name in figures),
-        *bullets("Notes:", report.told("notes")),
-        *bullets(title, report.told("assumptions")),
+        *bullets("Notes:", report.texts("notes")),
+        *bullets(title, report.texts("assumptions")),
     )
 
 
@@ -413,7 +407,7 @@ def bullets(title: str, items: Sequence[str]) -> list[str]:
 def files_of(report: Report) -> dict[str, bytes]:
     """Return the files of a table."""
     texts = {"table.md": table_md(report, report.charts), "table.csv": table_csv(report)}
-    for further in parts("files", "words", "probes").values():
+    for further in leaf_functions("files", "words", "probes").values():
         texts |= further(report)
     figures = {f"figures/{name}.svg": svg for name, svg in report.charts.items()}
     return {name: text.encode() for name, text in texts.items()} | figures
@@ -421,7 +415,7 @@ def files_of(report: Report) -> dict[str, bytes]:
 
 def pages_of(tables: Mapping[str, Report], runs: Sequence[Run]) -> dict[str, bytes]:
     """Return the pages of all tables, by folder, and of all runs on record."""
-    pages = parts("page", "page")
+    pages = leaf_functions("page", "page")
     return {f"{name}.html": page(tables, runs) for name, page in pages.items()}
 
 
@@ -440,16 +434,11 @@ def write(
     reference: str | None = None,
     factors: tuple[str, ...] = ("pe",),
 ) -> list[str]:
-    """Read <runs>/<group>/<pe>/seed<k>, check, write below `out`, and return the lines to print.
+    """Write the files of a table of runs below `out`, and return the lines to print.
 
-    Args:
-        group: None: the only one. If rows are not variants, a pattern for several; None: all.
-        reference: the row that others are compared with; None: the default of `build`.
-        factors: the factors that distinguish rows: pe, or keys such as optim.lr.
-    Raises:
-        RecordError: a file cannot be read, or runs may not share a table; nothing is written.
-        ReportError: the only factor is the seed.
-        OSError: writing failed.
+    `group` names the folder of `runs` with the rows; None: the only one. If rows are not variants,
+    it is a pattern for several; None: all. RecordError: runs are unreadable or may not share a
+    table, and nothing is written.
     """
     try:
         read, left_out = read_runs(find_groups(runs, group, several=factors != ("pe",)))
@@ -462,10 +451,10 @@ def write(
     report = build(read, keys, reference, left_out)
     files = files_of(report) | pages_of({".": report}, report.runs)
     if factors != ("pe",):
-        for of_group in parts("of_group", "studies").values():
+        for of_group in leaf_functions("of_group", "studies").values():
             files |= of_group(report.runs)
     write_all(out, files)
-    return [*report.told("terminal"), "", *(str(out / name) for name in files)]
+    return [*report.texts("terminal"), "", *(str(out / name) for name in files)]
 
 
 def markdown_table(frame: pd.DataFrame, form: str = "") -> str:

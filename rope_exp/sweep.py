@@ -19,7 +19,7 @@ from rope_exp.errors import (
     keep_log,
     log,
 )
-from rope_exp.files import disk_full, free_bytes, is_full, make_folders, try_lock
+from rope_exp.files import DiskError, free_bytes, is_full, make_folders, try_lock
 from rope_exp.folder import (
     CONFIG,
     LOCK,
@@ -290,7 +290,7 @@ def _release(job: Job) -> None:
     if job.log and job.ranks and job.status == "failed":
         # The log may lie on a full disk, where ranks cannot write their own reason.
         if not job.reason and free_bytes(job.folder) < LOG_BYTES:
-            job.reason = str(disk_full(job.folder, LOG_BYTES, "its log"))
+            job.reason = str(DiskError(job.folder, LOG_BYTES, "its log"))
         elif job.reason:
             with contextlib.suppress(OSError), job.log.open("a") as file:
                 file.write(f"error: {job.reason}\n")

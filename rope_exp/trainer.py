@@ -12,13 +12,14 @@ from typing_extensions import TypedDict
 
 from rope_exp import checkpoint
 from rope_exp.batches import held_out_rows
-from rope_exp.config import RunConfig, TrainConfig
+from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder, held_out_loss, llama_weights, weights, weights_sha256
 from rope_exp.errors import CheckpointError, Progress, log
 from rope_exp.files import json_sha256, read_json, write_json
 from rope_exp.folder import PROBES, RESULT, MetricsWriter, checked, list_steps
-from rope_exp.identity import Natural, NonNegative, OrderSha256, Sha256, chosen
+from rope_exp.identity import chosen
 from rope_exp.prepare import DataSet
+from rope_exp.sections import Natural, NonNegative, OrderSha256, Sha256, TrainConfig
 from rope_exp.signals import Stopped, StopSignal
 from rope_exp.step import (
     Outcome,
@@ -246,7 +247,7 @@ def due_after(train: TrainConfig, step: int) -> set[str]:
         "eval": train.eval_every,
         "save": train.save_every,
         "end": train.num_steps,
-        "stage": train.stage_at(step).last_step,
+        "stage": train.stage_at(step).steps[-1],
     }
     # A step never exceeds the run's or its stage's last, so for these this is equality.
     return {action for action, period in periods.items() if step % period == 0}

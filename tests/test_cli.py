@@ -52,7 +52,6 @@ MISTAKES = [
     ("campaign nosuch", "campaign=nosuch: there is no such campaign", 12),
     ("train -m --cfg job", "config: Only one of --run, --multirun, --cfg", 3),
     ("train --config-dir nosuch", "config: Additional config directory", 3),
-    ("train +campaign=noise", "campaign: there is no such key", 3),
     ("train modl=1b", "modl", 3),
     ("train train.num_steps=0", "train.num_steps=0", 3),
     ("train train.global_batch_size=3 launch.num_processes=2", "train.global_batch_size=3", 3),

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from rope_exp.campaign.cells import Campaign, Cell
 from rope_exp.campaign.records import PACKED, read_record, stored_records, write_record
-from rope_exp.compose import operations, runs_at_a_time
+from rope_exp.compose import runs_at_a_time
 from rope_exp.config import differing_keys
 from rope_exp.errors import EXIT_DONE, ConfigError, RecordError, log
 from rope_exp.files import write_atomically
 from rope_exp.folder import Run, last_step
+from rope_exp.identity import chosen
 from rope_exp.machine import git_state
 from rope_exp.ranks import Job
 from rope_exp.sweep import admit, as_it_runs, run_all
@@ -81,6 +82,7 @@ class Progress:
         if not self.left or not finished:
             return words
 
+        operations = chosen("plan", "costs", "campaign").operations
         pace = statistics.median(run.result["wall_s"] / operations(run.config) for run in finished)
         seconds = pace * sum(operations(cell.config) for cell in self.left)
         parallel = max(runs_at_a_time(cell.config.launch) for cell in self.left)

@@ -26,8 +26,8 @@ from rope_exp.comparable import ORDER, SEEDS
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, first_line, show
 from rope_exp.folder import Test
-from rope_exp.identity import Name, Natural, Rule, convert, refuse
-from rope_exp.sections import is_commit
+from rope_exp.identity import Rule, chosen, convert, refuse
+from rope_exp.sections import Name, Natural
 
 
 class Entry(BaseModel, strict=True, extra="forbid"):
@@ -127,6 +127,7 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
     file = read_campaign(name, config_dir)
     # Cells that differ only in their seed are composed once: each takes a tenth of a second.
     composed = functools.cache(functools.partial(compose.compose_jobs, config_dir=config_dir))
+    costs = chosen("plan", "costs", "campaign")
     listed: dict[str, tuple[tuple[int, int], str, Cell]] = {}
     for number, entry in enumerate(file.cells):
         where = f"{compose.CAMPAIGNS}/{name}.cells.{number}"
@@ -137,7 +138,7 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
                 if cell.name in listed:
                     raise ConfigError(cell.name, ..., "is listed twice")
                 place = seeds.setdefault(tuple(map(cell.factors.get, SEEDS)), len(seeds))
-                listed[cell.name] = (place, -compose.operations(cell.config)), where, cell
+                listed[cell.name] = (place, -costs.operations(cell.config)), where, cell
 
     # Seed by seed, and longest first within a seed, so that a partial campaign is balanced and
     # the last run to end is a short one.
@@ -168,7 +169,7 @@ def _cell(
     entry: Entry,
     file: CampaignFile,
     runs: Path,
-    composed: Callable[[tuple[str, ...]], compose.Jobs],
+    composed: Callable[[tuple[str, ...]], compose.Composed],
 ) -> Cell:
     """Compose one cell from its row and its factors; `runs` is the folder of the campaign's."""
     factors = {key: override.value() for key, override in overrides.items()}
@@ -229,9 +230,11 @@ def _rules(config: RunConfig) -> Iterator[Rule]:
 
     data, tokenizer, origin = config.data, config.tokenizer, config.run.init_from
     reason = "must be a commit: a branch moves"
-    yield data.kind == "hub" and not is_commit(data.revision), "data.revision", reason
-    is_on_hub = tokenizer.path and not Path(tokenizer.path).expanduser().is_dir()
-    yield is_on_hub and not is_commit(tokenizer.revision), "tokenizer.revision", reason
+    is_commit = re.compile("[0-9a-f]{40}").fullmatch
+    is_moving = data.kind == "hub" and not is_commit(data.revision or "")
+    yield is_moving, "data.revision", reason
+    if tokenizer.path and not Path(tokenizer.path).expanduser().is_dir():
+        yield not is_commit(tokenizer.revision or ""), "tokenizer.revision", reason
     is_open = origin is not None and config.init_weights is None
     yield is_open, "init_weights", "must be the hash of what run.init_from ends with"
     for key in ("data.path", "tokenizer.path", "run.init_from"):
@@ -249,6 +252,6 @@ def _check_factors(cell: Cell) -> None:
     for factor in cell.factors:
         try:
             cell.config.numeric_value(factor)
-        except KeyError:
+        except (KeyError, TypeError):
             reason = "changes no number, and no table could tell by it; it belongs in `fixed`"
             raise ConfigError(factor, ..., reason) from None

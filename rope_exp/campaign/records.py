@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 
 from rope_exp import files, folder
 from rope_exp.errors import ConfigError, RecordError, show
-from rope_exp.identity import Count, Name
+from rope_exp.sections import Count, Name
 
 PACKED = ".jsonl.gz"
 _Curve = TypedDict(

@@ -16,7 +16,8 @@ from rope_exp.commands._rank import is_rank
 from rope_exp.compose import compose_jobs
 from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.errors import ConfigError
-from rope_exp.identity import Count, convert
+from rope_exp.identity import convert
+from rope_exp.sections import Count
 from rope_exp.signals import interrupt, on_signal
 from rope_exp.slurm.cluster import FOLDER, Queue, submit
 
@@ -30,14 +31,13 @@ def main(words: list[str]) -> int:
     parser = Parser("campaign", "Run the cells of a campaign that have no record yet.")
     add = parser.add_argument
     add("name", metavar="NAME", help=f"one of {', '.join(campaign_files())}")
-    about = f"submit its cells as jobs, with keys of hydra.launcher, {' and '.join(ALLOWED[1:])}"
+    about = f"submit its cells as jobs, with hydra.launcher.* and {' and '.join(ALLOWED[1:])}"
     # Without a default argparse would name it as missing, too.
     add("words", nargs="*", default=[], metavar="launch=slurm", help=about)
-    add("--hours", type=float, help="begin to stop after so many; each run saves a checkpoint")
-    about = "run its cells on this machine's GPUs, N at a time on each, whatever its file says"
-    add("--on-gpus", type=int, metavar="N", help=about)
+    add("--hours", type=float, help="begin to stop after so many, each run with a checkpoint")
+    add("--on-gpus", type=int, metavar="N", help="use this machine's GPUs, with N runs on each")
     add("--list", action="store_true", help="print its cells, and run none")
-    add("--pack", action="store_true", help="put its records into one file, and run none")
+    add("--pack", action="store_true", help="only put its records into RECORDS/NAME.jsonl.gz")
     add("--records", type=Path, default=DEFAULT_RECORDS, help="(%(default)s)")
     add("--config-dir", **CONFIG_DIR)
     asked = parser.parse_intermixed_args(words)

@@ -8,10 +8,13 @@ from pathlib import Path
 import torch
 import yaml
 
-from rope_exp.config import RunConfig
+from rope_exp.config import Architecture, RunConfig
 from rope_exp.decoder import on_meta
-from rope_exp.sections import Architecture, Kind, ModelConfig, PeConfig
+from rope_exp.sections import MIN_VOCAB_SIZE, Kind, ModelConfig, PeConfig
 
+# Floating-point operations of a run from which compiling pays back on a CPU, as measured
+# (docs/performance.md) in a sweep, whose later runs reuse the first one's compiled code.
+PAYS_TO_COMPILE = 5e12
 # Suffixes of other cards with the same number: a laptop's RTX 4090 has half of the peak.
 ANOTHER_CARD = r"(?! (Ti|SUPER|D|Laptop|Max-Q)\b)"
 
@@ -55,6 +58,28 @@ def peak_flops_per_s(device_name: str) -> float | None:
         if re.search(rf"\b{name}\b{ANOTHER_CARD}", device_name):
             return float(tflops) * 1e12
     return None
+
+
+def known_vocab_size(config: RunConfig) -> int | None:
+    """Return the vocabulary's size; None if only a pretrained tokenizer itself knows it."""
+    if config.data.task is not None:
+        return len(config.data.task.tokens)
+    return MIN_VOCAB_SIZE if config.tokenizer.kind == "bytes" else config.tokenizer.vocab_size
+
+
+def operations(config: RunConfig) -> int:
+    """Return the FLOP of the whole run; a pretrained tokenizer counts as the smallest."""
+    vocab_size = known_vocab_size(config) or MIN_VOCAB_SIZE
+    return sum(
+        stage.num_tokens * flops_per_token(config, vocab_size, stage.seq_len)
+        for stage in config.train.staged
+    )
+
+
+def pays_to_compile(config: RunConfig) -> bool:
+    """Return whether compiling a run pays back on a CPU; each length has its own graphs."""
+    num_lengths = len({stage.seq_len for stage in config.train.staged})
+    return operations(config) >= PAYS_TO_COMPILE * num_lengths
 
 
 def attention_flops_per_token(config: RunConfig, seq_len: int) -> int:

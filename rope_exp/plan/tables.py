@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from rope_exp.compose import operations
 from rope_exp.config import RunConfig
 from rope_exp.decoder import TOKENS_OF_A_CHUNK
 from rope_exp.errors import ConfigError
@@ -24,13 +23,13 @@ def cost_lines(config: RunConfig) -> list[str]:
     vocab_size = vocabulary(config)
     architecture = config.architecture(vocab_size)
     params = costs.num_parameters(architecture)
-    total = operations(config)
+    total = costs.operations(config)
     tokens = train.num_tokens
     widths = " and ".join(map(str, dict.fromkeys(config.attn.widths(model))))
     steps = []
     in_attention = 0
     for stage in train.staged:
-        steps.append(f"{stage.num_steps:,} steps of {stage.batch_size} x {stage.seq_len}")
+        steps.append(f"{len(stage.steps):,} steps of {stage.batch_size} x {stage.seq_len}")
         in_attention += stage.num_tokens * costs.attention_flops_per_token(config, stage.seq_len)
 
     return [
@@ -89,7 +88,7 @@ def memory_bytes(config: RunConfig, vocab_size: int) -> int:
 
 def sweep_lines(configs: Sequence[RunConfig]) -> list[str]:
     """Return lines that describe the total cost of a sweep."""
-    total = sum(map(operations, configs))
+    total = sum(map(costs.operations, configs))
     tokens = sum(config.train.num_tokens for config in configs)
     return [
         f"sweep        {len(configs)} runs, of which the above is the first: {tokens:,} tokens, "
@@ -100,15 +99,16 @@ def sweep_lines(configs: Sequence[RunConfig]) -> list[str]:
 
 def vocabulary(config: RunConfig) -> int:
     """Return the vocabulary's size, unless only a pretrained tokenizer knows it."""
-    if config.known_vocab_size is None:
+    vocab_size = costs.known_vocab_size(config)
+    if vocab_size is None:
         reason = "its vocabulary is known once data are prepared"
         raise ConfigError("tokenizer", "pretrained", reason)
-    return config.known_vocab_size
+    return vocab_size
 
 
 def _times(configs: Sequence[RunConfig]) -> list[str]:
     """Return a line with the estimated time of all runs for each card, unless a model is small."""
-    total = sum(map(operations, configs))
+    total = sum(map(costs.operations, configs))
     architectures = (config.architecture(vocabulary(config)) for config in configs)
     if min(map(costs.num_parameters, architectures)) < LEAST_ESTIMATED:
         return []
@@ -125,7 +125,7 @@ def with_matched(config: RunConfig) -> RunConfig:
     model = config.model
     wanted = model.match_params
     assert wanted is not None
-    vocab_size = config.known_vocab_size
+    vocab_size = costs.known_vocab_size(config)
     if config.pe.code is not None:
         # Counting would run its code.
         reason = "cannot be met with pe.code; set model.intermediate_size"

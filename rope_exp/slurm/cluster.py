@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from rope_exp.compose import Jobs, titles
+from rope_exp.compose import Composed, titles
 from rope_exp.config import RunConfig
 from rope_exp.errors import (
     EXIT_DIVERGED,
@@ -201,7 +201,7 @@ def submit(
 # -- sweeps ----------------------------------------------------------------------------------------
 
 
-def submit_sweep(jobs: Jobs) -> str:
+def submit_sweep(jobs: Composed) -> str:
     """Submit the runs of a sweep that have no result, and say what was submitted."""
     cells = {
         key: (run.config.replace("launch", cells_per_job=1), run.title)
@@ -212,7 +212,7 @@ def submit_sweep(jobs: Jobs) -> str:
     return submit(jobs.tree.hydra.launcher, cells_per_job, Queue(SWEEPS), cells, run_configs)
 
 
-def list_sweep(jobs: Jobs) -> str:
+def list_sweep(jobs: Composed) -> str:
     """Return a line for each run of a sweep: its result, or the state of its job."""
     runs = _runs(jobs)
     states = Queue(SWEEPS).describe(runs)
@@ -220,7 +220,7 @@ def list_sweep(jobs: Jobs) -> str:
     return "\n".join(f"  {runs[key].title:40}  {states.get(key, 'left')}" for key in runs)
 
 
-def _runs(jobs: Jobs) -> dict[str, Job]:
+def _runs(jobs: Composed) -> dict[str, Job]:
     """Return the runs of a sweep by their keys in the queue; those that are done have ended.
 
     Whatever a node would look up again is fixed: commits of the hub, initial weights, and the

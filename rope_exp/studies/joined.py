@@ -68,14 +68,14 @@ def all_seeds_md(report: Report) -> str:
         "Published relations with further seeds (Δ: the second variant's loss minus the "
         "first's; p by Holm over all published relations):"
     )
-    relations = report.told("relations")
+    relations = report.texts("relations")
     return paragraphs(
-        *(f"**{caption}**" for caption in report.told("caption")),
+        *(f"**{caption}**" for caption in report.texts("caption")),
         "Exploratory: no verdict rests on this table. It adds other campaigns' seeds of the same "
         "configurations to those of [the campaign's own](table.md).",
         main_table(report).without("p", "marked").markdown(),
         *([title, *relations] if relations else []),
-        *bullets("Notes:", report.told("notes")),
+        *bullets("Notes:", report.texts("notes")),
     )
 
 

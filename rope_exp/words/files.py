@@ -4,7 +4,7 @@ import re
 
 import pandas as pd
 
-from rope_exp.report import NOTHING, Report, csv_of, main_table, parts
+from rope_exp.report import NOTHING, Report, csv_of, leaf_functions, main_table
 from rope_exp.stats import SEEDS_NEEDED
 
 _PAIR_COLUMNS = [
@@ -24,7 +24,7 @@ def files(report: Report) -> dict[str, str]:
 
     # A line for each row, number and place of the probes that have a number for several places.
     tables = []
-    for probe, places in parts("PLACES", "probes").items():
+    for probe, places in leaf_functions("PLACES", "probes").items():
         for label in report.answers(probe):
             losses = places.by_seed(report.rows[label], probe)
             numbers = {"mean": losses.mean(skipna=False), "sd": losses.std(skipna=False)}
@@ -49,5 +49,5 @@ def _tex(report: Report) -> str:
         text = text.replace(*sign)
     # A hyphen before a number is a minus; after a letter it is part of a name.
     text = re.sub(r"(?<!\w)-(?=\d)", "$-$", text)
-    caption = " ".join([*report.told("caption"), "Needs \\usepackage{booktabs}."])
+    caption = " ".join([*report.texts("caption"), "Needs \\usepackage{booktabs}."])
     return f"% {caption}\n{text}"

@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy
 
 from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.linear import Config as LinearConfig
+from rope_exp.config import Architecture
 from rope_exp.decoder import Decoder
 from rope_exp.export.write import exported, write_code
-from rope_exp.sections import Architecture
 
 LENGTH = 24
 # Those that are used in each way that transformers uses a model.

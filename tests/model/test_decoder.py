@@ -21,8 +21,8 @@ from support.models import (
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from rope_exp.config import Architecture
 from rope_exp.decoder import Decoder, weights, weights_sha256
-from rope_exp.sections import Architecture
 
 
 @pytest.mark.parametrize("sites", SUBSETS, ids="".join)

@@ -17,11 +17,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from rope_exp import batches
 from rope_exp.batches import Batch, Ints, chain_sha256, next_tokens, training_ids, validation_ids
 from rope_exp.compose import resolve, run_config
-from rope_exp.config import RunConfig, TrainConfig
+from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder, held_out_loss
 from rope_exp.objective.mlm import hidden, num_predicted
 from rope_exp.plan.costs import flops_per_token, num_parameters
 from rope_exp.plan.tables import checkpoint_bytes
+from rope_exp.sections import TrainConfig
 
 MASK = 50
 TOKENS = np.arange(4001, dtype=np.uint16) % MASK

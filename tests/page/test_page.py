@@ -12,7 +12,7 @@ from support.records import make_tables, report_on, runs_of, unfinished
 
 from rope_exp.page.report import cells, page
 from rope_exp.report import Report, build, main_table
-from rope_exp.words.relations import relations
+from rope_exp.words.verdicts import relations
 
 
 def undrawn(tables: Mapping[str, Report]) -> str:

@@ -10,7 +10,7 @@ from rope_exp.attn.decay import Config as DecayConfig
 from rope_exp.attn.linear import Config as LinearConfig
 from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.compose import run_config
-from rope_exp.config import RunConfig, TrainConfig
+from rope_exp.config import Architecture, RunConfig
 from rope_exp.decoder import Decoder
 from rope_exp.plan.costs import (
     attention_flops_per_token,
@@ -18,7 +18,7 @@ from rope_exp.plan.costs import (
     num_parameters,
     peak_flops_per_s,
 )
-from rope_exp.sections import Architecture, Kind
+from rope_exp.sections import Kind, TrainConfig
 
 
 @pytest.mark.parametrize("size", ["nano", "1b"])

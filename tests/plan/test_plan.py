@@ -7,10 +7,10 @@ import pytest
 from support.command import assert_refused, command
 from support.refused import refused
 
-from rope_exp.compose import compose_jobs, operations, resolve, run_config
+from rope_exp.compose import compose_jobs, resolve, run_config
 from rope_exp.config import RunConfig
 from rope_exp.plan import tables as plan
-from rope_exp.plan.costs import num_parameters
+from rope_exp.plan.costs import num_parameters, operations
 
 
 def test_parameters_operations_memory_and_time_are_printed(tmp_path: Path) -> None:

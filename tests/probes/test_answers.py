@@ -15,7 +15,7 @@ from rope_exp.decoder import Decoder, held_out_loss, on_device
 from rope_exp.prepare import open_data
 from rope_exp.probes.answers import files, match_relations, tables
 from rope_exp.report import Report, build, table_md
-from rope_exp.words.relations import outcomes
+from rope_exp.words.verdicts import outcomes
 
 CPU = torch.device("cpu")
 SIZES = ("model.hidden_size=32", "model.intermediate_size=48", "model.num_hidden_layers=2")
@@ -168,11 +168,13 @@ def test_matches_are_judged_by_the_campaigns_test() -> None:
 def test_other_initial_weights_take_what_is_published() -> None:
     """Published numbers and claims are for training from scratch, so neither is shown."""
     runs = runs_of("roper")
-    assert any("Harik" in note for note in build(runs, ["pe"]).told("notes"))
+    assert any("Harik" in note for note in build(runs, ["pe"]).texts("notes"))
     began = [replace(run, config=replace(run.config, init_weights="0" * 64)) for run in runs]
     found = build(began, ["pe"])
     assert (found.source.source, outcomes(found)) == ("", [])
-    assert "Initial weights: 000000000000 from a finished run" in "".join(found.told("assumptions"))
+    assert "Initial weights: 000000000000 from a finished run" in "".join(
+        found.texts("assumptions")
+    )
 
 
 def test_several_kinds_of_data_have_no_common_answers() -> None:

@@ -9,7 +9,7 @@ from support.configs import REPOSITORY
 from support.refused import refused
 from support.reports import make_run, sha256_of, table_rows
 
-from rope_exp import cli
+from rope_exp.__main__ import main
 from rope_exp.commands.report import main as command
 from rope_exp.errors import ConfigError
 from rope_exp.report import write
@@ -39,7 +39,7 @@ def test_a_refusal_exits_2_and_writes_nothing(
     make_run(tmp_path / "runs", pe="vo_rope", result={"init_sha256": sha256_of("other")})
     words = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
     monkeypatch.setattr(sys, "argv", ["report.py", *words])
-    assert cli.main("report") == 2
+    assert main("report") == 2
     stdout, stderr = capsys.readouterr()
     assert (stdout, stderr[:7], stderr.count("\n")) == ("", "error: ", 1)
     assert not (tmp_path / "out").exists()

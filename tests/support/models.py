@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from rope_exp.attention import Cache, Positions, Tables
+from rope_exp.config import Architecture
 from rope_exp.decoder import Decoder
 from rope_exp.rope import angles, frequencies
-from rope_exp.sections import SOFTMAX, Architecture, Kind, ModelConfig, PeConfig
+from rope_exp.sections import SOFTMAX, Kind, ModelConfig, PeConfig
 
 VOCAB = 61
 BASE = 100.0

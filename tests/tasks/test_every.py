@@ -12,6 +12,7 @@ from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
 from rope_exp.identity import choices
+from rope_exp.plan.costs import known_vocab_size
 from rope_exp.prepare import load_tokenizer, open_data
 from rope_exp.tasks._rows import Generated, Rows
 from rope_exp.tasks.spikes import PADDING, QUERY_S
@@ -68,7 +69,7 @@ def test_shapes_types_and_ids(kind: str) -> None:
     """Facts hold for the shortest rows: the vocabulary, what is predicted, the first bin."""
     config = config_of(kind)
     facts = config.data.task
-    assert len(set(facts.tokens)) == len(facts.tokens) == config.known_vocab_size
+    assert len(set(facts.tokens)) == len(facts.tokens) == known_vocab_size(config)
     data = facts.open(config.data, facts.least_seq_len)
     for split in facts.splits:
         rows = data.rows(split, range(9))

@@ -18,7 +18,6 @@ from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.errors import ConfigError
 from rope_exp.identity import convert
 from rope_exp.sections import Count
-from rope_exp.signals import interrupt, on_signal
 from rope_exp.slurm.cluster import FOLDER, Queue, submit
 
 # The keys that say how a cluster runs a campaign; all of hydra.launcher does, too.
@@ -65,11 +64,9 @@ def main(words: list[str]) -> int:
         print(submit_campaign(progress, asked.words, asked.config_dir, queue))
         return 0
 
-    if asked.hours is not None and not 0 < asked.hours < 1e6:
-        raise ConfigError("--hours", asked.hours, "must be above 0 and below 1,000,000")
-    # Until the runs start, a signal unwinds the preparation of data.
-    on_signal(interrupt)
     if asked.hours is not None:
+        if not 0 < asked.hours < 1e6:
+            raise ConfigError("--hours", asked.hours, "must be above 0 and below 1,000,000")
         left = 3600 * asked.hours - (time.monotonic() - started)
         # A signal of its own, so that a scheduler's or a person's is no repetition of it.
         signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3))
@@ -101,7 +98,6 @@ def run_cells(
     name: str, config_dir: Path | None, records: Path, runs_per_gpu: int, cells: Collection[str]
 ) -> int:
     """Run some cells of a campaign, as one job of a cluster does; see `run_campaign`."""
-    on_signal(interrupt)
     campaign = load_campaign(name, config_dir, DEFAULT_OUTPUT)
     return campaigns.run_campaign(
         Progress(campaign.with_launch(runs_per_gpu=runs_per_gpu), records, cells)

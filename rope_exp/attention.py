@@ -221,7 +221,7 @@ class SoftmaxAttention(Attention):
         if cache is not None:
             rows = cache.append(rows)
         if self.own is not None:
-            at = at._replace(bias_HTE=self.own.added_to(at.bias_HTE, rows, q_BTHK))
+            at = at._replace(bias_HTE=self.own.with_scores(at.bias_HTE, rows, q_BTHK))
 
         o_BTHK = self.attend(q_BTHK, rows["k"], rows["v"], at)
         return self.turn("o", o_BTHK, at)

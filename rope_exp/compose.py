@@ -174,7 +174,7 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
 
     config = RunConfig.from_dict(plain)
     if config.model.match_params is not None:
-        config = chosen("plan", "tables", "model.match_params").with_matched(config)
+        config = chosen("plan", "costs", "model.match_params").with_matched(config)
     if config.pe.code is None or config.pe.source is not None:
         return config
     return chosen("position", "own", "pe.code").with_source(config, [CONFIGS, *own_folders])

@@ -28,8 +28,7 @@ from rope_exp.decoder import Decoder
 from rope_exp.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, first_line, log
 from rope_exp.files import read_json, write_json
 from rope_exp.machine import machine_facts
-from rope_exp.plan.costs import flops_per_token, peak_flops_per_s
-from rope_exp.plan.tables import vocabulary
+from rope_exp.plan.costs import flops_per_token, peak_flops_per_s, vocabulary
 from rope_exp.prepare import Prepared
 from rope_exp.step import Parallel, TrainingStep
 

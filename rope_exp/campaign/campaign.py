@@ -21,8 +21,7 @@ from rope_exp.files import write_atomically
 from rope_exp.folder import Run, last_step
 from rope_exp.identity import chosen
 from rope_exp.machine import git_state
-from rope_exp.ranks import Job
-from rope_exp.sweep import admit, as_it_runs, run_all
+from rope_exp.sweep import Job, admit, as_it_runs, run_all
 
 # Keys that a record must share with its cell, in addition to those that can change a number:
 # rounding depends on the threads, and a record contains the probes' results.

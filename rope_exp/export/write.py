@@ -213,9 +213,6 @@ COPIES = {
     r"rope_exp(\.position\._encoding|\.encoding|\.model\.position)?": "encoding_rope_exp",
     r"rope_exp(\.model)?\.rope": "rope_rope_exp",
 }
-# An encoding of ours reads the same keys of either config.
-OUR_CONFIG = "from rope_exp.sections import PeConfig"
-THEIR_CONFIG = "from transformers import LlamaConfig as PeConfig"
 
 
 def write_code(out: Path, pe: PeConfig) -> None:
@@ -239,8 +236,10 @@ def write_code(out: Path, pe: PeConfig) -> None:
     texts["modeling"], changed = re.subn(r"(?m)^MAKERS: .*", "\n".join(lines), texts["modeling"])
     assert changed == 1
 
+    # An encoding of ours reads the same keys of either config.
+    configs = "rope_exp.sections import PeConfig", "transformers import LlamaConfig as PeConfig"
     for name, text in texts.items():
-        text = copied(text.replace(OUR_CONFIG, THEIR_CONFIG), pe)
+        text = copied(text.replace(*configs), pe)
         (out / f"{name}_rope_exp.py").write_text(text, encoding="utf-8")
 
 

@@ -62,10 +62,9 @@ def load_metrics(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
 
 
 def load_probes(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
-    """Return a frame with one line per number from a finished model's probes: `value`, by place.
+    """Return a frame with one line per `value` of a probe, with keys as in `load_runs`.
 
-    `probe` and `at` are the name and the place of the number, as in a report's probes.csv; other
-    keys are as in `load_runs`.
+    `probe` and `at` are the name and the place of the number, as in a report's probes.csv.
     """
     # Imported late: a report takes scipy, which the other frames need not wait for.
     from rope_exp.report import leaf_functions

@@ -86,7 +86,7 @@ class Position(nn.Module):
             raise ValueError(f"of_tokens: the name {taken.pop()} is taken")
         return {**rows, "position_BE": position_T.expand(len(x_BTD), -1)}
 
-    def added_to(
+    def with_scores(
         self, bias_HTE: Tensor | None, rows: Mapping[str, Tensor], q_BTHK: Tensor
     ) -> Tensor | None:
         """Return a bias with the scores added."""

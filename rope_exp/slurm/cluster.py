@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -27,9 +27,8 @@ from rope_exp.errors import (
 )
 from rope_exp.files import read_json, write_json
 from rope_exp.machine import output_of
-from rope_exp.ranks import Job
-from rope_exp.signals import held_back, interrupt, on_signal, starting_runs
-from rope_exp.sweep import check_folder, check_together, dispatch, pinned_config
+from rope_exp.signals import held_back, on_signal
+from rope_exp.sweep import Job, check_folders, dispatch, pinned_config
 
 FOLDER = Path("results/slurm")
 SWEEPS = FOLDER / "sweeps"
@@ -114,7 +113,12 @@ def run_on_node(
         os.environ |= {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
     # In place of submitit's own handler, which requeues first and saves afterwards.
     signal.signal(signal.SIGUSR2, stop)
-    code = explained(lambda: starting_runs(lambda: run(cells)))
+    on_signal(_interrupt)
+    try:
+        code = explained(lambda: run(cells))
+    except KeyboardInterrupt:
+        code = EXIT_STOPPED
+    on_signal(signal.SIG_IGN)
     if code == EXIT_STOPPED and job.cluster == "slurm":
         may_restart = int(os.environ.get("SLURM_RESTART_COUNT", "0")) < max_restarts
         # SLURM does not requeue a preempted job that ends itself.
@@ -127,6 +131,12 @@ def run_on_node(
     if code not in (EXIT_DONE, EXIT_DIVERGED):
         # SLURM then shows a failed job.
         raise ChildProcessError(f"ended with exit code {code}")
+
+
+def _interrupt(*_: object) -> NoReturn:
+    """End the preparation of data, so that the job can still requeue itself."""
+    on_signal(signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def submit(
@@ -229,15 +239,12 @@ def _runs(jobs: Composed) -> dict[str, Job]:
     pinned = map(pinned_config, jobs.configs)
     configs = [config.replace("run", group=config.group) for config in pinned]
     runs = list(map(Job, configs, titles(jobs.overrides, configs)))
-    check_together(runs)
-    for run in runs:
-        check_folder(run)
+    check_folders(runs)
     return {f"{run.folder} {run.config.config_sha256[:12]}": run for run in runs}
 
 
 def run_configs(runs: Sequence[tuple[RunConfig, str]]) -> int:
     """Run the configs of one job, each with its title; return the exit code."""
-    on_signal(interrupt)
     configs, titles = zip(*runs, strict=True)
     code, jobs = dispatch(configs, titles)
     # A run that diverged is done, be it alone or not.

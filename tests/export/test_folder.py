@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -65,14 +64,9 @@ def out(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def read(folder: Path, tmp_path: Path) -> dict[str, Any]:
-    printed = in_a_process(tmp_path, READER, str(folder), str(tmp_path / "again"), TEXT)
-    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
-    return found
-
-
 def test_a_process_without_rope_exp_reads_it(run: Path, out: Path, tmp_path: Path) -> None:
-    found = read(out, tmp_path)
+    printed = in_a_process(tmp_path, READER, str(out), str(tmp_path / "again"), TEXT)
+    found = json.loads(printed.splitlines()[-1])
     assert found["class"] == "RopeExpForCausalLM"
     assert found["narrow"] == "torch.bfloat16"
 

@@ -9,8 +9,7 @@ from support.refused import refused
 from rope_exp import sweep
 from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
-from rope_exp.ranks import Job
-from rope_exp.sweep import acquire, acquire_or_refuse, admit
+from rope_exp.sweep import Job, acquire, acquire_or_refuse, admit
 
 OnCpu = Callable[..., RunConfig]
 

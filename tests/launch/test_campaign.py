@@ -16,7 +16,6 @@ from rope_exp.campaign import campaign as campaigns
 from rope_exp.campaign.campaign import Progress, run_campaign
 from rope_exp.campaign.cells import load_campaign
 from rope_exp.campaign.records import canonical, digest, recorded_campaigns, stored_records
-from rope_exp.commands import campaign as commands
 from rope_exp.commands.campaign import main as command
 from rope_exp.errors import ConfigError
 from rope_exp.files import read_json, write_json
@@ -115,7 +114,6 @@ def test_the_cells_of_a_cpu_run_on_gpus(clone: Path, monkeypatch: pytest.MonkeyP
     """Two GPUs run 14 cells each; a cell trained on the CPU stays done."""
     asked: list[Progress] = []
     monkeypatch.setattr(campaigns, "run_campaign", lambda mine: asked.append(mine) or 0)
-    monkeypatch.setattr(commands, "on_signal", lambda _: None)
     monkeypatch.setattr(compose, "gpus", lambda: ["one", "other"])
     records_of(clone)[0].unlink()
     assert command(["mine", "--config-dir", str(clone), "--on-gpus", "14"]) == 0

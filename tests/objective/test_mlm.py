@@ -20,8 +20,7 @@ from rope_exp.compose import resolve, run_config
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder, held_out_loss
 from rope_exp.objective.mlm import hidden, num_predicted
-from rope_exp.plan.costs import flops_per_token, num_parameters
-from rope_exp.plan.tables import checkpoint_bytes
+from rope_exp.plan.costs import checkpoint_bytes, flops_per_token, num_parameters
 from rope_exp.sections import TrainConfig
 
 MASK = 50

@@ -18,8 +18,7 @@ from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
 from rope_exp.errors import ConfigError
 from rope_exp.laws.certificate import certificate
-from rope_exp.plan.costs import kept
-from rope_exp.plan.tables import with_matched
+from rope_exp.plan.costs import kept, with_matched
 from rope_exp.position.own import explaining, with_source
 from rope_exp.rope import frequencies, rotate
 from rope_exp.sections import SOFTMAX, PeConfig

@@ -1,11 +1,10 @@
 """The windows of each step: a pure function of (tokens, seed, step), for any number of ranks.
 
 Training windows are T + 1 tokens long and start every T tokens, so that each token is predicted
-once an epoch (a remainder of fewer than T tokens is left out). Sample n of a run, counted from 0
-over all steps and rows, is window n mod N of epoch n div N. An epoch's order sorts the windows by
-the raw words of a Philox counter generator keyed by (seed, epoch): numpy keeps raw bit streams
-stable over its versions, unlike `Generator.permutation`. Each stage of a run cuts windows of its
-own length T, and sample numbers continue from stage to stage.
+once an epoch. Sample n of a run, counted from 0 over its stages, steps and rows, is window n mod N
+of epoch n div N, where each stage has its own T. An epoch's order sorts the windows by the raw
+words of a Philox counter generator keyed by (seed, epoch): numpy keeps raw bit streams stable over
+its versions, unlike `Generator.permutation`.
 
 Shapes: B global batch, T positions, W = T + 1 tokens of a window, S hashed columns (a window, and
 what else was drawn), N windows.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +38,6 @@ from rope_exp.files import (
 )
 from rope_exp.identity import chosen, facts_of
 from rope_exp.sections import DataConfig, TokenizerConfig
-
-if TYPE_CHECKING:
-    from rope_exp.batches import Batch
 
 TRAIN = "train"
 VALIDATION = "validation"
@@ -77,8 +74,8 @@ class DataSet:
     tokenizer_json: str
     num_train_tokens: int | None
 
-    def batch(self, split: str, indices: Iterable[int], seed: int = 0) -> "Batch":
-        """Return generated rows of a split by their numbers, counted from 0."""
+    def batch(self, split: str, indices: Iterable[int], seed: int = 0) -> Any:
+        """Return the Batch of generated rows of a split by their numbers, counted from 0."""
         raise NotImplementedError
 
 

@@ -22,11 +22,7 @@ from rope_exp import Position, __version__
 from rope_exp.config import Architecture, RunConfig
 from rope_exp.decoder import Decoder, weights, weights_sha256
 from rope_exp.errors import ConfigError, show
-from rope_exp.export.modeling_rope_exp import (
-    RopeExpConfig,
-    RopeExpForCausalLM,
-    RopeExpForMaskedLM,
-)
+from rope_exp.export import modeling_rope_exp as ours
 from rope_exp.folder import read_config, read_env, read_result
 from rope_exp.identity import Rule, chosen, numeric_values, refuse
 from rope_exp.prepare import vocab_size
@@ -99,8 +95,8 @@ def exported(
         refuse(architecture, ((broken, key, f"{why}, {end}") for broken, key, why in rules))
         # Some files have no copy.
         copied(architecture.pe.source or "", architecture.pe)
-        config = RopeExpConfig(**keys, **_positions(architecture))
-        made = RopeExpForCausalLM(config) if architecture.causal else RopeExpForMaskedLM(config)
+        model_class = ours.RopeExpForCausalLM if architecture.causal else ours.RopeExpForMaskedLM
+        made = model_class(ours.RopeExpConfig(**keys, **_positions(architecture)))
         for name, module in decoder.named_modules():
             if isinstance(module, Position):
                 parent, _, child = name.rpartition(".")
@@ -206,8 +202,6 @@ def tokenizer_of(tokenizer: Tokenizer, end_id: int, config: RunConfig) -> PreTra
     )
 
 
-# -- the code beside weights ---------------------------------------------------------------------
-
 # The copies of modules, by the names under which a file may import them.
 COPIES = {
     r"rope_exp(\.position\._encoding|\.encoding|\.model\.position)?": "encoding_rope_exp",
@@ -258,8 +252,6 @@ def copied(source: str, pe: PeConfig) -> str:
             raise ConfigError("pe.code", pe.code, reason)
     return source
 
-
-# -- the card ------------------------------------------------------------------------------------
 
 CARD = """\
 ---

@@ -32,8 +32,7 @@ class Finished(Protocol):
     decoder: Decoder
     config: RunConfig
     data: Any
-    # The rows of the training length in a micro-batch.
-    rows_at_once: int
+    rows_at_once: int  # of the training length, in a micro-batch
     stop: StopSignal
 
 

@@ -75,6 +75,11 @@ class Report:
         return self.noise is not None and not self.noise.is_paired and len(self.pairs["all"]) > 1
 
     @property
+    def is_always_paired(self) -> bool:
+        """True if the campaign of these runs always uses the paired test."""
+        return any(run.test == "paired" for run in self.runs)
+
+    @property
     def of_variants(self) -> bool:
         """True if rows differ only in their variant."""
         return list(self.keys) == ["pe"]
@@ -249,7 +254,7 @@ def build(
     table = stats.table_of({row.label: row.losses for row in rows.values()})
     ordered = {row: rows[row] for row in stats.contrasts(table, label).index}
     losses = table[[*ordered]].dropna(axis="columns", how="all")
-    noise = stats.noise_of(losses, paired=is_always_paired(runs))
+    noise = stats.noise_of(losses, paired=any(run.test == "paired" for run in runs))
     alone = noise and replace(noise, is_paired=True)
     trained = [*map(str, losses)]
     families: dict[str, Iterable[tuple[str, str]]] = {
@@ -263,11 +268,6 @@ def build(
         pairs[name] = stats.judge(losses, family, noise).join(paired.add_suffix("_alone"))
     own = rows.get(label, Row(label, label, 0, []))
     return Report(keys, source, ordered, own, left_out, losses, noise, pairs)
-
-
-def is_always_paired(runs: Sequence[Run]) -> bool:
-    """Return whether a campaign of these runs always uses the paired test."""
-    return any(run.test == "paired" for run in runs)
 
 
 class Column(NamedTuple):

@@ -64,7 +64,6 @@ class Job:
         lock: the descriptor that holds the folder's lock; -1 without one.
         leases: the descriptors of lock files that hold each of its GPUs.
         ended_at: when the first rank was seen to have ended, by the monotonic clock; 0: none yet.
-        was_stopped: its ranks were asked to stop.
         was_killed: we killed the ranks that were still running.
         reason: of a failure, if the output of its ranks is not enough.
     """
@@ -111,10 +110,7 @@ class Job:
             self.lock = -1
 
     def lease_gpus(self) -> bool:
-        """Lease as many GPUs as the run has ranks, or none if too few are free; return if it did.
-
-        A lease has the descriptors of a GPU's lock files, and lives while a process has them open.
-        """
+        """Lease as many GPUs as the run has ranks, or none; return whether it did."""
         if self.config.launch.device != "cuda":
             return True
         return chosen("leases", "gpus", "launch.device").lease(self)
@@ -211,10 +207,7 @@ class Job:
 
 
 def as_it_runs(config: RunConfig, world_size: int | None = None) -> RunConfig:
-    """Return a config as it runs here, with nothing left to the machine or to time.
-
-    `world_size` is that of the launcher that started this process as a rank, if one did.
-    """
+    """Return a config with nothing left to the machine, to time, or to the launcher of ranks."""
     config = resolve(pinned_config(config), world_size)
     if config.pe.code is not None:
         # A mistake in a class of one's own ends here, before anything is written.
@@ -333,11 +326,7 @@ def _check_group(config: RunConfig) -> None:
 
 
 def acquire(job: Job) -> bool:
-    """Acquire the lock of the run's folder, check the folder again, and write the run's config.
-
-    Returns:
-        False if another process holds the lock; true otherwise, even if the run proves to be done.
-    """
+    """Lock the run's folder and write its config; return False if another process has the lock."""
     make_folders(job.folder)
     lock = try_lock(job.folder / LOCK)
     if lock is None:

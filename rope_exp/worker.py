@@ -123,7 +123,6 @@ def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
     """
     config = trainer.config
     train = config.train
-    data = trainer.data
     parallel = trainer.parallel
     accelerator = parallel.accelerator
     old = read_env(trainer.folder)
@@ -148,13 +147,13 @@ def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
         },
         "params": trainer.num_parameters,
         "certificate": laws,
-        "corpus": data.corpus,
+        "corpus": trainer.data.corpus,
     }
     if config.init_weights is not None:
         origin = chosen("init_from", "origin", "run.init_from")
         env["init_from"] = old.get("init_from") or origin.facts(config)
     write_json(trainer.folder / ENV, env)
-    write_atomically(trainer.folder / "tokenizer.json", data.tokenizer_json)
+    write_atomically(trainer.folder / "tokenizer.json", trainer.data.tokenizer_json)
 
     compiling = "compiling" if train.compile else "not compiled"
     lines = [

@@ -15,8 +15,7 @@ from typing import Any, Literal, NotRequired
 from pydantic import FiniteFloat
 from typing_extensions import TypedDict
 
-from rope_exp import files
-from rope_exp import folder as folders
+from rope_exp import files, folder
 from rope_exp.errors import ConfigError, RecordError, show
 from rope_exp.sections import Count, Name
 
@@ -34,11 +33,11 @@ class _Record(TypedDict):
     row: Name
     factors: dict[str, Any]
     config: dict[str, Any]
-    env: folders.Env
+    env: folder.Env
     result: dict[str, Any]
     curve: _Curve
     probes: dict[str, Any]
-    test: NotRequired[folders.Test]
+    test: NotRequired[folder.Test]
 
 
 def cell_name(row: str, factors: Mapping[str, Any]) -> str:
@@ -50,22 +49,23 @@ def cell_name(row: str, factors: Mapping[str, Any]) -> str:
 
 
 def write_record(
-    path: Path, folder: Path, row: str, factors: Mapping[str, Any], test: folders.Test | None = None
+    path: Path, run_dir: Path, row: str, factors: Mapping[str, Any], test: folder.Test | None = None
 ) -> None:
     """Write the record of a finished run's folder, unless there is one; its code is in a commit."""
-    run = folders.read_run(folder)
+    run = folder.read_run(run_dir)
     if not run.result:
-        raise RecordError(f"{folder} holds no result: the run is not done")
+        raise RecordError(f"{run_dir} holds no result: the run is not done")
     git = run.env.get("git") or {}
     if any(state and state["dirty"] for state in [git, *run.env.get("earlier_git", ())]):
         reason = f"was trained with code that was changed since {git.get('commit')!s:.10}"
-        raise RecordError(f"{folder} {reason}: remove it and commit, and its cell runs again")
+        raise RecordError(f"{run_dir} {reason}: remove it and commit, and its cell runs again")
 
     # Without what only describes the run's place, trackers and machine.
     config = run.config.to_dict()
     del config["run"], config["tracker"]
     config["data"]["cache_dir"] = None
     env = {key: run.env[key] for key in run.env.keys() - {"accelerate", "platform", "params"}}
+    probes = run_dir / folder.PROBES
     record = {
         "format": 1,
         "campaign": path.parent.name,
@@ -76,16 +76,13 @@ def write_record(
         "env": env,
         "result": run.result,
         "curve": {key: [line.get(key) for line in run.metrics] for key in _Curve.__annotations__},
-        "probes": files.read_json(folder / folders.PROBES)
-        if (folder / folders.PROBES).exists()
-        else {},
+        "probes": files.read_json(probes) if probes.exists() else {},
         **({"test": test} if test else {}),
     }
     text = canonical({**record, "sha256": digest(record)})
     # A record that cannot be read back is not written; otherwise the cell would count as done.
     read_record(path, text.encode())
     files.make_folders(path.parent)
-    # Another process may have written it meanwhile.
     if not path.exists():
         files.write_atomically(path, text)
 
@@ -111,7 +108,7 @@ def stored_records(records: Path, campaign: str) -> dict[Path, bytes]:
     return dict(stored.values())
 
 
-def read_records(records: Path, campaign: str) -> list[folders.Run]:
+def read_records(records: Path, campaign: str) -> list[folder.Run]:
     """Read and verify every record of a campaign, in the order of the cells."""
     return [read_record(*stored) for stored in stored_records(records, campaign).items()]
 
@@ -122,7 +119,7 @@ def recorded_campaigns(records: Path) -> list[str]:
     return sorted(packed | {path.parent.name for path in records.glob("*/*.json")})
 
 
-def read_record(path: Path, content: bytes | None = None) -> folders.Run:
+def read_record(path: Path, content: bytes | None = None) -> folder.Run:
     """Read and verify the record at a place, whose content may be given; else RecordError."""
     values = files.read_json(path) if content is None else files.parse_json(path, content)
     # JSON may hold numbers past a float's range, which Python reads as infinity.
@@ -130,13 +127,13 @@ def read_record(path: Path, content: bytes | None = None) -> folders.Run:
         sha256 = digest(values)
     if values.get("sha256") != sha256:
         raise RecordError(f"{path} was changed since it was written: its SHA-256 is {sha256:.12}")
-    record = folders.checked(path, values, _Record)
-    where = f"{record['campaign']}/{record['cell']}"
+    record = folder.checked(path, values, _Record)
+    where = f"{record['campaign']}/{cell_name(record['row'], record['factors'])}"
     if where != f"{path.parent.name.removesuffix(PACKED)}/{path.stem}":
-        raise RecordError(f"{path} is the record of {where}: moved or renamed")
+        raise RecordError(f"{path} is the record of {where}: moved, renamed or edited")
 
     with files.readable(f"{path}'s config", ConfigError):
-        config = folders.to_config(record["config"])
+        config = folder.to_config(record["config"])
     curve = record["curve"]
     steps = curve["step"]
     if steps != sorted({*steps}) or any(len(column) != len(steps) for column in curve.values()):
@@ -146,9 +143,9 @@ def read_record(path: Path, content: bytes | None = None) -> folders.Run:
         row = dict(zip(curve, values_at_step, strict=True))
         row["tokens"] = config.train.tokens_until(row["step"])
         metrics.append({key: value for key, value in row.items() if value is not None})
-    result = folders.check_result(path, record["result"])
-    folders.check_probes(path, record["probes"], result)
-    run = folders.Run(
+    result = folder.check_result(path, record["result"])
+    folder.check_probes(path, record["probes"], result)
+    run = folder.Run(
         folder=path,
         config=config,
         result=result,
@@ -158,13 +155,10 @@ def read_record(path: Path, content: bytes | None = None) -> folders.Run:
         group=record["campaign"],
         row=record["row"],
         factors=record["factors"],
-        probes=folders.with_nan(record["probes"]),
+        probes=folder.with_nan(record["probes"]),
         test=record.get("test"),
     )
     run.check()
-    if record["cell"] != cell_name(run.row, run.factors) or run.factors.get("seed") != config.seed:
-        cell = f"row {run.row} and factors {show(run.factors)}"
-        raise RecordError(f"{path}: {cell} do not match its cell or its config")
     return run
 
 

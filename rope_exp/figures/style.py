@@ -213,7 +213,6 @@ def in_words(report: Report, row: Row) -> dict[str, Any]:
     verdict = line["verdict"] or f"{'reference' if is_reference else untested} {row.mark}".rstrip()
     return {
         "label": row.label,
-        "name": row.name,
         "delta": delta,
         "published_delta": line["published_delta"],
         "number": signed(delta),

@@ -16,7 +16,7 @@ from rope_exp.batches import NO_TARGET
 from rope_exp.config import RunConfig
 from rope_exp.prepare import TRAIN
 from rope_exp.probes._windows import Finished, batches, rounded
-from rope_exp.report import Column, Report, Table, interval, is_always_paired, number, span, spell_p
+from rope_exp.report import Column, Report, Table, interval, number, span, spell_p
 from rope_exp.stats import ROOM, judge, noise_of, outcome
 
 ORDER = 3
@@ -101,7 +101,7 @@ def match_relations(report: Report) -> list[dict[Any, Any]]:
     relations = []
     for split, of_split in shares[shares["bin"] == 0].groupby("split", observed=True):
         wrong = 1 - of_split.pivot(index="seed", columns="pe", values="share")
-        noise = noise_of(wrong, paired=is_always_paired(report.runs))
+        noise = noise_of(wrong, paired=report.is_always_paired)
         for pair in judge(wrong, signs, noise).to_dict("records"):
             a, b = pair["a"], pair["b"]
             of_both = wrong[[a, b]].to_numpy()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -113,7 +113,8 @@ def run_on_node(
         os.environ |= {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
     # In place of submitit's own handler, which requeues first and saves afterwards.
     signal.signal(signal.SIGUSR2, stop)
-    on_signal(_interrupt)
+    # A signal ends the preparation of data, and the job can still requeue itself.
+    on_signal(signal.default_int_handler)
     try:
         code = explained(lambda: run(cells))
     except KeyboardInterrupt:
@@ -131,12 +132,6 @@ def run_on_node(
     if code not in (EXIT_DONE, EXIT_DIVERGED):
         # SLURM then shows a failed job.
         raise ChildProcessError(f"ended with exit code {code}")
-
-
-def _interrupt(*_: object) -> NoReturn:
-    """End the preparation of data, so that the job can still requeue itself."""
-    on_signal(signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def submit(

@@ -5,15 +5,7 @@ from dataclasses import replace
 
 from rope_exp.comparable import OWN_RATE, REFERENCE, check_blocks
 from rope_exp.folder import ReportError, Run
-from rope_exp.report import (
-    Report,
-    build,
-    bullets,
-    files_of,
-    is_always_paired,
-    main_table,
-    paragraphs,
-)
+from rope_exp.report import Report, build, bullets, files_of, main_table, paragraphs
 from rope_exp.studies.rates import alike
 
 
@@ -39,7 +31,7 @@ def all_seeds(report: Report, others: Iterable[Run]) -> Report | None:
     Campaigns that try several learning rates are left out, as their seeds chose a rate. None if no
     run fits, or the table's campaign is of the first protocol, which tests its own seeds alone.
     """
-    if len(report.rows) < 2 or not report.of_variants or not is_always_paired(report.runs):
+    if len(report.rows) < 2 or not report.of_variants or not report.is_always_paired:
         return None
 
     runs = {(run.config.pe.label, run.config.seed): run for run in report.runs}

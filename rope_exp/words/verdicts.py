@@ -4,18 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from rope_exp.report import (
-    OWN,
-    Column,
-    Report,
-    Table,
-    adjusted_p,
-    interval,
-    is_always_paired,
-    number,
-    span,
-    spell_p,
-)
+from rope_exp.report import OWN, Column, Report, Table, adjusted_p, interval, number, span, spell_p
 from rope_exp.stats import MOST_SEEDS, ROOM, SEEDS_NEEDED, SIGNS, Pair, outcome
 from rope_exp.words.summary import order, ranked_rows
 
@@ -63,7 +52,7 @@ def _test_notes(report: Report) -> list[str]:
     if noise.p_equal is not None:
         equal = f"; equal noise across rows: p {spell_p(noise.p_equal, '= ')}"
     test, protocol = "pooled t test", "docs/paper/protocol.md"
-    if is_always_paired(report.runs):
+    if report.is_always_paired:
         test, protocol = "paired t test", "docs/paper/protocol-2.md"
     elif noise.is_paired:
         test = "paired t test, because rows look unequally noisy; no second interval is printed"

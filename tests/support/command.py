@@ -31,15 +31,10 @@ def command(*words: str, cwd: Path, script: str = "train.py", **environment: str
 
 def in_a_process(tmp_path: Path, code: str, *words: str) -> str:
     """Run Python code with arguments and caches of its own, and return what it prints."""
-    places = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words],
-        env=os.environ | places,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    reader = tmp_path / "reader.py"
+    reader.write_text(code)
+    own = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    done = command(*words, cwd=tmp_path, script=str(reader), **own)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

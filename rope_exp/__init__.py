@@ -19,10 +19,6 @@ _MODULES = {
 __all__ = ["__version__", *_MODULES]
 
 
-def __dir__() -> list[str]:
-    return __all__
-
-
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,37 @@
-"""Entry point of `python -m rope_exp`; see rope_exp/cli.py."""
+"""The command line: `rope-exp COMMAND ...`, or `python -m rope_exp COMMAND ...`.
 
+Exit codes: 0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped with a checkpoint.
+"""
+
+# Import nothing slow here: signals reach `leave` only after these imports.
 import sys
 
-from rope_exp.cli import main
+from rope_exp.errors import explained
+from rope_exp.signals import starting_runs
+
+
+def main(command: str | None = None) -> int:
+    """Run a command, by default the first word of the command line; return its exit code."""
+    words = sys.argv[1:]
+    if command is None:
+        command = words.pop(0) if words else "--help"
+    if command in ("-h", "--help"):
+        command, words = "train", ["--help"]
+    if command in ("train", "campaign", "sweep"):
+        return explained(lambda: starting_runs(lambda: _run(command, words)))
+    return explained(lambda: _run(command, words))
+
+
+def _run(command: str, words: list[str]) -> int:
+    if command == "--version":
+        from rope_exp import __version__
+
+        print(__version__)
+        return 0
+    from rope_exp.identity import chosen
+
+    return int(chosen("commands", command.replace("-", "_"), "command").main(words))
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Attention: the layer's interface, its cache, the sites and their rotation, softmax, its kernels.
+"""Attention: the layer's interface, its cache, the sites and their rotation, softmax, its kernel.
 
 q, k and v are rotated by R at their own position; o is rotated back by R^T at the query's position,
 for each query head and before the output projection. Values rotate once, before heads are repeated.
@@ -6,10 +6,10 @@ for each query head and before the output projection. Values rotate once, before
 The cache holds keys and values, or their latent, in the dtype in which they are read, or a state in
 float32 at least: in a narrow sum over many tokens, the contribution of one more would vanish.
 
-Softmax attention is torch's fused kernel, or on a CPU weights that are written out.
+Softmax attention is torch's fused kernel, or the one that rope_exp/kernels has for a device.
 
 Shapes: B batch, T position, D model width, H query heads, G key/value heads, K features of a key,
-V of a value and of an output, E entries kept in the cache, C queries of a block, F frequencies.
+V of a value and of an output, E entries kept in the cache, F frequencies.
 """
 
 import math
@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from rope_exp.identity import chosen
+from rope_exp.identity import choices, chosen
 from rope_exp.rope import rotate
 from rope_exp.sections import PAIRS, Kind, ModelConfig, SoftmaxConfig
 
@@ -53,9 +52,9 @@ class Positions(NamedTuple):
 
 @dataclass
 class LayerCache:
-    """One layer's part of the cache: rows for each token, [B, E, ...], and states that do not grow.
+    """One layer's part of the cache: rows of each token, [B, E, ...], and states that do not grow.
 
-    They have no gradients, and are already rotated at their own positions.
+    They have no gradients, and are already rotated.
     """
 
     window: int | None = None
@@ -92,10 +91,6 @@ class Attention(nn.Module):
     """Self-attention in which some of q, k, v, o rotate; each kind computes its heads' outputs."""
 
     o_proj: nn.Linear
-    # A user's own position encoding that acts in this layer, by `turn`, `of_tokens` and `scores`.
-    own: Any
-    # A learned score of each head without a key.
-    sink_H: nn.Parameter | None
     # Kinds with a state are always causal.
     causal = True
 
@@ -105,8 +100,10 @@ class Attention(nn.Module):
         self.attn: Any = attn
         self.head_dim = config.features_per_head
         self.num_heads = config.num_attention_heads
-        self.own = None
-        self.sink_H = None
+        # A user's own position encoding that acts in this layer.
+        self.own: Any = None
+        # A learned score of each head without a key.
+        self.sink_H: nn.Parameter | None = None
         self.window = config.window
         self.sites = frozenset(sites)
         self.rotary_dim = attn.rotary_dim(config)
@@ -118,8 +115,8 @@ class Attention(nn.Module):
 
     def from_heads(self) -> HeadLinear:
         """Return the projection of all heads' outputs onto a token."""
-        num_out = self.config.hidden_size
-        return HeadLinear(self.num_heads * self.out_dim, num_out, 1, self.num_heads)
+        num_in = self.num_heads * self.out_dim
+        return HeadLinear(num_in, self.config.hidden_size, 1, self.num_heads)
 
     def project_as_llama(self) -> None:
         """Create the projections of LLaMA's attention."""
@@ -219,22 +216,12 @@ class SoftmaxAttention(Attention):
         q_BTHK = self.turn("q", q_BTHK, at)
         rows = {"k": self.turn("k", k_BTGK, at), "v": self.turn("v", v_BTGK, at)}
 
-        if self.own is not None and self.own.overrides("scores"):
-            of_tokens = self.own.of_tokens(x_BTD, at.position_T)
-            if taken := of_tokens.keys() & {*rows, "position_BE"}:
-                raise ValueError(f"of_tokens: the name {taken.pop()} is taken")
-            rows |= {**of_tokens, "position_BE": at.position_T.expand(len(x_BTD), -1)}
+        if self.own is not None:
+            rows |= self.own.rows_to_cache(x_BTD, at.position_T, rows)
         if cache is not None:
             rows = cache.append(rows)
-
-        more_HTE = None if self.own is None else self.own.scores(rows, q_BTHK.shape[1])
-        if more_HTE is not None:
-            sizes = (self.num_heads, q_BTHK.shape[1], rows["k"].shape[1])
-            if more_HTE.shape[-3:] != sizes:
-                raise ValueError(f"scores returned the shape {tuple(more_HTE.shape)}, not {sizes}")
-            # A window may have dropped the first keys.
-            usual_HTE = 0.0 if at.bias_HTE is None else at.bias_HTE[..., -sizes[2] :]
-            at = at._replace(bias_HTE=usual_HTE + more_HTE)
+        if self.own is not None:
+            at = at._replace(bias_HTE=self.own.with_scores(at.bias_HTE, rows, q_BTHK))
 
         o_BTHK = self.attend(q_BTHK, rows["k"], rows["v"], at)
         return self.turn("o", o_BTHK, at)
@@ -250,13 +237,9 @@ def make_attention(config: ModelConfig, attn: Kind, sites: Collection[str]) -> A
     return layer(config, attn, sites)
 
 
-# -- the kernels ---------------------------------------------------------------------------------
-
-# Longest sequence with explicit attention weights, on a CPU: their memory grows with the square
-# of the length.
-MAX_WRITTEN_OUT = 2048
-MIN_BLOCK = 128  # queries
-MAX_FLASH = 256  # features of a head
+# Our own kernels, by the type of their device.
+KERNELS = {device: chosen("kernels", device, "launch.device") for device in choices("kernels")}
+MAX_FLASH = 256  # features of a head, in the fast forms of torch's kernel
 
 
 def attention(
@@ -278,8 +261,7 @@ def attention(
     Args:
         window: the number of keys that a query attends to, its own being the last.
         causal: the sum is over j <= i; otherwise over all j, without a window.
-        bias_HTE: added to the scores; it may have a gradient, a batch, [B, H, T, E], and more keys,
-            of which these are the last.
+        bias_HTE: added to the scores; or [B, H, T, E]. If it has more keys, these are the last.
         document_BT: a query attends only to keys of the same number.
         sink_H: one more score in each softmax, whose value is 0.
     """
@@ -289,8 +271,8 @@ def attention(
     bias_HTE = None if bias_HTE is None else bias_HTE[..., -num_keys:]
 
     num_groups = k_BEGK.shape[2]
-    added = (window, document_BT, bias_HTE, sink_H)
-    if num_queries == 1 and num_groups < q_BTHK.shape[2] and all(x is None for x in added):
+    is_plain = all(x is None for x in (window, document_BT, bias_HTE, sink_H))
+    if num_queries == 1 and num_groups < q_BTHK.shape[2] and is_plain:
         # One query meets every key: the heads that share keys are queries of one head.
         q_BSGK = q_BTHK.reshape(q_BTHK.shape[0], num_groups, -1, q_BTHK.shape[3]).transpose(1, 2)
         o_BSGV = attention(q_BSGK, k_BEGK, v_BEGV, causal=False)
@@ -298,10 +280,9 @@ def attention(
 
     # Which keys each query attends to, [T, E] or [B, 1, T, T]; None: all.
     is_met = None
-    fits = num_queries == num_keys <= MAX_WRITTEN_OUT
-    is_written_out = q_BTHK.device.type == "cpu" and fits
-    is_masked = any(x is not None for x in (window, bias_HTE, document_BT, sink_H))
-    if causal and (is_masked or is_written_out or num_queries < num_keys):
+    kernel: Any = KERNELS.get(q_BTHK.device.type)
+    has_kernel = kernel is not None and num_queries == num_keys <= kernel.MAX_LENGTH
+    if causal and (has_kernel or num_queries < num_keys or not is_plain):
         # int32 is as wide as the scores, so the mask vectorises.
         key_E = torch.arange(num_keys, dtype=torch.int32, device=q_BTHK.device)
         query_T1 = key_E[num_keys - num_queries :, None]
@@ -312,13 +293,12 @@ def attention(
         is_same = (document_BT[:, :, None] == document_BT[:, None, :])[:, None]
         is_met = is_same if is_met is None else is_met & is_same
 
-    if not is_written_out:
+    if not has_kernel:
         return _fused(q_BTHK, k_BEGK, v_BEGV, is_met, bias_HTE, sink_H, causal)
-
-    per_query = (for_queries(x, q_BTHK.shape[2]) for x in (q_BTHK, k_BEGK, v_BEGV))
-    heads_first = [x.transpose(1, 2).contiguous() for x in per_query]
-    o_BHTV: Tensor = _WrittenOut.apply(*heads_first, bias_HTE, is_met, window, causal, sink_H)  # type: ignore[no-untyped-call]
-    return o_BHTV.transpose(1, 2)
+    k_BTHK, v_BTHV = (for_queries(x, q_BTHK.shape[2]) for x in (k_BEGK, v_BEGV))
+    more = (bias_HTE, is_met, window, causal, sink_H)
+    o_BTHV: Tensor = kernel.attention(q_BTHK, k_BTHK, v_BTHV, *more)
+    return o_BTHV
 
 
 def _fused(
@@ -332,9 +312,8 @@ def _fused(
 ) -> Tensor:
     """Return the same by torch's kernel.
 
-    Its fast forms need queries, keys and values of one width, so narrower ones are padded with
-    zeros. With grouped heads they support neither a mask nor a width past `MAX_FLASH`; on a CPU,
-    grouped heads take up to twice as long as repeated heads.
+    Its fast forms need one width, and take grouped heads with neither a mask nor more than
+    `MAX_FLASH` features; on a CPU, grouped heads take up to twice as long as repeated heads.
     """
     num_queries, num_heads, key_dim = q_BTHK.shape[1:]
     num_keys, num_groups, out_dim = v_BEGV.shape[1:]
@@ -369,109 +348,6 @@ def _fused(
         enable_gqa=num_groups < num_heads and not repeats,
     )
     return o_BHTV[..., :out_dim].transpose(1, 2)
-
-
-class _WrittenOut(torch.autograd.Function):
-    """Written-out attention with its gradient.
-
-    With w = exp(s - max s), l = sum w and p = w / l: o = (w v) / l, and with g = do / l,
-
-        dv = w^T g,  dw = g v^T,  ds = w (dw - g . o),  dq = ds k / sqrt(K),  dk = ds^T q / sqrt(K):
-
-    the weights are never divided, and one pass computes ds, which is the gradient of a bias, summed
-    over the batch unless the bias has one. A sink s adds exp(s - max) to l; it has no value, so
-    ds = -exp(s - max) g . o. Saved for the gradient: w in the inputs' dtype, and l.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q_BHTK: Tensor,
-        k_BHTK: Tensor,
-        v_BHTV: Tensor,
-        bias_HTT: Tensor | None,
-        is_met: Tensor | None,
-        window: int | None,
-        causal: bool,
-        sink_H: Tensor | None,
-    ) -> Tensor:
-        scale = 1 / math.sqrt(q_BHTK.shape[3])
-        # Each block's queries, and the keys that they attend to. At most four blocks: more would
-        # save less in products than they cost in calls.
-        length = q_BHTK.shape[2]
-        size = max(math.ceil(length / 4), MIN_BLOCK)
-        reach = length if window is None else window - 1
-        blocks = []
-        for start in range(0, length, size):
-            end = min(start + size, length)
-            keys = slice(max(start - reach, 0), end) if causal else slice(0, length)
-            blocks.append((slice(start, end), keys))
-
-        outputs = []
-        kept = []
-        for queries, keys in blocks:
-            s_BHCE = wide(q_BHTK[:, :, queries] @ k_BHTK[:, :, keys].mT) * scale
-            if bias_HTT is not None:
-                s_BHCE = s_BHCE + bias_HTT[..., queries, keys]
-            if is_met is not None:
-                s_BHCE = torch.where(is_met[..., queries, keys], s_BHCE, -math.inf)
-
-            max_BHC1 = s_BHCE.amax(-1, keepdim=True)
-            sink_BHC1 = None
-            if sink_H is not None:
-                sink_H11 = sink_H.to(s_BHCE.dtype)[:, None, None]
-                max_BHC1 = torch.maximum(max_BHC1, sink_H11)
-                sink_BHC1 = (sink_H11 - max_BHC1).exp()
-            w_BHCE = (s_BHCE - max_BHC1).exp().to(q_BHTK.dtype)
-            sum_BHC1 = wide(w_BHCE).sum(-1, keepdim=True)
-            if sink_BHC1 is not None:
-                sum_BHC1 = sum_BHC1 + sink_BHC1
-
-            outputs.append((wide(w_BHCE @ v_BHTV[:, :, keys]) / sum_BHC1).to(q_BHTK.dtype))
-            kept += [w_BHCE, sum_BHC1, sink_BHC1]
-
-        ctx.blocks = blocks
-        o_BHTV = torch.cat(outputs, dim=2)
-        ctx.save_for_backward(q_BHTK, k_BHTK, v_BHTV, o_BHTV, bias_HTT, *kept)
-        return o_BHTV
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        do_BHTV = gradients[0].contiguous()
-        q_BHTK, k_BHTK, v_BHTV, o_BHTV, bias_HTT, *kept = ctx.saved_tensors
-        dtype = q_BHTK.dtype
-        scale = 1 / math.sqrt(q_BHTK.shape[3])
-
-        dq = []
-        dk_BHTK = torch.zeros_like(wide(k_BHTK))
-        dv_BHTV = torch.zeros_like(wide(v_BHTV))
-        dbias_HTT = None
-        if ctx.needs_input_grad[3]:
-            dbias_HTT = torch.zeros(bias_HTT.shape, dtype=dk_BHTK.dtype)
-        dsink_BH = do_BHTV.new_zeros(do_BHTV.shape[:2], dtype=dk_BHTK.dtype)
-        blocks = zip(ctx.blocks, kept[::3], kept[1::3], kept[2::3], strict=True)
-        for (queries, keys), w_BHCE, sum_BHC1, sink_BHC1 in blocks:
-            g_BHCV = wide(do_BHTV[:, :, queries]) / sum_BHC1
-            g_dot_o_BHC1 = (g_BHCV * wide(o_BHTV[:, :, queries])).sum(-1, keepdim=True)
-            g_BHCV = g_BHCV.to(dtype)
-
-            if sink_BHC1 is not None:
-                dsink_BH = dsink_BH - (sink_BHC1 * g_dot_o_BHC1).sum((2, 3))
-
-            dw_BHCE = wide(g_BHCV @ v_BHTV[:, :, keys].mT)
-            ds_BHCE = wide(w_BHCE) * (dw_BHCE - g_dot_o_BHC1)
-            if dbias_HTT is not None:
-                dbias_HTT[..., queries, keys] = ds_BHCE if dbias_HTT.ndim == 4 else ds_BHCE.sum(0)
-            ds_BHCE = (ds_BHCE * scale).to(dtype)
-
-            dq.append(ds_BHCE @ k_BHTK[:, :, keys])
-            dk_BHTK[:, :, keys] += ds_BHCE.mT @ q_BHTK[:, :, queries]
-            dv_BHTV[:, :, keys] += w_BHCE.mT @ g_BHCV
-
-        dqkv = (torch.cat(dq, dim=2), dk_BHTK.to(dtype), dv_BHTV.to(dtype))
-        dsink_H = dsink_BH.sum(0) if ctx.needs_input_grad[7] else None
-        return *dqkv, dbias_HTT, None, None, None, dsink_H
 
 
 def for_queries(x_BTGK: Tensor, num_heads: int) -> Tensor:

@@ -1,11 +1,10 @@
 """The windows of each step: a pure function of (tokens, seed, step), for any number of ranks.
 
 Training windows are T + 1 tokens long and start every T tokens, so that each token is predicted
-once an epoch (a remainder of fewer than T tokens is left out). Sample n of a run, counted from 0
-over all steps and rows, is window n mod N of epoch n div N. An epoch's order sorts the windows by
-the raw words of a Philox counter generator keyed by (seed, epoch): numpy keeps raw bit streams
-stable over its versions, unlike `Generator.permutation`. Each stage of a run cuts windows of its
-own length T, and sample numbers continue from stage to stage.
+once an epoch. Sample n of a run, counted from 0 over its stages, steps and rows, is window n mod N
+of epoch n div N, where each stage has its own T. An epoch's order sorts the windows by the raw
+words of a Philox counter generator keyed by (seed, epoch): numpy keeps raw bit streams stable over
+its versions, unlike `Generator.permutation`.
 
 Shapes: B global batch, T positions, W = T + 1 tokens of a window, S hashed columns (a window, and
 what else was drawn), N windows.
@@ -13,7 +12,7 @@ what else was drawn), N windows.
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,34 +33,44 @@ HELD_OUT = (0, 0)
 
 
 class Batch(NamedTuple):
-    """The rows that a model reads, and their targets.
+    """The rows that a model reads, and their targets: numpy's arrays, or tensors on a device.
 
     Attributes:
         target_BP: the target token at each place, or NO_TARGET; or real numbers, [B, P, D].
-        hashed_BS: the columns of each row that order_sha256 covers.
+        hashed_BS: the columns of each row that order_sha256 covers; None on a device.
         place_BP: the places of the targets in the row; None: all places, so that P = T.
         position_BT: None: 0, 1, 2, ...
         document_BT: the document number of each token, which limits attention; None: no limit.
     """
 
-    ids_BT: Ints
-    target_BP: Ints | NDArray[np.float32]
-    hashed_BS: Ints
-    place_BP: Ints | None = None
-    position_BT: Ints | Reals | None = None
-    document_BT: Ints | None = None
+    ids_BT: Any
+    target_BP: Any
+    hashed_BS: Any
+    place_BP: Any = None
+    position_BT: Any = None
+    document_BT: Any = None
 
     def rows(self, part: slice) -> "Batch":
         """Return some of the rows."""
-        columns: Any = (None if column is None else column[part] for column in self)
-        return Batch(*columns)
+        return Batch(*(None if column is None else column[part] for column in self))
+
+    def split(self, size: int) -> Iterator["Batch"]:
+        """Yield micro-batches of `size` rows; the last may have fewer."""
+        for start in range(0, len(self.ids_BT), size):
+            yield self.rows(slice(start, start + size))
 
     @property
     def num_targets(self) -> int:
         """The number of tokens to predict, or of places at which real numbers are predicted."""
         if self.target_BP.ndim == 3:
-            return self.target_BP[..., 0].size
+            return int(self.target_BP[..., 0].size)
         return int((self.target_BP != NO_TARGET).sum())
+
+    @property
+    def further(self) -> dict[str, Any]:
+        """The decoder's keyword arguments besides ids and targets."""
+        places = {"predicted_BP": self.place_BP, "positions_BT": self.position_BT}
+        return {**places, "document_BT": self.document_BT}
 
 
 def training_batch(config: RunConfig, data: DataSet, step: int) -> Batch:

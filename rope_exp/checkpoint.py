@@ -1,31 +1,28 @@
 """Checkpoints, which are saved atomically and verified when loaded.
 
 checkpoints/step_XXXXXXXX/ holds model.safetensors, optimizer.safetensors, state.json and
-manifest.json, which has the SHA-256 of the other three. A save writes into a temporary folder,
-syncs every file and renames the folder; a checkpoint is renamed before it is deleted. So after any
-interruption of a save, the newest checkpoint is the old or the new one, and it is complete. Pickle
-is never read or written.
+manifest.json, which has the SHA-256 of the other three. A folder is complete when it gets its name,
+and loses it before it is deleted. So after any interruption of a save, the newest checkpoint is the
+old or the new one, and it is complete. Pickle is never read or written.
 """
 
 import hashlib
-import os
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as serialise
 from torch import Tensor, nn
 
 from rope_exp.errors import CheckpointError, RecordError, first_line, log
 from rope_exp.files import (
-    check_regular,
-    explaining_full_disk,
-    make_folders,
+    new_folder,
     parse_json,
     sync_folder,
+    write_atomically,
     write_json,
 )
 from rope_exp.folder import (
@@ -39,9 +36,6 @@ from rope_exp.folder import (
     step_folder,
 )
 
-# Name prefixes of folders that an interruption may leave behind.
-_SAVING = ".saving-"
-_DROPPED = ".dropped-"
 _FILES = (MODEL, OPTIMIZER, STATE)
 
 
@@ -63,43 +57,21 @@ def save(
 ) -> None:
     """Save a checkpoint below `folder` (the run's `checkpoints/`), whole or not at all."""
     final = step_folder(folder, step)
-    temporary = folder / f"{_SAVING}{step:08d}"
     needed_bytes = sum(tensor.nbytes for tensor in (*model.values(), *optimizer.values()))
-    with explaining_full_disk(folder, needed_bytes, f"the checkpoint of step {step}"):
-        try:
-            make_folders(folder)
-            temporary.mkdir()
-            write_json(temporary / STATE, {"step": step, **state})
-            _save_tensors(temporary / MODEL, model)
-            _save_tensors(temporary / OPTIMIZER, optimizer)
-            manifest = {name: {"sha256": _sha256(temporary / name)} for name in _FILES}
-            write_json(temporary / MANIFEST, manifest)
+    with new_folder(final, needed_bytes, f"the checkpoint of step {step}") as temporary:
+        write_json(temporary / STATE, {"step": step, **state})
+        for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer)):
+            # Copy each tensor: safetensors refuses tensors that share memory, as a tied head does.
+            copies = {
+                key: value.contiguous().to("cpu", copy=True) for key, value in tensors.items()
+            }
+            write_atomically(temporary / name, serialise(copies))
+        manifest = {name: {"sha256": _sha256(temporary / name)} for name in _FILES}
+        write_json(temporary / MANIFEST, manifest)
 
-            # An existing one did not verify: the run resumed from an older one.
-            if final.exists():
-                _drop(final)
-            temporary.rename(final)
-            sync_folder(folder)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-
-
-def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    # Copy each tensor: safetensors refuses tensors that share memory, as a tied head does.
-    copies = {name: tensor.contiguous().to("cpu", copy=True) for name, tensor in tensors.items()}
-    try:
-        save_file(copies, path)
-    except SafetensorError as error:
-        # safetensors reports a system error only as text.
-        if number := re.search(r"os error (\d+)", str(error)):
-            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-        raise
-
-    # safetensors creates files that only their owner can read.
-    shutil.copymode(path.with_name(STATE), path)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+        # An existing one did not verify: the run resumed from an older one.
+        if final.exists():
+            _drop(final)
 
 
 def prune(folder: Path, keep: int, newest: int) -> None:
@@ -113,13 +85,13 @@ def prune(folder: Path, keep: int, newest: int) -> None:
 
 def clear_leftovers(folder: Path) -> None:
     """Delete the leftovers of interrupted saves and deletions."""
-    for leftover in [*folder.glob(f"{_SAVING}*"), *folder.glob(f"{_DROPPED}*")]:
+    for leftover in [*folder.glob(".saving-*"), *folder.glob(".dropped-*")]:
         shutil.rmtree(leftover)
 
 
 def _drop(path: Path) -> None:
     """Delete a checkpoint; at any moment, its folder is complete or does not exist."""
-    aside = path.with_name(_DROPPED + path.name)
+    aside = path.with_name(f".dropped-{path.name}")
     path.rename(aside)
     # Without this, a power cut may undo the rename and keep the deletions.
     sync_folder(path.parent)
@@ -137,8 +109,8 @@ def load_newest(folder: Path) -> Checkpoint | None:
             log(f"warning: {error}; trying the checkpoint before it")
     if broken:
         raise CheckpointError(
-            f"no checkpoint under {folder} verifies ({broken[0]}); restore one (a run can begin "
-            "anew with run.fresh=true)"
+            f"no checkpoint under {folder} verifies ({broken[0]}); restore one, or "
+            "move the run's folder away to begin anew"
         )
     return None
 
@@ -156,18 +128,16 @@ def load(folder: Path, step: int) -> Checkpoint:
                 raise CheckpointError(f"{path / name} does not verify against its manifest")
         model, optimizer = (_load_tensors(path / name) for name in (MODEL, OPTIMIZER))
         return Checkpoint(step, model, optimizer, _read_json(path / STATE))
-    except (RecordError, FileNotFoundError, NotADirectoryError) as error:
+    except (RecordError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise CheckpointError(str(error)) from error
 
 
 def _sha256(path: Path) -> str:
-    check_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    check_regular(path)
     return parse_json(path, path.read_bytes())
 
 
@@ -176,11 +146,6 @@ def _load_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
-    except RuntimeError as error:
-        # safetensors raises it for lack of memory, and for a file that has disappeared.
-        if path.exists():
-            raise
-        raise CheckpointError(f"{path} is gone") from error
 
 
 def load_weights(what: str, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -1,23 +1,62 @@
-"""Checks that runs are comparable: equal in every numeric key except some named factors.
+"""Which runs are comparable: equal in every numeric key except some named factors.
 
 A factor is a key that can change a number, or a section of keys: `pe` and `seed` for a table of
 variants. The factor `row` is a name given by a campaign or an experiment (row_name); it covers
 variant, kind of attention and size at once. A row is the runs that agree in every factor but the
 seed; a block is the runs of one seed. Runs that must not be compared raise a `ReportError`.
+Published results about the same rows are in published.yaml.
 """
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, get_args
+
+import yaml
 
 from rope_exp import machine
 from rope_exp.config import RunConfig, differing_keys
 from rope_exp.errors import show
 from rope_exp.folder import ReportError, Run, Status
 from rope_exp.identity import facts_of, numeric_values
-from rope_exp.sections import Kind, PeConfig
+from rope_exp.sections import Kind, PeConfig, SoftmaxConfig
+
+# The factor for rows by name, and the sections of the config that a name covers.
+ROW = "row"
+OF_ROW = ("pe", "attn", "model")
+# Each row of a campaign may have its own value of this key.
+OWN_RATE = "optim.lr"
+# As a factor, it gives runs of one seed different orders of tokens: they form no blocks.
+ORDER = "data.seed"
+# Runs of a block share these keys.
+SEEDS = ("seed", ORDER)
+# Surroundings of a run (machine.MARKED) that must agree within a block. Other differences
+# are marked (docs/paper/protocol.md).
+REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")
+
+# Masking adds an id to the vocabulary.
+_IDS = ("data", "tokenizer", "train.objective")
+_BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len", "train.stages")
+# The keys that give a variant parameters of its own, and what else determines their number.
+_OWN_PARAMETERS = facts_of(PeConfig, "own_parameters", "pe.")
+# A fact of result.json must be equal in runs that agree in the keys that determine it.
+_FACTS = (
+    ("data_sha256", "read different corpora", ("data", "tokenizer")),
+    (
+        "shared_init_sha256",
+        "started from different weights",
+        ("seed", "init_weights", "model", "attn", *_IDS),
+    ),
+    ("order_sha256", "saw different tokens", ("seed", *_BUDGET, *_IDS)),
+    ("params", "differ in parameters", ("model", "attn", *_OWN_PARAMETERS, *_IDS)),
+)
+# The default references for differences: the standard variant; for a kind of attention without
+# queries, the variant that rotates nothing.
+REFERENCE = "qk_rope"
+UNROTATED = "nope"
 
 
 @dataclass(frozen=True)
@@ -35,8 +74,8 @@ class Row:
         return {run.config.seed: run.loss for run in self.runs if run.loss is not None}
 
     @property
-    def verdict(self) -> str:
-        """A word in place of a loss: diverged, or unfinished if no run has ended; else empty."""
+    def status(self) -> str:
+        """Diverged, or unfinished if no run has ended; empty for a row with a loss."""
         best = min((run.status for run in self.runs), key=get_args(Status).index)
         return "" if best == "finished" else best
 
@@ -44,42 +83,41 @@ class Row:
     def mark(self) -> str:
         """A suffix for a verdict when some seeds diverged, e.g. `(1 diverged)`; else empty."""
         count = sum(run.status == "diverged" for run in self.runs)
-        return f"({count} diverged)" if count and not self.verdict else ""
+        return f"({count} diverged)" if count and self.losses else ""
 
 
-# The factor for rows by name, and the sections of the config that a name covers.
-ROW = "row"
-OF_ROW = ("pe", "attn", "model")
-# Each row of a campaign may have its own value of this key.
-OWN_RATE = "optim.lr"
-# As a factor, it gives runs of one seed different orders of tokens: they form no blocks.
-ORDER = "data.seed"
-# Runs of a block share these keys.
-SEEDS = ("seed", ORDER)
-# Surroundings of a run (machine.MARKED) that must agree within a block. Other differences
-# are marked (docs/paper/protocol.md).
-REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")
+class Published(NamedTuple):
+    """A published table, or a claim about rows without numbers; empty: nothing was published."""
 
-# A fact of result.json must be equal in runs that agree in the keys that determine it.
-_VOCABULARY = ("data", "tokenizer")
-# Masking adds an id.
-_IDS = (*_VOCABULARY, "train.objective")
-_BEGINNING = ("seed", "init_weights", "model", "attn", *_IDS)
-_BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len", "train.stages")
-# The keys that give a variant parameters of its own, and what else determines their number.
-_OWN_PARAMETERS = facts_of(PeConfig, "own_parameters", "pe.")
-_FACTS = (
-    ("data_sha256", "read different corpora", _VOCABULARY),
-    ("shared_init_sha256", "started from different weights", _BEGINNING),
-    ("order_sha256", "saw different tokens", ("seed", *_BUDGET, *_IDS)),
-    ("params", "differ in parameters", ("model", "attn", *_OWN_PARAMETERS, *_IDS)),
-)
+    source: str = ""  # the citation
+    short: str = ""  # the same for fonts without Chinese
+    setting: str = ""  # the known facts about its training
+    # In nats per token, by the rows' labels, best first; empty for a claim.
+    losses: Mapping[str, float] = MappingProxyType({})
+    # The source's own, with ">" for better and "≈" for too close to distinguish.
+    order: str = ""
+    # That order as pairs of neighbours, with the sign between them.
+    relations: Sequence[tuple[str, str, str]] = ()
+    # The numbers that a layer caches per token, by the rows' labels.
+    cached: Mapping[str, int] = MappingProxyType({})
+
+    @property
+    def signs(self) -> dict[tuple[str, str], str]:
+        """The signs of the relations, by their pairs."""
+        return {(a, b): sign for a, sign, b in self.relations}
+
+
+_TEXT = Path(__file__).with_name("published.yaml").read_text(encoding="utf-8")
+# By data.kind, besides the two tables of language models.
+TASKS = {name: Published(**facts) for name, facts in yaml.safe_load(_TEXT).items()}
+TABLE = TASKS.pop("table")
+SEQUEL = TASKS.pop("sequel")
 
 
 def rows_of(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
-    """Sort runs into rows by label, in the order of their values, or refuse them.
+    """Sort runs into rows by label, in the order of their values.
 
-    Every numeric key besides these factors must be equal, except the seed and, within a campaign,
+    Refuses runs that differ in another numeric key than these, the seed and, within a campaign,
     `OWN_RATE`.
     """
     factors = (*keys, "seed", *(OF_ROW if ROW in keys else ()))
@@ -105,10 +143,9 @@ def rows_of(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
                 "keep one of them"
             )
         row.runs.append(run)
-        for first, but, complaint in (
-            (ordered[0], factors, "not comparable"),
-            (row.runs[0], ("seed",), "two variants under one name"),
-        ):
+        not_comparable = ordered[0], factors, "not comparable"
+        one_name = row.runs[0], ("seed",), "two variants under one name"
+        for first, but, complaint in (not_comparable, one_name):
             if differing := differing_keys(first.config.numeric, run.config.numeric, but):
                 raise ReportError(
                     f"{first.folder} and {run.folder} are {complaint} ({'; '.join(differing)})"
@@ -117,6 +154,27 @@ def rows_of(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
     _check_facts(ordered)
     check_seeds(ordered)
     return rows
+
+
+def default_reference(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
+    """Return the label of the default reference, which may be missing from the rows.
+
+    Variants: qk_rope, or else one that rotates only q and k, or nope for a kind without queries.
+    Named rows: softmax attention with qk_rope and as many key/value heads as query heads.
+    """
+    configs = {label: row.runs[0].config for label, row in rows.items()}
+    if list(keys) == ["pe"]:
+        if "q" not in next(iter(configs.values())).attn.sites():
+            return UNROTATED
+        alike = [label for label, config in configs.items() if config.pe.rotate == ("q", "k")]
+        return alike[0] if alike and REFERENCE not in rows else REFERENCE
+
+    for label, config in configs.items() if ROW in keys else ():
+        heads, kv_heads = config.model.num_attention_heads, config.model.num_key_value_heads
+        is_softmax = isinstance(config.attn, SoftmaxConfig)
+        if is_softmax and heads == kv_heads and config.pe.label == REFERENCE:
+            return label
+    return next(iter(rows))
 
 
 def telling(runs: Sequence[Run]) -> list[str]:
@@ -128,12 +186,13 @@ def check_blocks(runs: Sequence[Run]) -> None:
     """Refuse runs of one seed whose surroundings docs/paper/protocol.md does not let differ."""
     for seed in sorted({run.config.seed for run in runs}):
         differing = differing_surroundings([run for run in runs if run.config.seed == seed])
-        for key in (key for key in REFUSED_WITHIN_A_BLOCK if key in differing):
-            raise ReportError(
-                f"seed {seed} of {runs[0].group} has runs with {key} "
-                f"{' and '.join(differing[key])}, but a block must have only one "
-                "(docs/paper/protocol.md); rerun one of them"
-            )
+        for key in REFUSED_WITHIN_A_BLOCK:
+            if key in differing:
+                raise ReportError(
+                    f"seed {seed} of {runs[0].group} has runs with {key} "
+                    f"{' and '.join(differing[key])}, but a block must have only one "
+                    "(docs/paper/protocol.md); rerun one of them"
+                )
 
 
 def differing_surroundings(runs: Sequence[Run]) -> dict[str, list[str]]:
@@ -151,7 +210,7 @@ def value_of(config: RunConfig, factor: str) -> Any:
         raise ReportError(f"--factors {ROW}: a run has no row_name; set it with row_name=NAME")
     try:
         return config.row_name if factor == ROW else config.numeric_value(factor)
-    except KeyError:
+    except (KeyError, TypeError):
         reason = "no such config key that can change a number"
         raise ReportError(f"--factors {factor}: {reason}") from None
 
@@ -203,14 +262,11 @@ def _check_facts(runs: Iterable[Run]) -> None:
 
 
 def check_seeds(runs: Iterable[Run]) -> None:
-    """Refuse one seed's run under the number of another.
-
-    Each seed draws its own weights. A run that began with the weights of a finished run is checked
-    by its order of tokens, which `order_seed` draws.
-    """
+    """Refuse one seed's run under the number of another: each seed draws its own weights."""
     seen: dict[str, tuple[int, Run]] = {}
     for run in runs:
         key, seed = "init_sha256", run.config.seed
+        # Runs that began with a finished run's weights share them; their order of tokens differs.
         if run.config.init_weights is not None:
             key, seed = "order_sha256", run.config.order_seed
         if not run.result.get(key):
@@ -221,3 +277,21 @@ def check_seeds(runs: Iterable[Run]) -> None:
                 f"{first.folder} and {run.folder} have seeds {other} and {seed}, but the same "
                 f"{key} ({run.result[key]:.12}): one of them is a copy of the other"
             )
+
+
+def published_about(runs: Sequence[Run], keys: Sequence[str]) -> Published:
+    """Return what was published about rows that these factors distinguish."""
+    # The published runs started from random weights.
+    if any(run.config.init_weights for run in runs):
+        return Published()
+    kinds = {run.config.data.kind for run in runs}
+    if len(kinds) == 1 and list(keys) == ["pe"] and TASKS.keys() >= kinds:
+        return TASKS[kinds.pop()]
+    if any(run.config.data.task or run.config.train.objective != "causal" for run in runs):
+        return Published()
+    # Both versions of the sequel's model share its rows' labels.
+    is_sequel = all(run.config.model.name in ("sequel", "sequel_mini") for run in runs)
+    if list(keys) == ["pe"]:
+        is_softmax = all(isinstance(run.config.attn, SoftmaxConfig) for run in runs)
+        return TABLE if is_softmax and not is_sequel else Published()
+    return SEQUEL if list(keys) == [ROW] and is_sequel else Published()

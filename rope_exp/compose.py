@@ -27,9 +27,9 @@ from omegaconf.resolvers import oc
 
 from rope_exp.config import RunConfig, flat
 from rope_exp.errors import ConfigError, first_line
-from rope_exp.identity import Rule, chosen, refuse, unknown_key
+from rope_exp.identity import Rule, chosen, optional, refuse, unknown_key
 from rope_exp.machine import PACKAGE, ROOT, gpus, has_bf16, has_compiler
-from rope_exp.sections import MIN_VOCAB_SIZE, LaunchConfig
+from rope_exp.sections import LaunchConfig
 
 # Beside the package in a checkout; inside it in an installation.
 CONFIGS = next(folder for folder in (PACKAGE / "configs", ROOT / "configs") if folder.is_dir())
@@ -41,18 +41,9 @@ REASONS = {
     r"(?:Ambiguous value for argument|Sweep parameters) '\+*([^=']*)=": (
         "several values make a sweep, which needs -m; a list is written [a,b]"
     ),
-    r"Could not append to config\. An item is already at '([^']*)'": (
-        "is a key already; leave out the +"
-    ),
-    r"Could not override '([^']+)'\. No match in the defaults list": (
-        "nothing is chosen there yet; a + in front chooses"
-    ),
+    r"An item is already at '([^']*)'": "is a key already; leave out the +",
+    r"override '([^']+)'\. No match in the defaults": "nothing is chosen there yet; a + chooses",
 }
-# Floating-point operations of a run from which compiling pays back on a CPU, as measured
-# (docs/performance.md) in a sweep, whose later runs reuse the first one's compiled code.
-# A GPU always compiles: by estimate that pays back from 1e14 operations at nano and 4e15 at 125m,
-# and a run worth a GPU takes more.
-PAYS_TO_COMPILE = 5e12
 # Names of environment variables with secret values, which are never saved.
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
@@ -70,7 +61,7 @@ ConfigStore.instance().store("run_defaults", OmegaConf.create(DEFAULTS), provide
 
 
 @dataclass(frozen=True)
-class Jobs:
+class Composed:
     """The jobs of a command line; `tree` is without swept overrides, with Hydra's own node."""
 
     tree: DictConfig
@@ -85,7 +76,7 @@ def run_config(overrides: Sequence[str], config_dir: Path | None = None) -> RunC
 
 def compose_jobs(
     words: Sequence[str], config_dir: Path | None = None, *, multirun: bool = False
-) -> Jobs:
+) -> Composed:
     """Compose every job of a command line, as `train` does, with the choices of a folder.
 
     It is a sweep if `multirun` is true or the config says so.
@@ -120,7 +111,7 @@ def compose_jobs(
                 composed(words)  # raises Hydra's error about several values
     except Exception as error:
         raise explain(error) from error
-    return Jobs(tree, jobs, list(map(to_run_config, trees)))
+    return Composed(tree, jobs, list(map(to_run_config, trees)))
 
 
 def split(overrides: Sequence[Override]) -> list[list[str]]:
@@ -183,7 +174,7 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
 
     config = RunConfig.from_dict(plain)
     if config.model.match_params is not None:
-        config = chosen("plan", "tables", "model.match_params").with_matched(config)
+        config = chosen("plan", "costs", "model.match_params").with_matched(config)
     if config.pe.code is None or config.pe.source is not None:
         return config
     return chosen("position", "own", "pe.code").with_source(config, [CONFIGS, *own_folders])
@@ -222,9 +213,8 @@ def explain(error: Exception) -> ConfigError:
         return unknown_key(match[1], KEYS)
     # OmegaConf knows the key of a value that cannot be merged.
     cause = error.__cause__ or error
-    reason = "".join(c if c.isprintable() else " " for c in first_line(cause))
     key = getattr(cause, "full_key", None) or "config"
-    return ConfigError(key, ..., reason.partition(" full_key: ")[0])
+    return ConfigError(key, ..., first_line(cause).partition(" full_key: ")[0])
 
 
 # -- on this machine -------------------------------------------------------------------------------
@@ -253,25 +243,14 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     if train.precision == "auto":
         resolved["precision"] = "bf16" if has_bf16(device) else "fp32"
     if train.compile == "auto":
-        # Each length has its own graphs.
-        num_lengths = len({stage.seq_len for stage in train.staged})
-        pays = device == "cuda" or operations(config) >= PAYS_TO_COMPILE * num_lengths
+        # On a GPU it pays by estimate from 1e14 operations at nano and 4e15 at 125m, and a run
+        # worth a GPU takes more.
+        costs = optional("plan", "costs")
+        pays = device == "cuda" or (costs is not None and costs.pays_to_compile(config))
         resolved["compile"] = pays and has_compiler(device)
     if train.deterministic == "auto":
         resolved["deterministic"] = device == "cpu"
     return config.replace("train", **resolved)
-
-
-def operations(config: RunConfig) -> int:
-    """Return the FLOP of the whole run; a pretrained tokenizer counts as the smallest."""
-    # Imported late: torch takes a second to import, which a mistake need not wait for.
-    from rope_exp.costs import flops_per_token
-
-    vocab_size = config.known_vocab_size or MIN_VOCAB_SIZE
-    return sum(
-        stage.num_tokens * flops_per_token(config, vocab_size, stage.seq_len)
-        for stage in config.train.staged
-    )
 
 
 def runs_at_a_time(launch: LaunchConfig) -> int:
@@ -294,14 +273,12 @@ def _machine_rules(config: RunConfig, starts_processes: bool) -> Iterator[Rule]:
     if starts_processes:
         reason = f"this machine shows {num_gpus} GPUs"
         yield on_gpus and count > num_gpus, "launch.num_processes", reason
-        reason = "must be 1 for launch=inline, which starts no process"
-        yield launch.inline and count > 1, "launch.num_processes", reason
 
     share, rest = divmod(train.global_batch_size, count)
     reason = f"must be a multiple of the {count} processes"
     yield rest, "train.global_batch_size", reason
-    is_odd = share % min(train.micro_batch_size or share, share)
-    yield is_odd, "train.micro_batch_size", f"must divide a process's share of {share} sequences"
+    rest = share % min(train.micro_batch_size or share, share)
+    yield rest, "train.micro_batch_size", f"must divide a process's share of {share} sequences"
     for stage in train.staged:
         step = f"a step has {stage.batch_size} sequences of {stage.seq_len}, which"
         yield stage.batch_size % count, "train.stages", f"{step} {reason}"

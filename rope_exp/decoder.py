@@ -1,9 +1,8 @@
 """The decoder: loss head, blocks, rotation tables, initial weights, their hashes, a batch's loss.
 
-The logits of a whole batch are the largest tensor of a step (in float32, at V = 128k, 512 KB a
-token). Here each chunk's logits live only until its loss and gradients are computed, both in the
-forward pass, so memory does not grow with tokens times vocabulary, and a CPU keeps a chunk in its
-cache.
+The logits of a whole batch would be the largest tensor of a step (in float32, at V = 128k, 512 KB
+a token). Here each chunk's logits live only until its loss and gradients are computed, both in the
+forward pass.
 
 Shapes: B batch, T position, N tokens, C of a chunk, D model width, V vocabulary.
 """
@@ -11,9 +10,9 @@ Shapes: B batch, T position, N tokens, C of a chunk, D model width, V vocabulary
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,14 +21,16 @@ from torch.autograd.function import once_differentiable
 
 from rope_exp.attention import Cache, LayerCache, Positions, Tables, linears, make_attention, wide
 from rope_exp.batches import NO_TARGET, Batch
+from rope_exp.config import Architecture
 from rope_exp.errors import ConfigError
 from rope_exp.identity import chosen
 from rope_exp.rope import angles, frequencies
-from rope_exp.sections import INIT_STD, PAIRS, Architecture, ModelConfig, PeConfig
+from rope_exp.sections import INIT_STD, PAIRS, ModelConfig, PeConfig
 
 # Tokens per chunk of the loss. Each chunk passes once over the head's gradient, which takes a
 # tenth of the time of its products.
 TOKENS_OF_A_CHUNK = {"cpu": 512, "cuda": 8192}
+# `chunk_gradients`, possibly compiled.
 Gradients = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
@@ -43,10 +44,7 @@ def at_places(x_BTD: Tensor, place_BP: Tensor | None) -> Tensor:
 def summed_cross_entropy(
     x_ND: Tensor, head_VD: Tensor, target_N: Tensor, gradients: Gradients
 ) -> Tensor:
-    """Return the sum over n of -log softmax(head x_n)[target_n], in nats, in float32 at least.
-
-    `gradients` is `chunk_gradients`, possibly compiled.
-    """
+    """Return the sum over n of -log softmax(head x_n)[target_n], in nats, in float32 at least."""
     if torch.is_grad_enabled():
         return _Summed.apply(x_ND, head_VD, target_N, gradients)  # type: ignore[no-untyped-call]
 
@@ -61,10 +59,9 @@ def summed_cross_entropy(
 def chunk_gradients(
     x_CD: Tensor, head_VD: Tensor, target_C: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a chunk's summed loss, and its gradients with respect to x_CD and head_VD.
+    """Return a chunk's summed loss, dx = z head and dhead = z^T x.
 
-    With z = softmax(logits) - onehot(target), and 0 where nothing is predicted: dx = z head and
-    dhead = z^T x.
+    z = softmax(logits) - onehot(target), and 0 where nothing is predicted.
     """
     logits_CV = wide(x_CD @ head_VD.T)
     max_C1 = logits_CV.amax(-1, keepdim=True)
@@ -162,8 +159,7 @@ class Block(nn.Module):
 class Rotary(nn.Module):
     """The rotation tables of every layer, from a head's `rotary_dim` features that could rotate.
 
-    q and k share their tables, and so do v and o: a relative rotation needs no more. All four share
-    them if nothing can move the two pairs apart.
+    q and k share tables, and so do v and o; all four do if nothing can move the two pairs apart.
     """
 
     def __init__(
@@ -172,6 +168,8 @@ class Rotary(nn.Module):
         super().__init__()
         self.pe = pe
         self.num_layers = num_layers
+        # Learned frequencies only start equal.
+        self.is_shared = pe.base_vo is None and pe.fraction_vo is None and not pe.trainable
         for pair in PAIRS:
             theta_F = frequencies(pe.num_features(rotary_dim, pair), pe.base_of(pair))
             # Computed on the CPU: on the meta device this would import torch's compiler.
@@ -181,10 +179,7 @@ class Rotary(nn.Module):
 
     def theta(self, pair: str) -> Tensor:
         """Return the frequencies of qk or vo, in radians a position."""
-        # Learned frequencies only start equal.
-        pe = self.pe
-        is_shared = pe.base_vo is None and pe.fraction_vo is None and not pe.trainable
-        return self.get_buffer("theta0_qk" if is_shared else f"theta0_{pair}")
+        return self.get_buffer("theta0_qk" if self.is_shared else f"theta0_{pair}")
 
     def forward(self, position_T: Tensor) -> list[Positions]:
         """Return each layer's inputs for positions, [T] or [B, T]."""
@@ -206,8 +201,6 @@ FREQUENCIES = "model.rotary_emb."
 POSITIONS = (FREQUENCIES, "model.added_positions.", "model.score_bias.")
 # In the name of each parameter of a user's class.
 OWN = ".own."
-ONTO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
-LLAMA_NORMS = ("model.norm.weight", "input_layernorm.weight", "post_attention_layernorm.weight")
 
 
 def encodings(architecture: Architecture, layer: int | None) -> dict[str, Any]:
@@ -232,8 +225,7 @@ class Trunk(nn.Module):
 
         # nn.Embedding() would draw: on the meta device that imports torch's compiler, for a second.
         undrawn_VD = torch.empty(architecture.vocab_size, config.hidden_size)
-        with_weights: Callable[..., nn.Embedding] = nn.Embedding.from_pretrained
-        self.embed_tokens = with_weights(undrawn_VD, freeze=False)
+        self.embed_tokens = nn.Embedding.from_pretrained(undrawn_VD, freeze=False)  # type: ignore[no-untyped-call]
         self.layers = nn.ModuleList(Block(architecture, number) for number in range(num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         rotary = Rotary
@@ -264,17 +256,17 @@ class Trunk(nn.Module):
 
         num_new = ids_BT.shape[1]
         num_before = 0 if cache is None else cache[0].num_seen
-        layer_caches: Sequence[LayerCache | None] = cache or [None] * len(self.layers)
-        position_T = torch.arange(num_before, num_before + num_new, device=ids_BT.device)
-        position_T = self.start + (position_T if positions_BT is None else positions_BT)
+        place_E = torch.arange(num_before + num_new, device=ids_BT.device)
+        position_T = place_E[num_before:] if positions_BT is None else positions_BT
+        position_T = self.start + position_T
         if self.num_positions is not None:
             first, last = self.start + num_before, self.start + num_before + num_new - 1
             # Reading a tensor waits for a GPU, so only positions that are given are read.
             if positions_BT is not None:
                 first, last = int(position_T.min()), int(position_T.max())
             if first < 0 or last >= self.num_positions:
-                known = self.num_positions - 1
-                allowed = f"has positions 0 to {known}; asked for were {first} to {last}"
+                limit = self.num_positions - 1
+                allowed = f"has positions 0 to {limit}; asked for were {first} to {last}"
                 key = "input" if self.pe.input == "learned" else "code"
                 raise ConfigError(f"pe.{key}", getattr(self.pe, key), allowed)
 
@@ -283,9 +275,9 @@ class Trunk(nn.Module):
             x_BTD = encoding.embed(x_BTD, position_T).to(x_BTD.dtype)
         bias_HTE = None
         if self.score_bias is not None:
-            place_1E = torch.arange(num_before + num_new, device=ids_BT.device)[None]
-            bias_HTE = self.score_bias.scores({"position_BE": place_1E}, num_new)
+            bias_HTE = self.score_bias.scores({"position_BE": place_E[None]}, num_new)
 
+        layer_caches: Sequence[LayerCache | None] = cache or [None] * len(self.layers)
         inputs = zip(self.layers, self.rotary_emb(position_T), layer_caches, strict=True)
         for layer, at, layer_cache in inputs:
             at = Positions(at.qk, at.vo, bias_HTE, document_BT, position_T)
@@ -298,9 +290,9 @@ class Trunk(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A language model: ids in, logits out; with targets, the summed cross-entropy.
+    """A language model: ids in, logits out; with targets, their summed -log p, in nats.
 
-    A model of real numbers returns predictions instead of logits, and the summed squared errors.
+    A model of real numbers returns predictions instead, and the sum of their mean squared errors.
     """
 
     def __init__(self, architecture: Architecture) -> None:
@@ -325,9 +317,6 @@ class Decoder(nn.Module):
         predicted_BP: Tensor | None = None,
     ) -> Tensor:
         """Return the logits at the predicted places of `ids_BT`, or the loss of `target_BT` there.
-
-        The loss is the sum of -log p(target) over all of them, in nats, in float32 at least; for
-        real numbers, the sum of their mean squared errors.
 
         Args:
             target_BT: or [B, T, O], O real numbers each.
@@ -369,16 +358,16 @@ class Decoder(nn.Module):
         """Draw every matrix from N(0, s^2): s = 0.02, or 0.02/sqrt(2 layers) onto the residual.
 
         LLaMA's matrices are drawn on the CPU from one generator, in the order of their names: a
-        pure function of the sizes and the seed, independent of the device, the variant and the
-        kind of attention. A kind takes those that match its names and shapes. Any other matrix
-        draws from its own stream, seeded by SHA-256 of the run's seed and its name, so that it
-        changes none of LLaMA's.
+        pure function of the sizes and the seed. A kind takes those that match its names and shapes.
+        Any other matrix draws from its own stream, seeded by SHA-256 of the run's seed and its
+        name, so that it changes none of LLaMA's.
         """
         shared = torch.Generator().manual_seed(seed)
         residual_std = INIT_STD / math.sqrt(2 * len(self.model.layers))
 
         def drawn(name: str, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-            std = residual_std if name.endswith(ONTO_RESIDUAL) else INIT_STD
+            is_onto_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+            std = residual_std if is_onto_residual else INIT_STD
             return torch.empty(shape).normal_(0.0, std, generator=generator)
 
         own = dict(self.named_parameters())
@@ -422,10 +411,11 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 def llama_weights(decoder: Decoder) -> dict[str, Tensor]:
     """Return the weights with names and shapes of transformers' LLaMA: every variant has them."""
     shapes = llama_matrices(decoder.architecture)
+    norms = ("model.norm.weight", "input_layernorm.weight", "post_attention_layernorm.weight")
     return {
         name: tensor
         for name, tensor in weights(decoder).items()
-        if name.endswith(LLAMA_NORMS) or shapes.get(name) == tensor.shape
+        if name.endswith(norms) or shapes.get(name) == tensor.shape
     }
 
 
@@ -439,81 +429,32 @@ def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-# -- the loss of a batch -------------------------------------------------------------------------
-
-
-class Inputs(NamedTuple):
-    """The tensors of a batch, in the form that the decoder takes."""
-
-    ids_BT: Tensor
-    target_BP: Tensor
-    place_BP: Tensor | None
-    position_BT: Tensor | None
-    document_BT: Tensor | None
-
-    def split(self, size: int) -> Iterator["Inputs"]:
-        """Yield micro-batches of `size` rows; the last may have fewer."""
-        for start in range(0, len(self.ids_BT), size):
-            part = slice(start, start + size)
-            parts: list[Any] = [None if tensor is None else tensor[part] for tensor in self]
-            yield Inputs(*parts)
-
-    @property
-    def further(self) -> dict[str, Tensor | None]:
-        """The decoder's keyword arguments besides ids and targets."""
-        places = {"predicted_BP": self.place_BP, "positions_BT": self.position_BT}
-        return {**places, "document_BT": self.document_BT}
-
-    def nats(self, model: nn.Module) -> Tensor:
-        """Return the summed nats over the targets, or the summed squared errors."""
-        nats: Tensor = model(self.ids_BT, self.target_BP, **self.further)
-        return nats
-
-
-def on_device(batch: Batch, device: torch.device) -> Inputs:
+def on_device(batch: Batch, device: torch.device) -> Batch:
     """Copy a batch to a device without waiting for the copy."""
 
-    def copy(name: str) -> Any:
-        array = getattr(batch, name)
+    def copy(array: Any) -> Tensor | None:
         if array is None:
             return None
         tensor = torch.as_tensor(array)
         tensor = tensor.pin_memory() if device.type == "cuda" else tensor
         return tensor.to(device, non_blocking=True)
 
-    return Inputs(*map(copy, Inputs._fields))
+    return Batch(*map(copy, batch._replace(hashed_BS=None)))
 
 
 @torch.no_grad()
 def held_out_loss(
-    model: nn.Module,
-    held_out: Batch,
-    *,
-    micro_batch_size: int,
-    device: torch.device,
-    parallel: Any = None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> float | None:
-    """Return the mean nats per predicted token, or the mean squared error of real numbers.
-
-    It is the same on every rank; None if `should_stop` returned true before a micro-batch.
-    """
+    model: nn.Module, held_out: Batch, *, micro_batch_size: int, parallel: Any = None
+) -> float:
+    """Return the mean nats per predicted token, or mean squared error, the same on every rank."""
     rank, world_size = (parallel.rank, parallel.world_size) if parallel else (0, 1)
+    device = next(model.parameters()).device
     mine = on_device(held_out.rows(slice(rank, None, world_size)), device)
     nats = torch.zeros((), dtype=torch.float64, device=device)
-
-    # Every rank loops as often as the one with the largest share: asking whether to stop is a
-    # collective call, and all ranks must make it equally often.
-    largest_share = math.ceil(len(held_out.ids_BT) / world_size)
-    micro_batches = mine.split(micro_batch_size)
     # Eager: compiling a second graph does not pay off for a few batches.
     with torch.compiler.set_stance("force_eager"):
-        for _ in range(0, largest_share, micro_batch_size):
-            if should_stop():
-                return None
-            inputs = next(micro_batches, None)
-            if inputs is not None:
-                nats += inputs.nats(model).double()
+        for rows in mine.split(micro_batch_size):
+            nats += model(rows.ids_BT, rows.target_BP, **rows.further).double()
 
     total = parallel.sum(nats) if parallel else nats
     return float(total) / held_out.num_targets

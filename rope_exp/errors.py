@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -42,31 +41,12 @@ class CheckpointError(RuntimeError):
     """A checkpoint that does not verify; the message names the file."""
 
 
-# A user can mend what these say: exit code 2.
-MISTAKES = (ConfigError, RecordError, CheckpointError)
-
-
 class LawError(RuntimeError):
     """A rotation that violates its own mathematics: a bug of ours, and no run may start."""
 
 
 class DataError(RuntimeError):
     """The corpus or tokenizer is unavailable now, and the config is not at fault."""
-
-
-class DiskError(OSError):
-    """Too little space; the message names the folder, the bytes needed and the bytes free."""
-
-
-def out_of_memory(error: BaseException) -> str | None:
-    """Return the message for an out-of-memory error; None for any other error."""
-    # Torch on a CPU, C++, the system and their wrappers have no type of their own for it.
-    words = "allocate memory|out of memory|enough memory|bad_alloc|ALLOC_FAILED|DefaultCPUAllocator"
-    is_type = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    if not (is_type or re.search(words, str(error))):
-        return None
-    advice = "training takes less with a smaller train.micro_batch_size"
-    return f"out of memory ({first_line(error)}); {advice}"
 
 
 def explained(command: Callable[[], int], *, prints: bool = True) -> int:
@@ -76,46 +56,30 @@ def explained(command: Callable[[], int], *, prints: bool = True) -> int:
     """
     try:
         code = command()
-        sys.stdout.flush()
+        print(end="", flush=True)
         return code
-    except MISTAKES as error:
+    except (ConfigError, RecordError, CheckpointError) as error:
         log(f"error: {error}")
         return EXIT_USAGE
-    except (OSError, MemoryError, RuntimeError) as error:
+    except (DataError, LawError, OSError) as error:
         if prints and isinstance(error, BrokenPipeError):
             # The buffered rest would fail again when Python exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_DONE
-        message = out_of_memory(error)
-        # If one rank fails, the others lose their connection to it.
-        is_lost = "gloo" in str(error) or type(error).__name__.startswith("Dist")
-        if is_lost and "WORLD_SIZE" in os.environ:
-            message = f"lost the other processes of this run ({first_line(error)})"
-        if message is None and not isinstance(error, (DataError, LawError, OSError)):
-            raise
-        log(f"error: {message or error}")
+        log(f"error: {error}")
         return EXIT_FAILED
 
 
 def show(value: Any) -> str:
     """Return a value as on the command line, in one line, with a long middle cut out."""
-    if isinstance(value, str) and value.isprintable():
-        return _shortened(value)
-
-    try:
-        return _shortened(json.dumps(value, default=repr))
-    except (TypeError, ValueError, RecursionError):
-        # A key that is not text, a number past Python's limit, or a mapping that contains itself.
-        return f"<{type(value).__name__}>"
+    if not (isinstance(value, str) and value.isprintable()):
+        value = json.dumps(value, default=repr)
+    return value if len(value) <= 300 else f"{value[:147]}...{value[-150:]}"
 
 
 def first_line(error: BaseException | str) -> str:
-    """Return an error's message in one line, with a long middle cut out."""
-    return _shortened(" ".join(str(error).split()) or type(error).__name__)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 300 else f"{text[:147]}...{text[-150:]}"
+    """Return an error's message, shown as `show` does."""
+    return show(" ".join(str(error).split()) or type(error).__name__)
 
 
 # `log` also appends to this file: the log of a run, if this process has one.
@@ -137,9 +101,8 @@ def log(line: str) -> None:
     with suppress(OSError), _log_file.open("a", encoding="utf-8") as file:
         file.write(f"{line}\n")
     try:
-        # Write once: print writes the newline separately, and other processes may write in between.
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
+        # As one text: other processes could write between a line and a newline written separately.
+        print(f"{line}\n", end="", file=sys.stderr, flush=True)
     except OSError:
         # It is closed, or on a full disk. Its buffer would fail again when Python exits, and change
         # the exit code.

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rope_exp.errors import DiskError, RecordError, first_line
+from rope_exp.errors import RecordError, first_line
 
 
 def free_bytes(folder: Path) -> int:
@@ -22,12 +22,14 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
-def disk_full(folder: Path, needed_bytes: int, what: str) -> DiskError:
-    """Return the error of a disk without space for `what`."""
-    return DiskError(
-        f"no space left in {folder}: {what} needs {needed_bytes:,} bytes "
-        f"and {free_bytes(folder):,} are free; make room, or choose another folder"
-    )
+class DiskError(OSError):
+    """A disk has too little space for `what`."""
+
+    def __init__(self, folder: Path, needed_bytes: int, what: str) -> None:
+        super().__init__(
+            f"no space left in {folder}: {what} needs {needed_bytes:,} bytes "
+            f"and {free_bytes(folder):,} are free; make room, or choose another folder"
+        )
 
 
 def is_full(error: OSError) -> bool:
@@ -37,12 +39,12 @@ def is_full(error: OSError) -> bool:
 
 @contextmanager
 def explaining_full_disk(folder: Path, needed_bytes: int, what: str) -> Iterator[None]:
-    """Raise `disk_full` in place of the system's error if the block meets a full disk."""
+    """Raise a DiskError in place of the system's error if the block meets a full disk."""
     try:
         yield
     except OSError as error:
         if is_full(error):
-            raise disk_full(folder, needed_bytes, what) from None
+            raise DiskError(folder, needed_bytes, what) from None
         raise
 
 
@@ -67,6 +69,25 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             temporary.unlink(missing_ok=True)
             raise
     sync_folder(path.parent)
+
+
+@contextmanager
+def new_folder(folder: Path, needed_bytes: int, what: str) -> Iterator[Path]:
+    """Yield a hidden folder beside `folder`, and rename it to that when the block is done.
+
+    The block syncs the files. A kill leaves the hidden folder, which the next call removes.
+    """
+    temporary = folder.with_name(f".saving-{folder.name}")
+    with explaining_full_disk(folder.parent, needed_bytes, what):
+        make_folders(folder.parent)
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            temporary.mkdir()
+            yield temporary
+            temporary.rename(folder)
+            sync_folder(folder.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def make_folders(folder: Path) -> None:
@@ -116,18 +137,10 @@ def lock(path: Path, flags: int = fcntl.LOCK_EX) -> int:
         os.close(descriptor)
 
 
-def check_regular(path: Path) -> None:
-    """Refuse a folder, a pipe or a device in place of a file: reading it might never end."""
-    if path.exists() and not path.is_file():
-        raise RecordError(f"{path} is no regular file")
-
-
 @contextmanager
 def readable(what: object, *errors: type[Exception]) -> Iterator[None]:
     """Refuse `what` by name if the block raises a system or value error, or one of `errors`."""
     refused: tuple[type[Exception], ...] = (OSError, ValueError, RecursionError, *errors)
-    if isinstance(what, Path):
-        check_regular(what)
     try:
         yield
     except refused as error:

@@ -29,7 +29,8 @@ from rope_exp.files import (
     readable,
     write_atomically,
 )
-from rope_exp.identity import Count, Natural, NonNegative, OrderSha256, Sha256, convert
+from rope_exp.identity import convert
+from rope_exp.sections import Count, Natural, NonNegative, OrderSha256, Sha256
 
 CONFIG = "config.yaml"
 ENV = "env.json"
@@ -46,8 +47,12 @@ MANIFEST = "manifest.json"
 
 # The first key of config.yaml. Only a change that defaults of new keys cannot bridge needs another.
 FORMAT = 2
-# Keys of the tracker in files of version 0.2.0, which changed no number.
-_GONE = ("entity", "tags", "notes", "run_name")
+# Keys of older files, by section, that changed no number and are gone.
+_GONE = {
+    "tracker": ("entity", "tags", "notes", "run_name"),
+    "launch": ("inline",),
+    "run": ("fresh",),
+}
 
 Status = Literal["finished", "diverged", "unfinished"]
 # The test of differences that a campaign's file states; its records repeat it.
@@ -149,22 +154,29 @@ def write_config(folder: Path, config: RunConfig) -> None:
 
 
 def read_config(folder: Path) -> RunConfig:
-    """Read config.yaml; keys that are newer than the file get their defaults."""
+    """Read config.yaml, also that of an older version."""
     path = folder / CONFIG
     with readable(path, yaml.YAMLError):
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
 
     if isinstance(values, dict) and values.pop("format", 1) != FORMAT:
         raise RecordError(
-            f"{path} is of another format than this version's; a new folder or run.fresh=true "
-            "begins anew"
+            f"{path} is of another format than this version's; move the folder away to begin anew"
         )
-    if isinstance(values, dict) and isinstance(tracker := values.get("tracker"), dict):
-        values["tracker"] = {key: tracker[key] for key in tracker if key not in _GONE}
     try:
-        return RunConfig.from_dict(values)
+        return to_config(values)
     except ConfigError as error:
         raise RecordError(f"{path} is no config of this version: {error}") from error
+
+
+def to_config(values: Any) -> RunConfig:
+    """Convert a stored config: newer keys get their defaults, and keys that went are dropped."""
+    if isinstance(values, dict):
+        for section, gone in _GONE.items():
+            if isinstance(stored := values.get(section), dict):
+                kept = {key: stored[key] for key in stored if key not in gone}
+                values = {**values, section: kept}
+    return RunConfig.from_dict(values)
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
@@ -230,8 +242,8 @@ def check_result(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 def describe_done(folder: Path) -> str:
     """Return the message that is shown instead of running a run that is done."""
     return (
-        f"{folder} is done: {describe(read_json(folder / RESULT))}; run.fresh=true runs it anew, "
-        f"and a run of another run.dir trains its weights further with run.init_from={folder}"
+        f"{folder} is done: {describe(read_json(folder / RESULT))}; move the folder away to begin "
+        f"anew; a run of another run.dir trains its weights further with run.init_from={folder}"
     )
 
 
@@ -331,28 +343,21 @@ class ReportError(RecordError):
 
 @dataclass(frozen=True)
 class Run:
-    """One run, with the content of its folder or its record.
+    """One run, with the content of its folder or its record."""
 
-    Attributes:
-        folder: <runs>/<group>/<pe>/seed<k>, or the file that is its record.
-        result: {} while the run is not done.
-        where: <group>/<pe>/seed<k>, or <campaign>/<cell>: the same wherever the runs lie.
-        group: the group of its folder, or the campaign of its record.
-        row: the row of its campaign's cell; else empty, like its factors.
-        probes: its model's answers, by probe; NaN replaces a number that is not finite.
-        test: its campaign's way of judging differences; None: as in docs/paper/protocol.md.
-    """
-
-    folder: Path
+    folder: Path  # <runs>/<group>/<pe>/seed<k>, or the file that is its record
     config: RunConfig
-    result: dict[str, Any]
+    result: dict[str, Any]  # empty while the run is not done
     metrics: list[dict[str, Any]]
     env: dict[str, Any]
-    where: str
-    group: str
+    where: str  # <group>/<pe>/seed<k>, or <campaign>/<cell>: the same wherever the runs lie
+    group: str  # the group of its folder, or the campaign of its record
+    # The row and the factors of its campaign's cell.
     row: str = ""
     factors: dict[str, Any] = field(default_factory=dict)
+    # Its model's answers; NaN replaces a number that is not finite.
     probes: dict[str, Any] = field(default_factory=dict)
+    # Its campaign's way of judging differences; None: as in docs/paper/protocol.md.
     test: Test | None = None
 
     @property
@@ -372,33 +377,15 @@ class Run:
         return f"{pe.name} {pe.label.partition('-')[2]}".rstrip()
 
     def check(self) -> None:
-        """Refuse a result that contradicts the config, the initial weights or the curve."""
-        config = self.config
-        result = self.result
-        initial = self.env.get("init_from", {}).get("weights_sha256")
-        last = [{}, *self.metrics][-1]
-        step = last.get("step", 0)
-        stated = [
-            (RESULT, "pe", result["pe"], CONFIG, config.pe.label),
-            (RESULT, "rotate", result["rotate"], CONFIG, config.pe.rotate),
-            (RESULT, "seed", result["seed"], CONFIG, config.seed),
-            (RESULT, "group_sha256", result["group_sha256"], CONFIG, config.group_sha256),
-            (RESULT, "config_sha256", result["config_sha256"], CONFIG, config.config_sha256),
-            (ENV, "init_weights", initial, CONFIG, config.init_weights),
-            (METRICS, "last train/loss", last.get("train/loss"), RESULT, result["train/loss_last"]),
-            # The curve of a run that diverged may end before its last step, but not after.
-            (METRICS, "last step", step, RESULT, min(step, result["steps"])),
-        ]
+        """Refuse a result of another config, or of a loss that its curve does not end with."""
+        expected: dict[str, Any] = {"config_sha256": (CONFIG, self.config.config_sha256)}
         if self.status == "finished":
-            for key, name in ("step", "steps"), ("tokens", "tokens"), ("val/loss", "val/loss"):
-                stated.append((METRICS, f"last {key}", last.get(key), RESULT, result[name]))
-
-        for file, key, value, other, expected in stated:
-            if value != expected:
-                place = self.folder / file if self.folder.is_dir() else self.folder
+            expected["val/loss"] = METRICS, [{}, *self.metrics][-1].get("val/loss")
+        for key, (source, value) in expected.items():
+            if self.result[key] != value:
                 raise ReportError(
-                    f"{place} says {key}={value!r}, but by {other} it is {expected!r}: one of them "
-                    "was edited, or belongs to another run"
+                    f"{self.folder}: {key} is {self.result[key]!r} by {RESULT}, but {value!r} "
+                    f"by {source}: one of them was edited, or belongs to another run"
                 )
 
 
@@ -424,37 +411,32 @@ def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> li
 def read_runs(groups: Iterable[Path]) -> tuple[list[Run], dict[str, str]]:
     """Return every run of some groups, and the folders that were left out, with the reason.
 
-    Raises:
-        ReportError: a folder is edited, or holds a run that belongs elsewhere.
-        RecordError: no run can be read.
+    A run that was edited or moved is a ReportError: without it, the table would hide that.
     """
     runs = []
     left_out = {}
-    unreadable = []
-    for group in groups:
-        # Hidden folders hold runs that were set aside: an old run is `.seed0.old-1`.
-        for folder in sorted(filter(Path.is_dir, group.glob("[!.]*/[!.]*"))):
-            name = str(folder.relative_to(group.parent))
-            if not is_run(folder):
-                left_out[name] = "it holds no run <pe>/seed<k>"
-                continue
-            try:
-                run = read_run(folder)
-            except ReportError:
-                # Edited or moved: without it, the table would hide that.
+    # Hidden folders hold runs that were set aside.
+    folders = [path for group in groups for path in sorted(group.glob("[!.]*/[!.]*"))]
+    for folder in filter(Path.is_dir, folders):
+        name = "/".join(folder.parts[-3:])
+        if not is_run(folder):
+            left_out[name] = "it holds no run <pe>/seed<k>"
+            continue
+        try:
+            run = read_run(folder)
+        except RecordError as error:
+            if isinstance(error, ReportError):
                 raise
-            except RecordError as error:
-                left_out[name] = str(error)
-                unreadable.append(error)
-                continue
-            expected = f"{run.config.pe.label}/seed{run.config.seed}"
-            if not folder.match(expected):
-                raise ReportError(
-                    f"{folder} holds a run that belongs in {expected}: moved, or its config edited"
-                )
-            runs.append(run)
-    if unreadable and not runs:
-        raise unreadable[0]
+            left_out[name] = str(error)
+            continue
+        expected = f"{run.config.pe.label}/seed{run.config.seed}"
+        if not folder.match(expected):
+            raise ReportError(
+                f"{folder} holds a run that belongs in {expected}: moved, or its config edited"
+            )
+        runs.append(run)
+    if not runs:
+        raise RecordError(f"no run can be read: {'; '.join(left_out.values())}")
     return runs, left_out
 
 

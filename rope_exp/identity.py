@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
@@ -11,15 +10,14 @@ from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, dataclass_transform
+from typing import Any, dataclass_transform
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from rope_exp.errors import ConfigError, first_line
 
-# A rule between keys: whether it is broken, the key at fault, and the reason, which is formatted
-# with the config.
+# A rule between keys: whether it is broken, the key at fault, and the reason.
 Rule = tuple[Any, str, str]
 
 
@@ -38,13 +36,12 @@ def numeric(default: Any, **facts: Any) -> Any:
 
     Args:
         facts: about the key:
-            needs: attributes of the run's config without which it would have no effect.
-            kinds: the kinds of data that have the key; without this, all have it.
+            needs: dotted attributes of the run's config, or NAME=VALUE, without which it is void.
+            kinds: the kinds of data that have the key; by default all.
             of_tokens: True if it determines the tokens of a corpus.
-            own_parameters: present if the key adds parameters: the other keys that determine how
-                many.
-            assumption: how the list of assumptions under a table treats it: "departing": listed
-                only if it departs; "elsewhere": never listed.
+            own_parameters: the other keys that determine how many parameters this one adds.
+            assumption: "departing": the assumptions under a table list it only if it departs;
+                "elsewhere": they never do.
     """
     return dataclasses.field(default=default, metadata=facts)
 
@@ -72,7 +69,7 @@ def refuse(config: Any, rules: Iterable[Rule]) -> None:
         if is_broken:
             value = attrgetter(key)(config)
             # The text of a file is not shown.
-            raise ConfigError(key, ... if "\n" in str(value) else value, reason.format(config))
+            raise ConfigError(key, ... if "\n" in str(value) else value, reason)
 
 
 def settle(section: Any, **values: Any) -> None:
@@ -99,13 +96,12 @@ def convert(hint: Any, values: Any, key: str = "") -> Any:
         raise ConfigError(key or "its content", ..., first_line(error)) from error
 
     def place(location: tuple[int | str, ...]) -> tuple[str, Any]:
+        path, value = key, values
         # A location also names the possible types of a value, and places in a list: skipped.
-        path, value = [key] if key else [], values
         for part in location:
             if isinstance(value, Mapping) and part in value:
-                path.append(str(part))
-                value = value[part]
-        return ".".join(path), value
+                path, value = f"{path}.{part}".strip("."), value[part]
+        return path, value
 
     first = faults[0]
     where, value = place(first["loc"])
@@ -145,6 +141,11 @@ def chosen(folder: str, name: str, key: str, *, core: str = "") -> ModuleType:
     return import_module(f"rope_exp.{folder}.{name}")
 
 
+def optional(folder: str, name: str) -> ModuleType | None:
+    """Import rope_exp/FOLDER/NAME.py; None: there is no such file."""
+    return chosen(folder, name, folder) if name in choices(folder) else None
+
+
 def class_of(field: dataclasses.Field[Any], values: Any) -> Any:
     """Return the type of a key; of a section that is one of several, the one that `values` name."""
     if (key := field.metadata.get("one_of")) is None:
@@ -154,6 +155,17 @@ def class_of(field: dataclasses.Field[Any], values: Any) -> Any:
     if name == core:
         return type(field.default)
     return chosen(field.name, name, f"{field.name}.{key}", core=core).Config
+
+
+def parse(config: type[Any], values: Any) -> dict[str, Any]:
+    """Return the sections of a dataclass from a plain mapping, which may leave some out."""
+    known = {field.name: field for field in dataclasses.fields(config)}
+    sections = convert(dict[str, Any], values)
+    for key, value in sections.items():
+        if key not in known:
+            raise unknown_key(key, known)
+        sections[key] = convert(class_of(known[key], value), value, key)
+    return sections
 
 
 def numeric_values(section: Any, *, departing: bool = False) -> dict[str, Any]:
@@ -178,13 +190,17 @@ def numeric_values(section: Any, *, departing: bool = False) -> dict[str, Any]:
     return values
 
 
-def labelled(key: str, value: Any) -> str:
-    """Return a label's suffix for a key that departs: -base500000, -trainable, -layers_1110."""
-    if isinstance(value, tuple):
-        value = "_" + "".join(map(str, value))
-    elif isinstance(value, int | float):
-        value = "" if value is True else f"{value:g}"
-    return f"-{key}{value}"
+def suffix(section: Any, *skipped: str) -> str:
+    """Return a label's suffix for keys that depart: -base500000, -trainable, -layers_1110."""
+    text = ""
+    for key, value in numeric_values(section, departing=True).items():
+        if isinstance(value, tuple):
+            value = "_" + "".join(map(str, value))
+        elif isinstance(value, int | float):
+            value = "" if value is True else f"{value:g}"
+        if key not in skipped:
+            text += f"-{key}{value}"
+    return text
 
 
 def must(allowed: str, holds: Callable[[Any], object]) -> AfterValidator:
@@ -196,25 +212,3 @@ def must(allowed: str, holds: Callable[[Any], object]) -> AfterValidator:
         return value
 
     return AfterValidator(check)
-
-
-Count = Annotated[int, Field(ge=1, lt=2**63)]
-Natural = Annotated[int, Field(ge=0, lt=2**63)]
-# A number of features or heads: torch can count products of three of them.
-Size = Annotated[int, Field(ge=1, le=2**20)]
-Even = Annotated[int, Field(ge=2, le=2**20, multiple_of=2)]
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
-OpenShare = Annotated[float, Field(gt=0, lt=1)]
-NAME = "must be 1 to 64 letters, digits, spaces or . _ + -, beginning with a letter or digit"
-_NAME = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}")
-Name = Annotated[str, must(NAME, _NAME.fullmatch)]
-PATH = "must be a path; a leading ~ must mean a user's home"
-PathText = Annotated[
-    str,
-    must(PATH, lambda text: text.isprintable() and os.path.expanduser(text)[:1] not in ("", "~")),
-]
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-# Empty before the first step.
-OrderSha256 = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]

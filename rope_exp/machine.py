@@ -53,7 +53,7 @@ def has_bf16(device: str) -> bool:
     """Return whether the CPU, or every GPU, multiplies bfloat16 in hardware."""
     if device == "cuda":
         return all(float(capability) >= 8.0 for (capability,) in _nvidia_smi("compute_cap"))
-    return re.search("amx_bf16|avx512_bf16", _cpu_info()) is not None
+    return re.search("amx_bf16|avx512_bf16", _cpu_facts("flags")) is not None
 
 
 @functools.cache
@@ -72,13 +72,12 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _cpu_info() -> str:
-    return CPU_INFO.read_text(encoding="ascii", errors="replace") if CPU_INFO.exists() else ""
-
-
 def _cpu_facts(*keys: str) -> str:
     """Return the first CPU's values of some keys, "" if the kernel reports none."""
-    facts = [re.search(rf"^{key}\s*:\s*(.*)$", _cpu_info(), re.MULTILINE) for key in keys]
+    if not CPU_INFO.exists():
+        return ""
+    text = CPU_INFO.read_text(encoding="ascii", errors="replace")
+    facts = [re.search(rf"^{key}\s*:\s*(.*)$", text, re.MULTILINE) for key in keys]
     return " ".join(fact[1].strip() for fact in facts if fact)
 
 

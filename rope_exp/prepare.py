@@ -1,13 +1,14 @@
-"""A prepared corpus: its documents, its folder, and functions that write, open and verify it.
+"""A prepared corpus: its documents, tokenizer and folder, which is written, opened and verified.
 
 tokenizer.json   train.bin, validation.bin: token ids   meta.json: their digest, and facts
 """
 
 import functools
 import hashlib
+import itertools
 import os
 import platform
-import shutil
+import re
 import sys
 import sysconfig
 import tokenize
@@ -15,33 +16,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from rope_exp.errors import ConfigError, DataError, Progress, RecordError, log
+from rope_exp.errors import ConfigError, DataError, Progress, RecordError, first_line, log
 from rope_exp.files import (
-    explaining_full_disk,
     files_sha256,
     free_bytes,
     is_full,
     json_sha256,
     lock,
     make_folders,
+    new_folder,
     read_json,
-    sync_folder,
     try_lock,
     write_atomically,
     write_json,
 )
 from rope_exp.identity import chosen, facts_of
 from rope_exp.sections import DataConfig, TokenizerConfig
-from rope_exp.tokenizer import build_tokenizer, cuts_at_spaces, pieces, vocab_size
-
-if TYPE_CHECKING:
-    from rope_exp.batches import Batch
 
 TRAIN = "train"
 VALIDATION = "validation"
@@ -54,6 +50,12 @@ TOKENIZER = "tokenizer.json"
 # data_sha256 is a digest of digests, one for each block of this size of a .bin file.
 BLOCK_BYTES = 64 << 10
 BATCH_CHARS = 1 << 20  # encoded at once
+END_OF_TEXT = "<|endoftext|>"
+# Longer texts are encoded in pieces, since encoding takes about 100 bytes of memory a token.
+PIECE_CHARS = 1 << 16
+# The byte-level pre-tokenizer always cuts here: in a token of its pattern (GPT-2's), a space or
+# newline follows only whitespace.
+CUT = re.compile(r"(?<=\S)(?=[ \n])")
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
@@ -72,8 +74,8 @@ class DataSet:
     tokenizer_json: str
     num_train_tokens: int | None
 
-    def batch(self, split: str, indices: Iterable[int], seed: int = 0) -> "Batch":
-        """Return generated rows of a split by their numbers, counted from 0."""
+    def batch(self, split: str, indices: Iterable[int], seed: int = 0) -> Any:
+        """Return the Batch of generated rows of a split by their numbers, counted from 0."""
         raise NotImplementedError
 
 
@@ -185,7 +187,8 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -
         meta = read_json(folder / META)
         if meta.pop("meta_sha256", None) != json_sha256(meta):
             raise RecordError(f"{META} has changed")
-        if data_sha256(folder, meta["vocab_size"]) != meta["data_sha256"]:
+        dtype = token_dtype(meta["vocab_size"])
+        if data_sha256(folder, dtype) != meta["data_sha256"]:
             raise RecordError("its files are not those that were prepared")
     except (RecordError, OSError) as error:
         raise DataError(f"{folder} is damaged: {error}; remove it and prepare again") from None
@@ -198,10 +201,10 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -
     if "path" in corpus:
         # The same content may have been prepared from another path.
         corpus["path"] = data.path
-    dtype = token_dtype(meta["vocab_size"])
-    files = {side: np.memmap(folder / f"{side}.bin", dtype, "r") for side in SIDES}
     # A plain array is sliced faster than a memmap.
-    tokens = {side: file.view(np.ndarray) for side, file in files.items()}
+    tokens = {
+        side: np.memmap(folder / f"{side}.bin", dtype, "r").view(np.ndarray) for side in SIDES
+    }
     return Prepared(
         vocab_size=meta["vocab_size"],
         data_sha256=meta["data_sha256"],
@@ -239,28 +242,18 @@ def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
 
 
 def _make(data: DataConfig, config: TokenizerConfig, folder: Path) -> None:
-    """Prepare into a hidden sibling of `folder`, then rename it."""
-    cache = folder.parent
-    temporary = cache / f".{folder.name}"
-    # An interrupted preparation may have left it.
-    shutil.rmtree(temporary, ignore_errors=True)
-
+    """Prepare the corpus of a config into its folder."""
     if data.kind == "stdlib":
         corpus = open_library(data)
     else:
         corpus = chosen("corpora", data.kind, "data.kind").open_corpus(data)
     # The size of the tokens is unknown; if the disk fills up, it exceeds the free space.
-    with explaining_full_disk(cache, free_bytes(cache), f"preparing data={data.name}"):
-        try:
-            temporary.mkdir()
-            _write(temporary, corpus, config)
-            if _folder(data, config) != folder:
-                reason = "its files changed while they were read; try again"
-                raise DataError(f"data.path={data.path}: {reason}")
-            temporary.rename(folder)
-            sync_folder(cache)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    needed_bytes = free_bytes(folder.parent)
+    with new_folder(folder, needed_bytes, f"preparing data={data.name}") as temporary:
+        _write(temporary, corpus, config)
+        if _folder(data, config) != folder:
+            reason = "its files changed while they were read; try again"
+            raise DataError(f"data.path={data.path}: {reason}")
 
 
 def _write(folder: Path, corpus: Corpus, config: TokenizerConfig) -> None:
@@ -292,7 +285,7 @@ def _write(folder: Path, corpus: Corpus, config: TokenizerConfig) -> None:
     meta = {
         "format": FORMAT,
         "vocab_size": vocab_size(tokenizer),
-        "data_sha256": data_sha256(folder, vocab_size(tokenizer)),
+        "data_sha256": data_sha256(folder, token_dtype(vocab_size(tokenizer))),
         "corpus": {
             **corpus.facts,
             "validation": "its own" if VALIDATION in corpus.splits else "held out",
@@ -361,10 +354,10 @@ def _batches(
         yield batch
 
 
-def data_sha256(folder: Path, vocab_size: int) -> str:
+def data_sha256(folder: Path, dtype: np.dtype[np.unsignedinteger]) -> str:
     """Hash the tokenizer, the type of ids, and every token, block by block."""
     tokenizer = hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest()
-    digests = [tokenizer, token_dtype(vocab_size).name]
+    digests = [tokenizer, dtype.name]
     for side in SIDES:
         with (folder / f"{side}.bin").open("rb") as file:
             blocks = iter(functools.partial(file.read, BLOCK_BYTES), b"")
@@ -372,6 +365,106 @@ def data_sha256(folder: Path, vocab_size: int) -> str:
     return json_sha256(digests)
 
 
-def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:
+def token_dtype(num_ids: int) -> np.dtype[np.unsignedinteger]:
     """Return the type of stored ids: the narrowest that holds the vocabulary."""
-    return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
+    return np.dtype("<u2" if num_ids <= 2**16 else "<u4")
+
+
+# -- tokenizers: no text of a document is a special token ------------------------------------------
+
+
+def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> tuple[Tokenizer, int]:
+    """Make the tokenizer of a config, bpe from these texts; return also the id that ends a text."""
+    if config.kind == "pretrained":
+        hub = chosen("corpora", "hub", "tokenizer.kind")
+        pretrained: tuple[Tokenizer, int] = hub.pretrained_tokenizer(config)
+        return pretrained
+    tokenizer = train_bpe(config, texts) if config.kind == "bpe" else byte_tokenizer()
+    return tokenizer, tokenizer.get_vocab()[END_OF_TEXT]
+
+
+def load_tokenizer(path: Path | str) -> Tokenizer:
+    """Read a tokenizer.json, set to encode any text as plain text, which the file does not say."""
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the library is no Exception
+        raise DataError(f"{path} cannot be read as a tokenizer: {first_line(error)}") from None
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Make the tokenizer whose ids are the bytes of UTF-8; 256 ends a text."""
+    # Byte-level BPE writes a printable byte as its own character, the others as those past 255.
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    stand_ins = map(chr, itertools.count(256))
+    symbols = [chr(byte) if chr(byte) in alphabet else next(stand_ins) for byte in range(256)]
+    vocabulary = {symbol: byte for byte, symbol in enumerate(symbols)}
+    tokenizer = _byte_level(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return tokenizer
+
+
+def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+    """Learn a byte-level BPE from the texts that begin in the first tokenizer.train_bytes bytes."""
+    size = config.vocab_size or 0
+
+    def limited() -> Iterator[str]:
+        left = config.train_bytes or 0
+        for text in texts:
+            for piece in pieces(text):
+                yield piece
+                left -= len(piece.encode())
+            if left <= 0:
+                return
+
+    log("data: training the tokenizer")
+    tokenizer = _byte_level(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(limited(), trainer)
+    reached = tokenizer.get_vocab_size()
+    if reached < size:
+        reason = f"the corpus yields only {reached} tokens; choose fewer, or tokenizer=bytes"
+        raise ConfigError("tokenizer.vocab_size", size, reason)
+    return tokenizer
+
+
+def pieces(text: str, limit: int = PIECE_CHARS) -> Iterator[str]:
+    """Cut a text after `limit` characters where the byte-level pre-tokenizer also cuts it."""
+    start = 0
+    while (cut := CUT.search(text, start + limit)) is not None:
+        yield text[start : cut.start()]
+        start = cut.start()
+    yield text[start:]
+
+
+def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
+    """Return whether this tokenizer cuts a text wherever `pieces` does."""
+    first = tokenizer.pre_tokenizer
+    return (
+        isinstance(first, pre_tokenizers.ByteLevel)
+        and first.use_regex
+        and not first.add_prefix_space
+        and tokenizer.normalizer is None
+        and all(token.special for token in tokenizer.get_added_tokens_decoder().values())
+    )
+
+
+def _byte_level(model: models.BPE) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def vocab_size(tokenizer: Tokenizer) -> int:
+    """Return one more than the largest id: a pretrained vocabulary may have holes."""
+    return max(tokenizer.get_vocab().values()) + 1

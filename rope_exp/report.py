@@ -1,37 +1,34 @@
 """The table of a report: rows by label, judged pairs, columns for readers, and files.
 
-A report knows no leaf. It calls, by their names, the functions of files in other folders: caption,
-summary, tables, notes, assumptions, terminal and files in words/ and probes/, figure in figures/
-and probes/, page in page/, of_group in studies/.
+The core names no leaf. A file of words/, probes/, figures/, page/ or studies/ adds to a report by
+functions of agreed names, such as `notes` or `figure`, which `leaf_functions` finds
+(docs/extending.md).
 """
 
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from rope_exp import published, stats
-from rope_exp.comparable import OWN_RATE, ROW, Row, rows_of, spelled
+from rope_exp import comparable, stats
+from rope_exp.comparable import OWN_RATE, ROW, Published, Row, spelled
 from rope_exp.config import RunConfig
-from rope_exp.costs import kept
 from rope_exp.errors import RecordError
 from rope_exp.files import write_atomically
 from rope_exp.folder import ReportError, Run, find_groups, read_runs
-from rope_exp.identity import choices, chosen
-from rope_exp.published import REFERENCE, UNROTATED, Published
-from rope_exp.sections import SoftmaxConfig
+from rope_exp.identity import choices, chosen, optional
 from rope_exp.stats import SEEDS_NEEDED, Noise, Pair
-from rope_exp.table import Column, Table, csv_of, interval, number, spell_p
 
 # Words for a row, by the verdict on the pair (reference, row).
 WORDS = {"better": "worse", "worse": "better", "equivalent": "equivalent", "open": "open"}
+# A cell without a value.
+NOTHING = "—"
 # The heading of the second interval, where the first one is pooled.
 OWN = "95 % interval, paired"
 
@@ -78,6 +75,11 @@ class Report:
         return self.noise is not None and not self.noise.is_paired and len(self.pairs["all"]) > 1
 
     @property
+    def is_always_paired(self) -> bool:
+        """True if the campaign of these runs always uses the paired test."""
+        return any(run.test == "paired" for run in self.runs)
+
+    @property
     def of_variants(self) -> bool:
         """True if rows differ only in their variant."""
         return list(self.keys) == ["pe"]
@@ -107,26 +109,24 @@ class Report:
 
     def answers(self, probe: str) -> dict[str, list[Any]]:
         """Return the answers to a probe by row, for rows with any."""
-        answers: dict[str, list[Any]] = {}
-        for row in self.rows.values():
-            for run in row.runs:
-                if probe in run.probes:
-                    answers.setdefault(row.label, []).append(run.probes[probe])
-        return answers
+        answers = {
+            row.label: [run.probes[probe] for run in row.runs if probe in run.probes]
+            for row in self.rows.values()
+        }
+        return {label: given for label, given in answers.items() if given}
 
-    def told(self, part: str) -> list[str]:
-        """Return what the functions in words/ and probes/ of this name tell, such as `notes`."""
-        functions = parts(part, "words", "probes").values()
+    def texts(self, name: str) -> list[str]:
+        """Return the texts of the functions in words/ and probes/ of this name, such as `notes`."""
+        functions = leaf_functions(name, "words", "probes").values()
         return [text for function in functions for text in function(self)]
 
     @cached_property
     def charts(self) -> dict[str, bytes]:
         """The figures that the runs allow, as SVG files by name."""
-        if "style" not in choices("figures"):
+        if (style := optional("figures", "style")) is None:
             return {}
-        draw = chosen("figures", "style", "figures").drawn
-        functions = parts("figure", "figures", "probes")
-        charts = {name: draw(figure, self) for name, figure in functions.items()}
+        functions = leaf_functions("figure", "figures", "probes")
+        charts = {name: style.drawn(figure, self) for name, figure in functions.items()}
         return {name: svg for name, svg in charts.items() if svg is not None}
 
     def against_reference(self, family: str) -> pd.DataFrame:
@@ -151,22 +151,22 @@ class Report:
         labels, rows = [*self.rows], [*self.rows.values()]
         runs = [row.runs[0] for row in rows]
         configs = [run.config for run in runs]
-        own = {label: row.losses for label, row in self.rows.items()}
+        own = stats.table_of({row.label: row.losses for row in rows})
         # Each loss was published once, so it counts as one seed.
-        known = {label: {0: loss} for label, loss in self.source.losses.items()}
+        known = stats.table_of({label: {0: loss} for label, loss in self.source.losses.items()})
         ours, theirs = (
-            stats.contrasts(stats.table_of(losses), self.reference.label).reindex(labels)
-            for losses in (own, known)
+            stats.contrasts(table, self.reference.label).reindex(labels) for table in (own, known)
         )
-        judged, among = (
-            self.against_reference(family).reindex(labels) for family in ("reference", "all")
-        )
+        judged = self.against_reference("reference").reindex(labels)
+        among = self.against_reference("all").reindex(labels)
 
         loss = ours["loss_mean"]
         measured = zip(loss, runs, strict=True)
         bits = [bits_per_byte(mean, run.config, run.env) for mean, run in measured]
         params = [[run.result["params"] for run in row.runs if run.result] for row in rows]
-        caches = [kept(config.attn, config.model, config.pe) for config in configs]
+        caches = [(None, None)] * len(configs)
+        if costs := optional("plan", "costs"):
+            caches = [costs.kept(config.attn, config.model, config.pe) for config in configs]
         columns: dict[str, Any] = {
             "group": [run.group for run in runs],
             "pe": [config.pe.label for config in configs],
@@ -174,7 +174,7 @@ class Report:
             **ours[["num_seeds", "loss_mean", "loss_sd", "delta"]],
             **judged[["delta_ci_low", "delta_ci_high"]],
             "p_holm": judged["p_adjusted"],
-            "verdict": [self._verdict(row) or row.verdict for row in rows],
+            "verdict": [self._verdict(row) or row.status for row in rows],
             "published_loss": theirs["loss_mean"],
             "published_delta": theirs["delta"],
             # Over all pairs; p_holm is over the pairs with the reference.
@@ -214,17 +214,17 @@ class Report:
         return dict(lines)
 
 
-def parts(part: str, *folders: str) -> dict[str, Any]:
-    """Return a function of every file of these folders that has it, by its NAME and in its ORDER.
+def leaf_functions(name: str, *folders: str) -> dict[str, Any]:
+    """Return the functions of this name in the files of some folders, by the files' names.
 
-    The file's own name and 0 are the defaults.
+    A file may have another NAME, and an ORDER (0 without) among the files.
     """
-    leaves = [chosen(folder, name, folder) for folder in folders for name in choices(folder)]
+    leaves = [chosen(folder, file, folder) for folder in folders for file in choices(folder)]
     leaves.sort(key=lambda leaf: getattr(leaf, "ORDER", 0))
     return {
-        getattr(leaf, "NAME", leaf.__name__.rpartition(".")[2]): getattr(leaf, part)
+        getattr(leaf, "NAME", leaf.__name__.rpartition(".")[2]): getattr(leaf, name)
         for leaf in leaves
-        if hasattr(leaf, part)
+        if hasattr(leaf, name)
     }
 
 
@@ -234,13 +234,10 @@ def build(
     reference: str | None = None,
     left_out: Mapping[str, str] = MappingProxyType({}),
 ) -> Report:
-    """Arrange runs in rows by some factors, and compare them with the reference, if they may be.
-
-    The reference is a row's label or its name; None: `_standard`.
-    """
-    rows = rows_of(runs, keys)
+    """Arrange runs in rows by factors; compare them with a reference, by its label or name."""
+    rows = comparable.rows_of(runs, keys)
     if reference is None:
-        labels = [_standard(rows, keys)]
+        labels = [comparable.default_reference(rows, keys)]
     else:
         named = [label for label, row in rows.items() if row.name == reference]
         labels = [reference] if reference in rows else named
@@ -250,14 +247,14 @@ def build(
             f"Available: {', '.join(rows)}"
         )
     [label] = labels
-    source = published.about(runs, keys)
+    source = comparable.published_about(runs, keys)
     if source.losses and source.losses.keys().isdisjoint(rows):
         source = Published()
 
     table = stats.table_of({row.label: row.losses for row in rows.values()})
     ordered = {row: rows[row] for row in stats.contrasts(table, label).index}
     losses = table[[*ordered]].dropna(axis="columns", how="all")
-    noise = stats.noise_of(losses, paired=is_always_paired(runs))
+    noise = stats.noise_of(losses, paired=any(run.test == "paired" for run in runs))
     alone = noise and replace(noise, is_paired=True)
     trained = [*map(str, losses)]
     families: dict[str, Iterable[tuple[str, str]]] = {
@@ -273,30 +270,39 @@ def build(
     return Report(keys, source, ordered, own, left_out, losses, noise, pairs)
 
 
-def is_always_paired(runs: Sequence[Run]) -> bool:
-    """Return whether a campaign of these runs always uses the paired test."""
-    return any(run.test == "paired" for run in runs)
+class Column(NamedTuple):
+    """A column of a frame, for readers."""
+
+    heading: str
+    key: str
+    form: str = ""  # of its numbers; empty: text, which is aligned left
 
 
-def _standard(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
-    """Return the label of the default reference, which may be missing from the rows.
+@dataclass(frozen=True)
+class Table:
+    """Columns of a frame, for readers."""
 
-    Variants: qk_rope, or else one that rotates only q and k, or nope for a kind without queries.
-    Named rows: softmax attention with qk_rope and as many key/value heads as query heads.
-    """
-    configs = {label: row.runs[0].config for label, row in rows.items()}
-    if list(keys) == ["pe"]:
-        if "q" not in next(iter(configs.values())).attn.sites():
-            return UNROTATED
-        alike = [label for label, config in configs.items() if config.pe.rotate == ("q", "k")]
-        return alike[0] if alike and REFERENCE not in rows else REFERENCE
+    columns: Sequence[Column]
+    frame: pd.DataFrame
 
-    for label, config in configs.items() if ROW in keys else ():
-        heads, kv_heads = config.model.num_attention_heads, config.model.num_key_value_heads
-        is_softmax = isinstance(config.attn, SoftmaxConfig)
-        if is_softmax and heads == kv_heads and config.pe.label == REFERENCE:
-            return label
-    return next(iter(rows))
+    @property
+    def cells(self) -> list[list[str]]:
+        """The headings, and then the cells of each line, as text; a dash for a missing value."""
+        lines = [
+            [number(line[column.key], column.form) or NOTHING for column in self.columns]
+            for line in self.frame.to_dict("records")
+        ]
+        return [[column.heading for column in self.columns], *lines]
+
+    def without(self, *keys: str) -> "Table":
+        """Return the table without some columns."""
+        return Table([column for column in self.columns if column.key not in keys], self.frame)
+
+    def markdown(self) -> str:
+        """Return the table in Markdown."""
+        headings, *lines = self.cells
+        rule = ["---:" if column.form else "---" for column in self.columns]
+        return "\n".join(f"| {' | '.join(line)} |" for line in [headings, rule, *lines])
 
 
 def main_table(report: Report) -> Table:
@@ -348,7 +354,7 @@ def _words(report: Report, row: Row) -> dict[str, Any]:
             ci += f" (adjusted: {interval(decided['delta_wide_low'], decided['delta_wide_high'])})"
     sizes = {"{:,}": line["cached"], "{:,} fixed": line["state"]}
     cache = ", plus ".join(form.format(size) for form, size in sizes.items() if size) or "0"
-    loss = number(line["loss_mean"], ".4f") or row.verdict
+    loss = number(line["loss_mean"], ".4f") or row.status
     return {
         "name": row.name,
         "rotates": " ".join(config.pe.rotate),
@@ -372,13 +378,13 @@ def table_md(report: Report, figures: Iterable[str] = ()) -> str:
     """Return table.md: the table, the summary, further tables, figures, notes, assumptions."""
     title = "Assumptions that the source leaves open (docs/comparing.md lists those without a key):"
     return paragraphs(
-        *(f"**{caption}**" for caption in report.told("caption")),
+        *(f"**{caption}**" for caption in report.texts("caption")),
         main_table(report).markdown(),
-        *report.told("summary"),
-        *report.told("tables"),
+        *report.texts("summary"),
+        *report.texts("tables"),
         *(f"![{name}](figures/{name}.svg)" for name in figures),
-        *bullets("Notes:", report.told("notes")),
-        *bullets(title, report.told("assumptions")),
+        *bullets("Notes:", report.texts("notes")),
+        *bullets(title, report.texts("assumptions")),
     )
 
 
@@ -401,7 +407,7 @@ def bullets(title: str, items: Sequence[str]) -> list[str]:
 def files_of(report: Report) -> dict[str, bytes]:
     """Return the files of a table."""
     texts = {"table.md": table_md(report, report.charts), "table.csv": table_csv(report)}
-    for further in parts("files", "words", "probes").values():
+    for further in leaf_functions("files", "words", "probes").values():
         texts |= further(report)
     figures = {f"figures/{name}.svg": svg for name, svg in report.charts.items()}
     return {name: text.encode() for name, text in texts.items()} | figures
@@ -409,7 +415,7 @@ def files_of(report: Report) -> dict[str, bytes]:
 
 def pages_of(tables: Mapping[str, Report], runs: Sequence[Run]) -> dict[str, bytes]:
     """Return the pages of all tables, by folder, and of all runs on record."""
-    pages = parts("page", "page")
+    pages = leaf_functions("page", "page")
     return {f"{name}.html": page(tables, runs) for name, page in pages.items()}
 
 
@@ -427,20 +433,12 @@ def write(
     out: Path,
     reference: str | None = None,
     factors: tuple[str, ...] = ("pe",),
-    *,
-    replace: bool = True,
 ) -> list[str]:
-    """Read <runs>/<group>/<pe>/seed<k>, check, write below `out`, and return the lines to print.
+    """Write the files of a table of runs below `out`, and return the lines to print.
 
-    Args:
-        group: None: the only one. If rows are not variants, a pattern for several; None: all.
-        reference: the row that others are compared with; None: the default of `build`.
-        factors: the factors that distinguish rows: pe, or keys such as optim.lr.
-        replace: whether the table of another group may be replaced.
-    Raises:
-        RecordError: a file cannot be read, or runs may not share a table; nothing is written.
-        ReportError: the only factor is the seed, or another group's table may not be replaced.
-        OSError: writing failed.
+    `group` names the folder of `runs` with the rows; None: the only one. If rows are not variants,
+    it is a pattern for several; None: all. RecordError: runs are unreadable or may not share a
+    table, and nothing is written.
     """
     try:
         read, left_out = read_runs(find_groups(runs, group, several=factors != ("pe",)))
@@ -451,18 +449,57 @@ def write(
     if not keys:
         raise ReportError("--factors seed: rows need another factor besides the seed, such as pe")
     report = build(read, keys, reference, left_out)
-    ours = theirs = {row.runs[0].group for row in report.rows.values()}
-    table = out / "table.csv"
-    with suppress(OSError, ValueError, KeyError):  # There is no table yet.
-        theirs = ours if replace else set(pd.read_csv(table, converters={"group": str})["group"])
-    if theirs != ours:
-        raise ReportError(
-            f"{table} is the table of group {', '.join(sorted(theirs))}; pass "
-            "--out FOLDER to keep it, or --force to replace it"
-        )
     files = files_of(report) | pages_of({".": report}, report.runs)
     if factors != ("pe",):
-        for of_group in parts("of_group", "studies").values():
+        for of_group in leaf_functions("of_group", "studies").values():
             files |= of_group(report.runs)
     write_all(out, files)
-    return [*report.told("terminal"), "", *(str(out / name) for name in files)]
+    return [*report.texts("terminal"), "", *(str(out / name) for name in files)]
+
+
+def markdown_table(frame: pd.DataFrame, form: str = "") -> str:
+    """Return a whole frame as a Markdown table of text: floats by `form`."""
+    text = frame.map(lambda value: number(value, form if isinstance(value, float) else ""))
+    return Table([Column(key, key) for key in map(str, text)], text).markdown()
+
+
+def csv_of(frame: pd.DataFrame, *, signed: bool = False) -> str:
+    """Return a frame as CSV, with six decimals and empty cells for missing values.
+
+    Positive differences (`delta...`) may have a plus sign. A p-value that would read 0.000000 has
+    three significant digits.
+    """
+    text = frame.copy()
+    for name in text.columns[text.dtypes == "float64"]:
+        form = "+.6f" if signed and "delta" in name else ".6f"
+        is_p = name == "p" or name.startswith("p_")
+        text[name] = [f"{x:.2e}" if is_p and 0 < x < 5e-7 else number(x, form) for x in text[name]]
+    return text.to_csv(index=False)
+
+
+def number(value: Any, form: str = "") -> str:
+    """Return a value as text: empty if it is missing, and 0 without a sign."""
+    if pd.isna(value):
+        return ""
+    return format(value, form if value else form.removeprefix("+"))
+
+
+def interval(low: float, high: float, form: str = "+.4f") -> str:
+    """Return an interval as text; empty if it is missing."""
+    return "" if pd.isna(low) else f"{low:{form}} to {high:{form}}"
+
+
+def span(values: Iterable[float], form: str = "") -> str:
+    """Format values as "least to greatest", a single value as itself, and none as empty text."""
+    ends = sorted(values)
+    return " to ".join(dict.fromkeys(format(value, form) for value in (*ends[:1], *ends[-1:])))
+
+
+def spell_p(p: float, equals: str = "") -> str:
+    """Return a p-value as text; `equals` comes before a number, where the letter p is."""
+    return "< 0.0001" if p < 0.0001 else f"{equals}{p:.4f}"
+
+
+def millions(count: float) -> str:
+    """Format a number of tokens or parameters in millions or billions."""
+    return f"{count / 1e9:.3g}B" if count >= 999.5e6 else f"{count / 1e6:.3g}M"

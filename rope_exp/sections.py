@@ -1,11 +1,12 @@
 """The sections of a config: every key, its type, its default and the facts about it.
 
-A released default never changes, because identities cover departures from it. A comment above a
+A released default never changes, because identities cover suffix from it. A comment above a
 key is its meaning in docs/config.md.
 """
 
 import itertools
 import math
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,28 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from rope_exp.identity import (
-    Count,
-    Name,
-    Natural,
-    NonNegative,
-    OpenShare,
-    PathText,
-    Positive,
-    Rule,
-    Sha256,
-    Share,
-    Size,
-    choices,
-    chosen,
-    labelled,
-    must,
-    numeric,
-    numeric_values,
-    section,
-    setting,
-    settle,
-)
+from rope_exp.identity import Rule, choices, chosen, must, numeric, section, setting, settle, suffix
 
 SITES = ("q", "k", "v", "o")
 EVERY = (1,)  # as a pattern of layers
@@ -46,6 +26,32 @@ INIT_STD = 0.02  # of weight matrices; times 1/sqrt(2 layers) for those onto the
 DATASETS = tuple(choices("corpora"))
 TEXT = ("stdlib", *DATASETS)
 
+Count = Annotated[int, Field(ge=1, lt=2**63)]
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
+# A number of features or heads: torch can count products of three of them.
+Size = Annotated[int, Field(ge=1, le=2**20)]
+Even = Annotated[int, Field(ge=2, le=2**20, multiple_of=2)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+OpenShare = Annotated[float, Field(gt=0, lt=1)]
+Name = Annotated[
+    str,
+    must(
+        "must be 1 to 64 letters, digits, spaces or . _ + -, beginning with a letter or digit",
+        re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}").fullmatch,
+    ),
+]
+PathText = Annotated[
+    str,
+    must(
+        "must be a path; a leading ~ must mean a user's home",
+        lambda text: text.isprintable() and os.path.expanduser(text)[:1] not in ("", "~"),
+    ),
+]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+# Empty before the first step.
+OrderSha256 = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
 # Safe in float32.
 Base = Annotated[float, Field(gt=1, le=1e30)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -60,6 +66,10 @@ ClassOfFile = Annotated[str, Field(pattern=rf"^{_IDENTIFIER}\.{_IDENTIFIER}$")]
 # The trainer of merges reserves memory for the whole requested size.
 VocabSize = Annotated[int, Field(ge=MIN_VOCAB_SIZE, le=2**24)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
+LengthAndSteps = Annotated[
+    tuple[Count, ...],
+    must("must list [length, steps] or [length, steps, sequences]", lambda x: len(x) in (2, 3)),
+]
 
 
 SUBSETS = [subset for size in range(5) for subset in itertools.combinations(SITES, size)]
@@ -86,11 +96,6 @@ def shortest(pattern: tuple[int, ...] | None) -> tuple[int, ...]:
     # The least shift that keeps the pattern, cyclically, is its period.
     shifts = range(1, len(pattern) + 1)
     return next(pattern[:n] for n in shifts if pattern[n:] + pattern[:n] == pattern)
-
-
-def is_commit(revision: str | None) -> bool:
-    """Return whether a revision is a full commit hash, which never moves."""
-    return re.fullmatch("[0-9a-f]{40}", revision or "") is not None
 
 
 @section
@@ -131,7 +136,7 @@ class PeConfig:
         "none", own_parameters=("pe.start", "train.seq_len", "train.stages"), assumption="departing"
     )
     # Amplitude of sines and cosines; null: as large as the initial embeddings.
-    input_scale: Positive | None = numeric(None, needs="pe.is_sinusoidal")
+    input_scale: Positive | None = numeric(None, needs="pe.input=sinusoidal")
     # Added to the scores: the distance times a slope per head, or a learned value per distance.
     bias: Literal["none", "alibi", "t5"] = numeric(
         "none", needs="attn.keeps_keys predicts_tokens", own_parameters=(), assumption="departing"
@@ -174,10 +179,6 @@ class PeConfig:
         return "v" in self.rotate or "o" in self.rotate
 
     @property
-    def is_sinusoidal(self) -> bool:
-        return self.input == "sinusoidal"
-
-    @property
     def sinusoid_scale(self) -> float:
         """The amplitude of sines and cosines, whose root mean square is sqrt(1/2)."""
         return self.input_scale or INIT_STD * math.sqrt(2)
@@ -207,11 +208,8 @@ class PeConfig:
         if self.name not in OUR_NAMES:
             return label
         if self.rotate and self.name != subset_name(self.rotate):
-            label += labelled("rotate", self.rotate)
-        for key, value in numeric_values(self, departing=True).items():
-            if key not in ("name", "rotate", "input", "bias"):
-                label += labelled(key, value)
-        return label
+            label += f"-rotate_{''.join(self.rotate)}"
+        return label + suffix(self, "name", "rotate", "input", "bias")
 
 
 @section
@@ -229,13 +227,15 @@ class ModelConfig:
     # null: hidden_size / num_attention_heads.
     head_dim: Size | None = numeric(None, needs="attn.takes_heads")
     # Number of latest keys that a query attends to, its own included; null: all earlier keys.
-    window: Count | None = numeric(None, needs="attn.keeps_keys causal")
+    window: Count | None = numeric(None, needs="attn.keeps_keys train.objective=causal")
     # Layers that have the window; null: all; [1, 1, 1, 0]: all but every fourth.
     window_layers: Pattern | None = numeric(None, needs="model.window")
     # Normalize queries and keys per head, before rotation.
     qk_norm: bool = numeric(False, needs="attn.takes_additions", assumption="departing")
     # Mix a learned share of the previous token into keys and values.
-    token_shift: bool = numeric(False, needs="attn.takes_additions causal", assumption="departing")
+    token_shift: bool = numeric(
+        False, needs="attn.takes_additions train.objective=causal", assumption="departing"
+    )
     # Set the MLP's width so that the decoder has this many parameters; null: keep it.
     match_params: Count | None = setting(None)
 
@@ -371,6 +371,129 @@ class ScheduleConfig:
     final_fraction: Share = 0.1
 
 
+@dataclass(frozen=True)
+class Stage:
+    """Steps on sequences of one length; a sample is one sequence of a step."""
+
+    seq_len: int
+    # B, over all processes.
+    batch_size: int
+    # The numbers of its steps, from 1.
+    steps: range
+    # The samples of all earlier stages.
+    samples_before: int
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.seq_len
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.steps) * self.tokens_per_step
+
+    def samples(self, step: int) -> range:
+        """Return the numbers of the samples of one of the stage's steps, over the whole run."""
+        first = self.samples_before + (step - self.steps[0]) * self.batch_size
+        return range(first, first + self.batch_size)
+
+
+@section
+class TrainConfig:
+    """The budget and the training loop. Batch sizes are in sequences, periods in steps."""
+
+    name: Name = setting("nano")
+    num_steps: Count = 500
+    global_batch_size: Count = 16
+    # Sequences of a micro-batch; null: a process's whole share.
+    micro_batch_size: Count | None = None
+    # Length of evaluation sequences, and of training sequences unless stages are set.
+    seq_len: Count = 256
+    # Successive lengths, each [length, steps] with global_batch_size x seq_len tokens a step, or
+    # [length, steps, sequences]; null: seq_len only.
+    stages: tuple[LengthAndSteps, ...] | None = None
+    # causal: predict every next token; mlm: hidden tokens, from both sides; regression: real
+    # numbers at some places, from tokens on both sides.
+    objective: str = numeric("causal", assumption="departing")
+    # Steps between evaluations.
+    eval_every: Count = setting(50)
+    # Held-out sequences of an evaluation.
+    eval_sequences: Count = 128
+    # Steps between checkpoints.
+    save_every: Count = setting(250)
+    # The newest checkpoints that are kept.
+    keep_checkpoints: Count = setting(2)
+    # Steps between rows of metrics.jsonl.
+    log_every: Count = setting(10)
+    # auto: bf16 if the hardware supports it, else fp32.
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    # auto: true if it pays back within the run.
+    compile: bool | Literal["auto"] = "auto"
+    # auto: true on a CPU, where it costs nothing.
+    deterministic: bool | Literal["auto"] = "auto"
+    # Probes of the finished model (probes/), written to probes.json.
+    probes: tuple[str, ...] = setting(())
+    # Dense bf16 peak of a GPU missing from peaks.yaml; 0: record no MFU.
+    peak_tflops: NonNegative | None = setting(None)
+
+    def __post_init__(self) -> None:
+        """Spell stages in one way: equal neighbours merged, and no sequences that tokens imply."""
+        listed: list[tuple[int, ...]] = []
+        for seq_len, num_steps, *rows in self.stages or ():
+            own = [num for num in rows if num * seq_len != self.tokens_per_step]
+            if listed and [listed[-1][0], *listed[-1][2:]] == [seq_len, *own]:
+                num_steps += listed.pop()[1]
+            listed.append((seq_len, num_steps, *own))
+        plain = [(self.seq_len, self.num_steps)]
+        settle(self, stages=None if listed in ([], plain) else tuple(listed))
+
+    @property
+    def tokens_per_step(self) -> int:
+        """The tokens of every step unless a stage sets its own sequences."""
+        return self.global_batch_size * self.seq_len
+
+    @property
+    def staged(self) -> tuple[Stage, ...]:
+        """The stages in order; a single one if `stages` is null."""
+        stages = []
+        first_step, samples = 1, 0
+        for seq_len, num_steps, *rows in self.stages or [(self.seq_len, self.num_steps)]:
+            batch_size = rows[0] if rows else self.tokens_per_step // seq_len
+            steps = range(first_step, first_step + num_steps)
+            stages.append(Stage(seq_len, batch_size, steps, samples))
+            first_step += num_steps
+            samples += num_steps * batch_size
+        return tuple(stages)
+
+    def stage_at(self, step: int) -> Stage:
+        """Return the stage of a step, counted from 1; past the end, the last."""
+        *stages, last = self.staged
+        return next((stage for stage in stages if step <= stage.steps[-1]), last)
+
+    @property
+    def longest(self) -> int:
+        """The length of the longest sequences in training or evaluation."""
+        return max(self.seq_len, *(stage.seq_len for stage in self.staged))
+
+    def tokens_until(self, step: int) -> int:
+        """Return the number of tokens up to and including a step."""
+        return sum(
+            min(max(step - stage.steps[0] + 1, 0), len(stage.steps)) * stage.tokens_per_step
+            for stage in self.staged
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return self.tokens_until(self.num_steps)
+
+    def rows_at_once(self, share: int, seq_len: int) -> int:
+        """Return the rows of a micro-batch, which micro_batch_size limits in tokens."""
+        if self.micro_batch_size is None:
+            return share
+        most = max(1, self.micro_batch_size * self.seq_len // seq_len)
+        num_parts = -(-share // most)
+        return -(-share // num_parts)
+
+
 @section
 class TrackerConfig:
     """The tracker of curves; where a key has its default, WANDB_MODE and the like apply."""
@@ -393,8 +516,6 @@ class LaunchConfig:
     num_threads: Count | Literal["auto"] = "auto"
     # Concurrent runs; auto: as many as the GPUs allow, one on a CPU.
     max_parallel: Count | Literal["auto"] = "auto"
-    # Run in the current process, for a debugger.
-    inline: bool = False
     # Runs that share a GPU.
     runs_per_gpu: Count = 1
     # Runs of one job of a cluster, for `rope-exp campaign` and `rope-exp sweep` on a cluster.
@@ -409,8 +530,6 @@ class PlaceConfig:
     dir: PathText | None = None
     # null: a name derived from everything but pe and seed.
     group: Name | None = None
-    # Move an old folder aside instead of resuming in it.
-    fresh: bool = False
     # Folder of a finished run that provides the initial weights; init_weights is their hash.
     init_from: PathText | None = None
 
@@ -434,9 +553,7 @@ class Kind:
     @property
     def label(self) -> str:
         """The kind's name in tables: latent, or latent-kv_rank128 if a key departs."""
-        departing = numeric_values(self, departing=True)
-        departing.pop("kind", None)
-        return self.kind + "".join(labelled(key, value) for key, value in departing.items())
+        return self.kind + suffix(self, "kind")
 
     def small(self) -> Self:
         """Return this kind with two query heads over one key/value head, which laws/ measure."""
@@ -478,19 +595,3 @@ class SoftmaxConfig(Kind):
 
 
 SOFTMAX = SoftmaxConfig()
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """Specification of a decoder: everything that determines its parameters and computation."""
-
-    model: ModelConfig
-    pe: PeConfig
-    vocab_size: int
-    attn: Kind = SOFTMAX
-    # True if no token attends to a later one.
-    causal: bool = True
-    # Rows of the table of learned positions, if there is one.
-    num_positions: int = 0
-    # Real numbers predicted at a place; None: a token, by logits over the vocabulary.
-    num_outputs: int | None = None

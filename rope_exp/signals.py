@@ -6,10 +6,8 @@ submitit has SLURM send SIGUSR2: ranks stop at it, and in the dispatcher it has 
 """
 
 import contextlib
-import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -27,16 +25,6 @@ REPEAT_SECONDS = 2.0
 PASSED_ON = signal.SIGINT
 
 
-def end_with_parent(parent: int) -> None:
-    """Make Linux kill this process when its parent dies: none survives that holds a run's lock."""
-    if sys.platform == "linux":
-        set_parent_death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-        # The parent died before the call.
-        if os.getppid() != parent:
-            os._exit(EXIT_STOPPED)
-
-
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
     """Start the block's processes with the stop signals blocked, until they install handlers."""
@@ -52,49 +40,40 @@ class Stopped(Exception):  # noqa: N818
 
 
 class StopSignal:
-    """Records requests to stop this process, from its construction on."""
+    """Records requests to stop this process, from its construction on.
 
-    heeded: tuple[signal.Signals, ...] = (*STOP_SIGNALS, signal.SIGUSR2)
+    At the first signal the program has `requested` to check. At a second one a rank exits, without
+    waiting for anything; a dispatcher has `repeated` to check.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_rank: bool = True) -> None:
         self.requested = False
+        self.repeated = False
+        self._is_rank = is_rank
         # When each signal came first, by the monotonic clock.
         self._received: dict[int, float] = {}
-        self._handlers = {number: signal.signal(number, self._handle) for number in self.heeded}
+        # In a dispatcher, submitit's handler of SIGUSR2 stays.
+        heeded = (*STOP_SIGNALS, signal.SIGUSR2) if is_rank else STOP_SIGNALS
+        self._handlers = {number: signal.signal(number, self._handle) for number in heeded}
         # A dispatcher starts its ranks with these signals blocked.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.heeded)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, heeded)
 
     def restore(self) -> None:
         """Restore the previous signal handlers."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def on_request(self) -> None:
-        """Acknowledge the first signal; the program checks `requested` soon."""
-        _write("asked to stop: saving after this micro-batch; the same signal again leaves at once")
-
-    def on_repeat(self) -> None:
-        """Exit at a second signal, without waiting for anything."""
-        os._exit(EXIT_STOPPED)
-
-    def request(self) -> None:
-        """Request a stop, as a first signal does."""
-        self.requested = True
-        self.on_request()
-
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         first = self._received.setdefault(number, now)
         if not self.requested:
-            self.request()
+            self.requested = True
+            if self._is_rank:
+                _write("asked to stop: saving soon; the same signal again leaves at once")
         elif now > first + REPEAT_SECONDS:
-            self.on_repeat()
-
-
-def _write(line: str) -> None:
-    # Nobody may be reading.
-    with contextlib.suppress(OSError):
-        os.write(2, f"{line}\n".encode())
+            self.repeated = True
+            if self._is_rank:
+                os._exit(EXIT_STOPPED)
 
 
 # -- before there is anything to save --------------------------------------------------------------
@@ -112,20 +91,17 @@ def leave(*_: object) -> NoReturn:
     os._exit(EXIT_STOPPED)
 
 
-def interrupt(*_: object) -> NoReturn:
-    """Unwind the preparation of data; a further signal, even of one burst, exits at once."""
-    on_signal(leave)
-    raise KeyboardInterrupt
-
-
 def starting_runs(command: Callable[[], int]) -> int:
-    """Run a command that starts runs; until it installs `interrupt`, signals end it at once."""
+    """Run a command that starts runs; until these handle stop signals, one ends the command."""
     on_signal(leave)
     try:
         return command()
-    except KeyboardInterrupt:
-        _write("stopped before any run was started")
-        return EXIT_STOPPED
     finally:
         # Only Python's exit is left, which a signal would garble.
         on_signal(signal.SIG_IGN)
+
+
+def _write(line: str) -> None:
+    # Nobody may be reading.
+    with contextlib.suppress(OSError):
+        os.write(2, f"{line}\n".encode())

@@ -5,7 +5,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,12 +14,11 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor, distributed, nn
 from torch.optim import AdamW, Optimizer
 
-from rope_exp import costs
-from rope_exp.batches import chain_sha256, training_batch
+from rope_exp.batches import Batch, chain_sha256, training_batch
 from rope_exp.config import RunConfig
-from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder, Inputs, on_device
+from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder, on_device
 from rope_exp.errors import ConfigError
-from rope_exp.identity import choices, chosen
+from rope_exp.identity import chosen, optional
 from rope_exp.prepare import DataSet
 from rope_exp.sections import OptimConfig
 
@@ -47,14 +46,11 @@ def learning_rate(step: int, config: RunConfig) -> float:
 
 
 def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
-    """Return fused AdamW, or the optimizer of optim/.
-
-    Weight decay applies to matrices, but not to vectors (norms, decays) or position parameters.
-    Frequencies have their own learning rate, a multiple of the others'.
-    """
-    rate = decoder.architecture.pe.trainable_lr
+    """Return fused AdamW, or the optimizer of optim/; vectors and positions get no weight decay."""
     decaying: dict[str, Any] = {"params": [], "weight_decay": config.weight_decay}
     staying: dict[str, Any] = {"params": [], "weight_decay": 0.0}
+    # Their learning rate is a multiple of the others'.
+    rate = decoder.architecture.pe.trainable_lr
     frequencies: dict[str, Any] = {"params": [], "weight_decay": 0.0, "rate": rate}
     for name, parameter in decoder.named_parameters():
         group = decaying
@@ -112,14 +108,7 @@ class Parallel:
         self.world_size: int = self.accelerator.num_processes
         self.is_main = self.rank == 0
         self.device: torch.device = self.accelerator.device
-        self._check(device, precision, num_processes)
 
-        # The other processes, if a launcher has started several.
-        self.group: Any = None
-        if distributed.is_initialized():
-            self.group = chosen("ddp", "group", "launch.num_processes").Group()
-
-    def _check(self, device: str, precision: str, num_processes: int | str) -> None:
         if self.world_size != num_processes:
             reason = f"but this launcher started {self.world_size}"
             raise ConfigError("launch.num_processes", num_processes, reason)
@@ -139,9 +128,10 @@ class Parallel:
         if strategy != plain and (strategy, self.world_size) != ("NO", 1):
             raise ConfigError("accelerate's distributed_type", strategy, f"must be {plain}")
 
-    def accumulate(self, model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-        """Average gradients over the ranks in the `last` backward pass only."""
-        return nullcontext() if last else self.accelerator.no_sync(model)
+        # The other processes, if a launcher has started several.
+        self.group: Any = None
+        if distributed.is_initialized():
+            self.group = chosen("ddp", "group", "launch.num_processes").Group()
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of `tensor` over all ranks, on every rank."""
@@ -183,13 +173,12 @@ class TrainingStep:
         self.model: nn.Module = self.parallel.accelerator.prepare_model(self.decoder)
         self.optimizer = build_optimizer(self.decoder, self.config.optim)
         device = self.parallel.device
-        # 0: none so far.
         self.first_bad_step = torch.zeros((), dtype=torch.int64, device=device)
 
         self.graphs: Any = None
         is_wanted = os.environ.get("ROPE_EXP_GRAPHS") != "0" and self.parallel.world_size == 1
-        if is_wanted and device.type in choices("graphs"):
-            self.graphs = chosen("graphs", device.type, "launch.device").StepGraphs(self)
+        if is_wanted and (leaf := optional("graphs", device.type)):
+            self.graphs = leaf.StepGraphs(self)
 
     def __call__(self, step: int) -> Callable[[], Outcome] | None:
         """Update the model once, and return a function that waits for the step's outcome.
@@ -230,7 +219,7 @@ class TrainingStep:
 
         return read
 
-    def get_batch(self, step: int) -> tuple[Inputs, int, str]:
+    def get_batch(self, step: int) -> tuple[Batch, int, str]:
         """Return this rank's rows, the targets of all ranks, and order_sha256 with this batch."""
         batch = training_batch(self.config, self.data, step)
         order_sha256 = ""
@@ -242,28 +231,28 @@ class TrainingStep:
 
     def update(
         self,
-        inputs: Inputs,
+        inputs: Batch,
         step: int | Tensor,
         num_targets: int | Tensor,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Tensor | None:
         """Update the model from the inputs of all micro-batches, added to the gradients there are.
 
-        Each micro-batch gives summed nats, divided by the targets of the global batch. The wrapped
-        model averages gradients over the ranks, hence the factor `world_size`.
-
         Returns:
             [loss, grad_norm, first_bad_step] in float64, on the device; None if asked to stop.
         """
+        # Nats are summed over all ranks' targets, but the wrapped model averages over the ranks.
         scale = self.parallel.world_size / num_targets
         loss = torch.zeros((), device=self.parallel.device)
         micro_batches = list(inputs.split(self.config.train.rows_at_once(*inputs.ids_BT.shape)))
-        for number, micro_batch in enumerate(micro_batches, start=1):
+        for number, rows in enumerate(micro_batches, start=1):
             if should_stop():
                 return None
-            with self.parallel.accumulate(self.model, last=number == len(micro_batches)):
-                nats = micro_batch.nats(self.model)
-                (nats * scale).backward()  # type: ignore[no-untyped-call]
+            # The last backward pass averages the gradients of all of them over the ranks.
+            is_last = number == len(micro_batches)
+            with nullcontext() if is_last else self.parallel.accelerator.no_sync(self.model):
+                nats = self.model(rows.ids_BT, rows.target_BP, **rows.further)
+                (nats * scale).backward()
             loss += nats.detach()
 
         loss = self.parallel.sum(loss / num_targets)
@@ -289,11 +278,13 @@ class Throughput:
     """
 
     def __init__(self, config: RunConfig, vocab_size: int, device: torch.device) -> None:
-        lengths = {stage.seq_len for stage in config.train.staged}
-        self.flops_per_token = {n: costs.flops_per_token(config, vocab_size, n) for n in lengths}
+        # By sequence length; 1 where no peak is known.
+        self.flops_per_token = {stage.seq_len: 1 for stage in config.train.staged}
         # Dense bf16, of all ranks' devices together; None if unknown, and on a CPU.
         self.peak_flops_per_s: float | None = None
-        if device.type == "cuda":
+        if device.type == "cuda" and (costs := optional("plan", "costs")):
+            for length in self.flops_per_token:
+                self.flops_per_token[length] = costs.flops_per_token(config, vocab_size, length)
             peak = costs.peak_flops_per_s(torch.cuda.get_device_name(device))
             if config.train.peak_tflops is not None:
                 peak = config.train.peak_tflops * 1e12

@@ -1,14 +1,18 @@
-"""The runs of a command: checks before they start, acquisition of folders, and the dispatcher."""
+"""The runs of a command: checks before they start, folders, processes, and the dispatcher."""
 
-import contextlib
 import functools
+import itertools
 import os
+import signal
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rope_exp import ranks, worker
 from rope_exp.compose import resolve
 from rope_exp.config import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_keys
 from rope_exp.errors import (
@@ -16,12 +20,13 @@ from rope_exp.errors import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_STOPPED,
+    EXIT_USAGE,
     ConfigError,
     RecordError,
     keep_log,
     log,
 )
-from rope_exp.files import disk_full, free_bytes, is_full, make_folders, try_lock
+from rope_exp.files import DiskError, free_bytes, is_full, make_folders, try_lock
 from rope_exp.folder import (
     CONFIG,
     LOCK,
@@ -35,32 +40,178 @@ from rope_exp.folder import (
     write_config,
 )
 from rope_exp.identity import choices, chosen
+from rope_exp.machine import DISPATCHER_ID, child_environment, num_cores
 from rope_exp.prepare import open_data, pin
-from rope_exp.ranks import POLL_SECONDS, Job, SignalRelay, lease_gpus
+from rope_exp.signals import PASSED_ON, StopSignal, held_back
+from rope_exp.worker import certificate
 
-# File with the SLURM id of the job that began a folder anew with run.fresh=true.
-FRESH = ".fresh"
-LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
-LOG_BYTES = 1 << 16  # below this, a log may lack its last words
+POLL_SECONDS = 0.1
 # Between two attempts to start waiting runs, whose GPU or folder another dispatcher may release.
 WAIT_SECONDS = 1.0
+LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
+GRACE_SECONDS = 5.0  # between a rank's failure and the end of the ranks that wait for it
+STOP_SECONDS = 60.0  # the same if the rank was stopped: the first rank saves meanwhile
+LOG_BYTES = 1 << 16  # below this, a log may lack its last words
+
+
+@dataclass
+class Job:
+    """One run of a command: waiting until it has `ranks`, and ended once it has an `exit_code`.
+
+    Attributes:
+        title: shown to users; empty: its variant and seed.
+        log: the file of its ranks' output; None: the terminal.
+        lock: the descriptor that holds the folder's lock; -1 without one.
+        leases: the descriptors of lock files that hold each of its GPUs.
+        ended_at: when the first rank was seen to have ended, by the monotonic clock; 0: none yet.
+        was_killed: we killed the ranks that were still running.
+        reason: of a failure, if the output of its ranks is not enough.
+    """
+
+    config: RunConfig
+    title: str = ""
+    log: Path | None = None
+    lock: int = -1
+    leases: dict[str, list[int]] = field(default_factory=dict)
+    ranks: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    ended_at: float = 0.0
+    was_stopped: bool = False
+    was_killed: bool = False
+    exit_code: int | None = None
+    reason: str = ""
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.config.folder
+
+    @property
+    def name(self) -> str:
+        """The name shown to users."""
+        return self.title or self.config.name
+
+    @property
+    def status(self) -> str:
+        """One of waiting, running, finished, diverged, stopped and failed."""
+        if self.exit_code is None:
+            return "running" if self.ranks else "waiting"
+        statuses = {code: status for status, code in EXIT_CODES.items()}
+        return statuses.get(self.exit_code, "failed")
+
+    def fail(self, error: Exception) -> None:
+        """Mark the run as failed, by an error outside its ranks."""
+        self.exit_code = EXIT_FAILED if isinstance(error, OSError) else EXIT_USAGE
+        self.reason = str(error)
+
+    def unlock(self) -> None:
+        """Release the folder's lock; a child that inherited it keeps it while it lives."""
+        if self.lock >= 0:
+            os.close(self.lock)
+            self.lock = -1
+
+    def lease_gpus(self) -> bool:
+        """Lease as many GPUs as the run has ranks, or none; return whether it did."""
+        if self.config.launch.device != "cuda":
+            return True
+        return chosen("leases", "gpus", "launch.device").lease(self)
+
+    def release_gpus(self) -> None:
+        """Release every GPU; a child that inherited a lease keeps it while it lives."""
+        for descriptor in itertools.chain(*self.leases.values()):
+            os.close(descriptor)
+        self.leases.clear()
+
+    def start(self) -> None:
+        """Start one process per rank, which inherit the run's lock and leases."""
+        launch = self.config.launch
+        num_ranks = int(launch.num_processes)
+        environment = child_environment(**{DISPATCHER_ID: str(os.getpid())})
+        # The run's name at a tracker.
+        environment.setdefault("WANDB_NAME", self.name[:128])
+        num_threads = num_cores() // (num_ranks * int(launch.max_parallel))
+        environment.setdefault("OMP_NUM_THREADS", str(max(num_threads, 1)))
+        # By default, threads that wait for a parallel region spin for long. Beside other work they
+        # take the cores from the threads that they wait for (docs/performance.md).
+        if "OMP_WAIT_POLICY" not in environment:
+            environment.setdefault("GOMP_SPINCOUNT", "1000")
+        if launch.device == "cpu":
+            environment["ACCELERATE_USE_CPU"] = "true"
+        if self.leases:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.leases)
+        if num_ranks > 1:
+            with socket.create_server(("localhost", 0)) as probe:
+                port = probe.getsockname()[1]
+            environment["WORLD_SIZE"] = environment["LOCAL_WORLD_SIZE"] = str(num_ranks)
+            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+        # A stop signal before a rank has installed its handlers would make it fail.
+        with held_back(), self.log.open("ab") if self.log else nullcontext() as output:
+            for rank in range(num_ranks):
+                if num_ranks > 1:
+                    environment["RANK"] = environment["LOCAL_RANK"] = str(rank)
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "rope_exp.worker", str(self.folder)],
+                    env=environment,
+                    stdout=output,
+                    stderr=output and subprocess.STDOUT,
+                    pass_fds=[self.lock, *itertools.chain(*self.leases.values())],
+                    # A terminal's Ctrl-C reaches only the dispatcher, which passes it on once.
+                    start_new_session=True,
+                )
+                self.ranks.append(process)
+
+    def poll(self) -> None:
+        """Set the exit code once all ranks have ended, or kill the rest after a grace period.
+
+        A rank reports the reason of its failure itself, unless a signal ended it.
+        """
+        codes = [process.poll() for process in self.ranks]
+        ended = [code for code in codes if code is not None]
+        if not ended:
+            return
+        self.ended_at = self.ended_at or time.monotonic()
+
+        lowest = min(ended)
+        if lowest < 0 and not self.was_killed and not self.reason:
+            process = f"process {codes.index(lowest)} of {len(codes)}"
+            self.reason = f"{process} was ended by {signal.Signals(-lowest).name}"
+            if lowest == -signal.SIGKILL:
+                self.reason += " (the kernel does that where memory runs out)"
+        has_failed = bool(self.reason) or not {*ended} <= {*EXIT_CODES.values(), -signal.SIGKILL}
+
+        if len(ended) < len(codes):
+            grace = GRACE_SECONDS if has_failed else STOP_SECONDS
+            if time.monotonic() - self.ended_at > grace:
+                self.kill()
+        elif has_failed:
+            # If a rank refuses the config, the run does.
+            self.exit_code = EXIT_USAGE if EXIT_USAGE in ended else EXIT_FAILED
+        else:
+            self.exit_code = EXIT_STOPPED if self.was_killed else max(ended)
+
+    def stop(self) -> None:
+        """Ask every rank to save and exit, once."""
+        if not self.was_stopped:
+            self.was_stopped = True
+            for process in self.ranks:
+                process.send_signal(PASSED_ON)
+
+    def kill(self) -> None:
+        """Kill the ranks that are still running; the run's last checkpoint remains."""
+        self.was_killed = True
+        for process in self.ranks:
+            process.kill()
+
+
+# -- checks ----------------------------------------------------------------------------------------
 
 
 def as_it_runs(config: RunConfig, world_size: int | None = None) -> RunConfig:
-    """Return a config as it runs here, with nothing left to the machine or to time.
-
-    `world_size` is that of the launcher that started this process as a rank, if one did.
-    """
+    """Return a config with nothing left to the machine, to time, or to the launcher of ranks."""
     config = resolve(pinned_config(config), world_size)
-    # A job that SLURM has requeued began the run anew at its first start. Only now is the folder
-    # known: its default name has the hash of a resolved config.
-    marker = config.folder / FRESH
-    is_requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
-    if is_requeued and marker.exists() and marker.read_text() == os.environ.get("SLURM_JOB_ID"):
-        config = config.replace("run", fresh=False)
     if config.pe.code is not None:
         # A mistake in a class of one's own ends here, before anything is written.
-        worker.certificate(config.model, config.pe, config.attn, causal=config.causal)
+        certificate(config.model, config.pe, config.attn, causal=config.causal)
     return config
 
 
@@ -80,23 +231,17 @@ def with_origin(config: RunConfig) -> RunConfig:
 def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]:
     """Check the runs of a command, whose configs are resolved; prepare data, and make folders."""
     jobs = list(map(Job, configs, titles or [""] * len(configs)))
-    if len(jobs) > 1:
-        check_together(jobs)
-    fresh = {job.folder.resolve() for job in jobs if job.config.run.fresh}
     for job in jobs:
-        origin = job.config.run.init_from
-        if origin is not None and Path(origin).expanduser().resolve() in fresh:
-            raise ConfigError("run.fresh", True, f"would move aside run.init_from={origin}")
         cells = job.config.launch.cells_per_job
         if cells > 1:
             reason = "is for the jobs of `rope-exp campaign` and `rope-exp sweep` on a cluster"
             raise ConfigError("launch.cells_per_job", cells, reason)
-        check_folder(job)
+    check_folders(jobs)
 
     # One run represents all runs of a group that may share a table.
     grouped = [config for config in configs if config.run.dir is None]
     for config in {(config.group_sha256, config.group): config for config in grouped}.values():
-        _check_group(config, leaving_out=fresh)
+        _check_group(config)
 
     left = [job for job in jobs if job.exit_code is None]
     for tracker in {job.config.tracker for job in left}:
@@ -123,19 +268,18 @@ def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]
     return jobs
 
 
-def check_together(jobs: Sequence[Job]) -> None:
-    """Refuse runs that cannot share a sweep."""
+def check_folders(jobs: Sequence[Job]) -> None:
+    """Refuse folders of other runs or of two of these; set the exit codes of runs that are done."""
     folders = set()
     for job in jobs:
-        if job.config.launch.inline:
-            reason = "runs in this very process, and a sweep has several runs"
-            raise ConfigError("launch", "inline", reason)
         if job.folder.absolute() in folders:
             raise _folder_error(job, f"two runs of the sweep ({job.config.name}) would share it")
         folders.add(job.folder.absolute())
+    for job in jobs:
+        _check_folder(job)
 
 
-def check_folder(job: Job) -> None:
+def _check_folder(job: Job) -> None:
     """Refuse a folder of another config; set the job's exit code if the run is done."""
     folder = job.folder
     if not folder.exists():
@@ -147,8 +291,6 @@ def check_folder(job: Job) -> None:
         if not names <= {LOCK, f".{CONFIG}.new"}:
             raise _folder_error(job, "holds files that are no run; choose another folder")
         return
-    if job.config.run.fresh:
-        return
 
     before = read_config(folder)
     keys = ("precision", "compile", "deterministic")
@@ -157,7 +299,7 @@ def check_folder(job: Job) -> None:
     changes = differing_keys(before.numeric, job.config.numeric, later)
     if changes:
         reason = f"belongs to another config ({'; '.join(changes)}); choose another run.dir or "
-        raise _folder_error(job, f"{reason}run.group, or move it aside with run.fresh=true")
+        raise _folder_error(job, f"{reason}run.group, or move the folder away")
 
     result = read_result(folder)
     if result is not None:
@@ -166,54 +308,37 @@ def check_folder(job: Job) -> None:
     step = last_step(folder)
     if step > before.train.save_every and not list_steps(folder / "checkpoints"):
         reason = f"has metrics up to step {step} and no checkpoint; restore its checkpoints/"
-        raise _folder_error(job, f"{reason}, or use run.fresh=true")
+        raise _folder_error(job, f"{reason}, or move the folder away to begin anew")
 
 
-def _check_group(config: RunConfig, leaving_out: Collection[Path]) -> None:
+def _check_group(config: RunConfig) -> None:
     """Refuse a run that cannot share a table with the others of its group."""
-    for path in sorted((DEFAULT_OUTPUT / config.group).glob(f"*/seed*/{CONFIG}")):
-        if path.parent.resolve() not in leaving_out:
-            other = read_config(path.parent)
-            if other.group_sha256 != config.group_sha256:
-                changes = "; ".join(differing_keys(other.numeric, config.numeric, FACTORS))
-                reason = f"holds runs of another config ({changes}); choose another name, or null"
-                raise ConfigError("run.group", config.group, reason)
-            return
+    # These can share one, so the first represents them.
+    for path in sorted((DEFAULT_OUTPUT / config.group).glob(f"*/seed*/{CONFIG}"))[:1]:
+        other = read_config(path.parent)
+        if other.group_sha256 != config.group_sha256:
+            changes = "; ".join(differing_keys(other.numeric, config.numeric, FACTORS))
+            reason = f"holds runs of another config ({changes}); choose another name, or null"
+            raise ConfigError("run.group", config.group, reason)
 
 
 # -- acquisition -----------------------------------------------------------------------------------
 
 
 def acquire(job: Job) -> bool:
-    """Acquire the lock of the run's folder, check the folder again, and write the run's config.
-
-    With run.fresh an old folder is moved aside, never deleted; then job.config is no longer fresh.
-    Metrics from before the first checkpoint are dropped.
-
-    Returns:
-        False if another process holds the lock; true otherwise, even if the run proves to be done.
-    """
+    """Lock the run's folder and write its config; return False if another process has the lock."""
     make_folders(job.folder)
     lock = try_lock(job.folder / LOCK)
-    job.is_elsewhere = lock is None
     if lock is None:
         return False
     job.lock = lock
 
-    # Another command may have made or finished it since it was admitted.
-    check_folder(job)
+    # Another command may have begun or finished runs since this one was admitted.
+    _check_folder(job)
     if job.exit_code is not None:
         return True
-    config = job.config
-    if config.run.dir is None and not config.run.fresh:
-        _check_group(config, leaving_out=[job.folder.resolve()])
-    if config.run.fresh and (job.folder / CONFIG).exists():
-        number = 1
-        while (aside := job.folder.with_name(f".{job.folder.name}.old-{number}")).exists():
-            number += 1
-        job.folder.rename(aside)
-        job.unlock()
-        return acquire(job)
+    if job.config.run.dir is None:
+        _check_group(job.config)
 
     # Without a checkpoint the run begins anew, and drops metrics from before the first save.
     if not list_steps(job.folder / "checkpoints"):
@@ -221,12 +346,8 @@ def acquire(job: Job) -> bool:
             log(f"{job.name}: begins anew, since step {lost} came before any checkpoint")
         (job.folder / METRICS).unlink(missing_ok=True)
 
-    # Later starts of the same run resume in this folder; only the first start is fresh.
-    place = replace(config.run, fresh=False, dir=str(job.folder), group=config.group)
-    write_config(job.folder, replace(config, run=place))
-    if config.run.fresh and (job_id := os.environ.get("SLURM_JOB_ID")):
-        (job.folder / FRESH).write_text(job_id)
-    job.config = config.replace("run", fresh=False)
+    place = {"dir": str(job.folder), "group": job.config.group}
+    write_config(job.folder, job.config.replace("run", **place))
     return True
 
 
@@ -251,34 +372,19 @@ def _folder_error(job: Job, reason: str) -> ConfigError:
 def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, list[Job]]:
     """Resolve, admit and complete every run; return the exit code, of a sweep 0, 1 or 75."""
     jobs = admit([as_it_runs(config) for config in configs], titles)
-    fresh = configs[0].run.fresh
-    # Every old result is moved aside now: if the sweep is stopped, none passes for a new one.
-    if fresh and len(jobs) > 1:
-        for job in jobs:
-            if acquire(job):
-                job.unlock()
+    if len(jobs) > 1:
+        return run_all(jobs), jobs
 
-    code = run_all(jobs) if len(jobs) > 1 else _run_one(jobs[0])
-    if code == EXIT_STOPPED and fresh:
-        log("leave out run.fresh=true to resume: with it, the same command begins anew")
-    return code, jobs
-
-
-def _run_one(job: Job) -> int:
-    """Run the only run of a command; its ranks write to the terminal."""
+    # The ranks of the only run of a command write to the terminal.
+    [job] = jobs
     acquire_or_refuse(job)
-    if job.exit_code is not None:
-        return job.exit_code
-    if job.config.launch.inline:
-        return worker.run_here(job.config)
-
-    if not lease_gpus(job):
+    if job.exit_code is None and not job.lease_gpus():
         log(f"{job.name}: every GPU is leased to another run; waiting for one")
-    bring_to_end([job])
+    bring_to_end(jobs)
     if job.reason:
         keep_log(job.folder / LOG)
         log(f"error: {job.name}: {job.reason}")
-    return EXIT_STOPPED if job.exit_code is None else job.exit_code
+    return EXIT_STOPPED if job.exit_code is None else job.exit_code, jobs
 
 
 def run_all(
@@ -312,26 +418,49 @@ def bring_to_end(
 
     `on_poll` is called after every poll, with the runs that have ended since the last one.
     """
-    try_again_at = 0.0
-    with SignalRelay(jobs) as relay:
-        while left := [job for job in jobs if job.exit_code is None]:
-            running = [job for job in left if job.ranks]
-            if relay.requested and not running:
-                return
-            now = time.monotonic()
-            for job in running:
-                ranks.poll(job)
-                if job.exit_code is not None:
-                    try_again_at = now
-                    _release(job)
-            if now >= try_again_at and not relay.requested:
-                try_again_at = now + WAIT_SECONDS
-                _start_waiting(left, relay)
+    signals = StopSignal(is_rank=False)
+    try:
+        _poll_all(jobs, on_poll, signals)
+    except BaseException:
+        # Another package's handler raised: submitit's does, ahead of its job's time limit.
+        deadline = time.monotonic() + STOP_SECONDS
+        for job in jobs:
+            job.stop()
+        for process in itertools.chain(*(job.ranks for job in jobs)):
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(deadline - time.monotonic(), 0.0))
+        raise
+    finally:
+        signals.restore()
 
-            ended = [job for job in left if job.exit_code is not None]
-            for call in on_poll:
-                call(ended)
-            time.sleep(POLL_SECONDS)
+
+def _poll_all(
+    jobs: Sequence[Job], on_poll: Sequence[Callable[[Sequence[Job]], None]], signals: StopSignal
+) -> None:
+    try_again_at = 0.0
+    while left := [job for job in jobs if job.exit_code is None]:
+        now = time.monotonic()
+        running = [job for job in left if job.ranks]
+        for job in running:
+            if signals.repeated:
+                # Inside a long operation, a rank does not notice a second signal.
+                job.kill()
+            elif signals.requested:
+                job.stop()
+            job.poll()
+            if job.exit_code is not None:
+                try_again_at = now
+                _release(job)
+
+        if signals.requested and not running:
+            return
+        if now >= try_again_at and not signals.requested:
+            try_again_at = now + WAIT_SECONDS
+            _start_waiting(left)
+        ended = [job for job in left if job.exit_code is not None]
+        for call in on_poll:
+            call(ended)
+        time.sleep(POLL_SECONDS)
 
 
 def _release(job: Job) -> None:
@@ -339,34 +468,30 @@ def _release(job: Job) -> None:
     if job.log and job.ranks and job.status == "failed":
         # The log may lie on a full disk, where ranks cannot write their own reason.
         if not job.reason and free_bytes(job.folder) < LOG_BYTES:
-            job.reason = str(disk_full(job.folder, LOG_BYTES, "its log"))
+            job.reason = str(DiskError(job.folder, LOG_BYTES, "its log"))
         elif job.reason:
-            with contextlib.suppress(OSError), job.log.open("a") as file:
+            with suppress(OSError), job.log.open("a") as file:
                 file.write(f"error: {job.reason}\n")
     job.unlock()
     job.release_gpus()
 
 
-def _start_waiting(jobs: Sequence[Job], relay: SignalRelay) -> None:
+def _start_waiting(jobs: Sequence[Job]) -> None:
     """Start waiting runs while GPUs are free and every run's max_parallel allows it."""
     running = [job for job in jobs if job.status == "running"]
     for job in jobs:
         limit = min(int(other.config.launch.max_parallel) for other in [job, *running])
-        is_waiting = job.status in ("waiting", "elsewhere")
-        if not is_waiting or len(running) >= limit or not lease_gpus(job):
+        if job.status != "waiting" or len(running) >= limit or not job.lease_gpus():
             continue
         try:
             if (job.lock >= 0 or acquire(job)) and job.exit_code is None:
-                ranks.start(job)
+                job.start()
         except (ConfigError, RecordError, OSError) as error:
             # Only this run fails; the others continue.
             job.fail(error)
-            ranks.kill(job)
+            job.kill()
 
-        if job.status != "running":
+        if job.status == "running":
+            running.append(job)
+        else:
             _release(job)
-            continue
-        running.append(job)
-        # A stop may have been requested meanwhile.
-        if relay.requested:
-            ranks.stop(job)

@@ -12,13 +12,14 @@ from typing_extensions import TypedDict
 
 from rope_exp import checkpoint
 from rope_exp.batches import held_out_rows
-from rope_exp.config import RunConfig, TrainConfig
+from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder, held_out_loss, llama_weights, weights, weights_sha256
 from rope_exp.errors import CheckpointError, Progress, log
 from rope_exp.files import json_sha256, read_json, write_json
 from rope_exp.folder import PROBES, RESULT, MetricsWriter, checked, list_steps
-from rope_exp.identity import Natural, NonNegative, OrderSha256, Sha256, chosen
+from rope_exp.identity import chosen
 from rope_exp.prepare import DataSet
+from rope_exp.sections import Natural, NonNegative, OrderSha256, Sha256, TrainConfig
 from rope_exp.signals import Stopped, StopSignal
 from rope_exp.step import (
     Outcome,
@@ -37,8 +38,6 @@ class State(TypedDict):
     step: Natural
     order_sha256: OrderSha256
     elapsed_s: NonNegative
-    # Loss and gradient norm of a step whose evaluation was interrupted.
-    unrecorded: tuple[float, float] | None
     config_sha256: Sha256
     data_sha256: Sha256
     init_sha256: Sha256
@@ -96,10 +95,13 @@ class Trainer:
         """Load the newest checkpoint, if there is one, and return its state or that of step 0."""
         saved = checkpoint.load_newest(self.checkpoints)
         if saved is None:
-            return {"step": 0, "order_sha256": "", "elapsed_s": 0.0, "unrecorded": None}
+            return {"step": 0, "order_sha256": "", "elapsed_s": 0.0}
 
         where = f"the checkpoint of step {saved.step} in {self.folder}"
         state = checked(f"{where}: state.json", saved.state, State)
+        if state.get("unrecorded") is not None:
+            reason = "was saved in an evaluation, by an older version; remove this checkpoint"
+            raise CheckpointError(f"{where} {reason}")
         if self.config.init_weights is not None:
             # They came from another run, which may be gone.
             initial = {"init_sha256", "shared_init_sha256"} & state.keys()
@@ -108,7 +110,7 @@ class Trainer:
             if state.get(key, value) != value:
                 raise CheckpointError(
                     f"{where} is of another run: its {key} is {state[key]:.12} and this run's "
-                    f"{value:.12}; restore what it was trained on, or use run.fresh=true"
+                    f"{value:.12}; restore what it was trained on, or move the folder away"
                 )
         make_state(self.train_step.optimizer, self.decoder)
         moments = optimizer_tensors(self.train_step.optimizer, self.decoder)
@@ -160,9 +162,6 @@ class Trainer:
             validation: dict[str, float] = {}
             if due & {"eval", "end"}:
                 loss = self.evaluate()
-                if loss is None:
-                    self._save(record, unrecorded=(outcome.loss, outcome.grad_norm))
-                    return "stopped"
                 # The update may have spoilt the weights; the step's own loss is from before it.
                 if not math.isfinite(loss):
                     return "diverged"
@@ -188,10 +187,6 @@ class Trainer:
         On a GPU the next step starts before an outcome is read, unless more than a row is due:
         evaluations and checkpoints are of the step's own weights.
         """
-        if self.start["unrecorded"] is not None:
-            loss, grad_norm = self.start["unrecorded"]
-            yield Outcome(self.step, loss, grad_norm, 0, self.start["order_sha256"])
-
         unread: list[Callable[[], Outcome]] = []
         while self.step < self.config.train.num_steps:
             started = self.train_step(self.step + 1)
@@ -209,19 +204,17 @@ class Trainer:
         """Return whether any rank was asked to stop, on every rank."""
         return self.parallel.any(self.stop.requested)
 
-    def evaluate(self) -> float | None:
-        """Return the mean loss over held-out targets; None if asked to stop."""
+    def evaluate(self) -> float:
+        """Return the mean loss over held-out targets."""
         with self.parallel.accelerator.autocast():
             return held_out_loss(
                 self.decoder,
                 self.held_out_rows,
                 micro_batch_size=self.rows_at_once,
-                device=self.parallel.device,
                 parallel=self.parallel,
-                should_stop=self.should_stop,
             )
 
-    def _save(self, record: "Record | None", unrecorded: tuple[float, float] | None = None) -> None:
+    def _save(self, record: "Record | None") -> None:
         """Save this step once, on rank 0, after the rows up to it are on the disk."""
         if self.step == self.saved_step:
             return
@@ -230,7 +223,6 @@ class Trainer:
             state = {
                 "order_sha256": self.train_step.order_sha256,
                 "elapsed_s": record.elapsed_s(),
-                "unrecorded": unrecorded,
                 **self.identity,
             }
             moments = optimizer_tensors(self.train_step.optimizer, self.decoder)
@@ -255,7 +247,7 @@ def due_after(train: TrainConfig, step: int) -> set[str]:
         "eval": train.eval_every,
         "save": train.save_every,
         "end": train.num_steps,
-        "stage": train.stage_at(step).last_step,
+        "stage": train.stage_at(step).steps[-1],
     }
     # A step never exceeds the run's or its stage's last, so for these this is equality.
     return {action for action, period in periods.items() if step % period == 0}
@@ -269,9 +261,7 @@ class Record:
         self.config = trainer.config
         start = trainer.start
         checkpoint.clear_leftovers(trainer.checkpoints)
-        # A step whose evaluation was interrupted gets its row when it is evaluated again.
-        last_row = start["step"] - (start["unrecorded"] is not None)
-        self.writer = MetricsWriter(trainer.folder, last_row)
+        self.writer = MetricsWriter(trainer.folder, start["step"])
         self.tracker: Any = None
         if (name := self.config.tracker.name) != "none":
             leaf = chosen("trackers", name, "tracker.name")

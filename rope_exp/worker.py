@@ -8,10 +8,11 @@ import ctypes
 import functools
 import gc
 import os
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -31,30 +32,35 @@ from rope_exp.folder import ENV, LOG, RESULT, describe, read_config, read_env
 from rope_exp.identity import choices, chosen
 from rope_exp.machine import DISPATCHER_ID, MARKED, machine_facts, spelled
 from rope_exp.sections import Kind, ModelConfig, PeConfig
-from rope_exp.signals import StopSignal, end_with_parent
+from rope_exp.signals import StopSignal
 
 
 def main() -> int:
     """Train the run in the folder named on the command line; return the exit code."""
     # Before anything slow, so that a signal during imports is caught.
     stop = StopSignal()
-    end_with_parent(int(os.environ[DISPATCHER_ID]))
+    if sys.platform == "linux":
+        # Let this process die with its dispatcher: none survives that holds a run's lock.
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+        # The dispatcher died before the call.
+        if os.getppid() != int(os.environ[DISPATCHER_ID]):
+            return EXIT_STOPPED
+    return run_rank(lambda: read_config(Path(sys.argv[1])), stop)
 
-    folder = Path(sys.argv[1])
+
+def run_rank(read: Callable[[], RunConfig], stop: StopSignal) -> int:
+    """Train one run, whose lock the caller holds, as this rank of it; return the exit code.
+
+    If one of several ranks fails, its process exits at once: Python's shutdown would be aborted by
+    torch's threads, which wait for ranks that are gone.
+    """
     try:
-        code = explained(lambda: run(read_config(folder), folder, stop), prints=False)
+        code = explained(lambda: run(read(), stop), prints=False)
     except Exception:
         log(traceback.format_exc().rstrip())
         code = EXIT_FAILED
-    return end_process(code)
-
-
-def end_process(code: int) -> int:
-    """Return `code`; if one of several ranks fails, exit its process at once.
-
-    Python's shutdown would be aborted by torch's threads, which wait for ranks that are gone.
-    """
-    if code in (EXIT_FAILED, EXIT_USAGE) and _world_size() > 1:
+    if code in (EXIT_FAILED, EXIT_USAGE) and os.environ.get("WORLD_SIZE", "1") != "1":
         # Nobody may be reading.
         with suppress(OSError):
             sys.stdout.flush()
@@ -63,11 +69,12 @@ def end_process(code: int) -> int:
     return code
 
 
-def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
-    """Train one run, whose lock the caller holds, as this rank of it; return the exit code."""
+def run(config: RunConfig, stop: StopSignal) -> int:
+    """Train a run; return the exit code."""
     # Several ranks stop together, in the loop.
-    if stop.requested and _world_size() == 1:
+    if stop.requested and config.launch.num_processes == 1:
         return EXIT_STOPPED
+    folder = config.folder
     if os.environ.get("RANK", "0") == "0":
         keep_log(folder / LOG)
 
@@ -109,11 +116,6 @@ def run(config: RunConfig, folder: Path, stop: StopSignal) -> int:
     return EXIT_CODES[status]
 
 
-def run_here(config: RunConfig) -> int:
-    """Train one run in this process, and return its exit code."""
-    return end_process(explained(lambda: run(config, config.folder, StopSignal()), prints=False))
-
-
 def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
     """Write env.json and tokenizer.json of a run that begins or resumes, and log that it does.
 
@@ -121,7 +123,6 @@ def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
     """
     config = trainer.config
     train = config.train
-    data = trainer.data
     parallel = trainer.parallel
     accelerator = parallel.accelerator
     old = read_env(trainer.folder)
@@ -146,13 +147,13 @@ def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
         },
         "params": trainer.num_parameters,
         "certificate": laws,
-        "corpus": data.corpus,
+        "corpus": trainer.data.corpus,
     }
     if config.init_weights is not None:
         origin = chosen("init_from", "origin", "run.init_from")
         env["init_from"] = old.get("init_from") or origin.facts(config)
     write_json(trainer.folder / ENV, env)
-    write_atomically(trainer.folder / "tokenizer.json", data.tokenizer_json)
+    write_atomically(trainer.folder / "tokenizer.json", trainer.data.tokenizer_json)
 
     compiling = "compiling" if train.compile else "not compiled"
     lines = [
@@ -203,10 +204,6 @@ def set_up_process(config: RunConfig) -> None:
         # would fix this one at 128 KiB.
         if any(library.mallopt(mmap_threshold, most) for most in (2**31 - 1, 2**25)):
             library.mallopt(trim_threshold, 2**31 - 1)
-
-
-def _world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from gpu_tune import NEVER, WARM_UP, Loop
@@ -130,7 +131,7 @@ def bench(config: RunConfig, rounds: int, steps: int) -> int:
         rate = train.tokens_per_step / median
         print(f"{name}: {1e3 * median:.1f} ms a step, {rate:,.0f} tokens/s, first loss {loss:.4f}")
     ratios = [theirs / ours for ours, theirs in zip(*turns.step_s, strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])
     print(f"Trainer: {middle:.2f} times as slow (quartiles {low:.2f}, {high:.2f})")
     return EXIT_DONE
 

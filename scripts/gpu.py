@@ -1,21 +1,13 @@
 """Use a machine with a GPU for a few minutes: tests, tuning of the training step, and campaigns.
 
-    python scripts/gpu.py --seconds 540                    # in a checkout, on the GPU
-    python scripts/gpu.py --seconds 240 nine_10m           # this campaign alone
-
 Parts run in this order, each in a process: the quick tests of tests/gpu (75 s; if they fail, the
 command ends), the settings of scripts/gpu_tune.py (240 s), then campaigns, several runs at a time
-under MPS, in the time that is left. Logs and results go to --out. Repeated, all but tests resume.
+under MPS, in the time that is left. docs/performance.md has commands, also for a machine without a
+network that has torch, accelerate, tokenizers, safetensors and PyYAML.
 
-A machine without a network gets what it lacks from a folder, packed here and unpacked there:
-
-    python scripts/gpu.py --pack build/pack
-    PYTHONPATH=. python scripts/gpu.py --unpack build/pack --seconds 540
-
-That machine has torch, accelerate, tokenizers, safetensors and PyYAML. The folder holds wheels and
-prepared tokens. Text stays here: the tokens' key hashes only names, sizes and times of its files,
-so empty files that have the same ones take their place there. The digest of the tokens, which every
-record holds, shows that they arrived unchanged.
+A pack holds wheels and prepared tokens. Text stays here: the tokens' key hashes only names, sizes
+and times of its files, so empty files that have the same ones take their place there. The digest of
+the tokens, which every record holds, shows that they arrived unchanged.
 """
 
 import argparse
@@ -33,10 +25,12 @@ from rope_exp.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, ConfigError, e
 from rope_exp.files import read_json, write_json
 from rope_exp.machine import ROOT, child_environment, output_of
 
+# ROPE_EXP_DEVICE=cpu rehearses all parts without a GPU.
+DEVICE = os.environ.get("ROPE_EXP_DEVICE", "cuda")
 PARTS = ("tests", "tune", "nine_10m")
 # The most seconds of a part; a campaign takes all that are left.
 SECONDS = {"tests": 75.0, "tune": 240.0}
-TOGETHER = 20  # runs of a campaign at a time
+TOGETHER = "20"  # runs of a campaign at a time
 GRACE_S = 10  # from a request to end until a part is killed
 # Seconds before its end at which a campaign is asked to stop, so that its runs save checkpoints.
 SAVING_S = 30.0
@@ -51,22 +45,9 @@ PACKAGES = (
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
-def device() -> str:
-    """Return the device of all parts; ROPE_EXP_DEVICE=cpu rehearses them without a GPU."""
-    return os.environ.get("ROPE_EXP_DEVICE", "cuda")
-
-
-def card() -> str:
-    """Return the short name of the first GPU, as in results/bench."""
-    if device() != "cuda":
-        return device()
-    name = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-    return name.removeprefix("NVIDIA ").split()[0]
-
-
 def words_of(part: str, seconds: float, campaign: Sequence[str], out: Path) -> list[str]:
     """Return the command line of a part, after the interpreter; `campaign` is every campaign's."""
-    tune = ["--device", device(), "--out", str(out), "--seconds", "220"]
+    tune = ["--device", DEVICE, "--out", str(out), "--seconds", "220"]
     # The tests left out train for a minute, and are stopped and resumed.
     quick = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not broken_off"]
     fixed = {
@@ -209,7 +190,6 @@ def main() -> int:
     add("--seconds", type=float, default=540.0, help="for all parts together (%(default)s)")
     add("--out", type=Path, help="default: results/bench/CARD")
     add("--config-dir", type=Path, help="another folder of campaigns")
-    add("--together", type=int, default=TOGETHER, metavar="N", help="runs at a time (%(default)s)")
     add("--pack", type=Path, metavar="FOLDER", help="write what another machine lacks, and end")
     add("--python", default="3.12", help="the other machine's (%(default)s)")
     add("--unpack", type=Path, metavar="FOLDER", help="of --pack")
@@ -221,10 +201,13 @@ def main() -> int:
         return EXIT_DONE
     if asked.unpack:
         os.environ |= unpack(asked.unpack)
-    out = (asked.out or ROOT / "results/bench" / card()).absolute()
     campaign = ["--config-dir", str(asked.config_dir)] if asked.config_dir else []
-    if device() == "cuda":
-        campaign += ["--on-gpus", str(asked.together)]
+    card = DEVICE
+    if DEVICE == "cuda":
+        campaign += ["--on-gpus", TOGETHER]
+        name = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+        card = name.removeprefix("NVIDIA ").split()[0]
+    out = (asked.out or ROOT / "results/bench" / card).absolute()
     out.mkdir(parents=True, exist_ok=True)
     return run_all(asked.parts, campaign, asked.seconds, out)
 

@@ -24,12 +24,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rope_exp.compose import resolve, run_config
 from rope_exp.config import RunConfig
-from rope_exp.costs import flops_per_token, peak_flops_per_s
 from rope_exp.decoder import Decoder
 from rope_exp.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, first_line, log
 from rope_exp.files import read_json, write_json
 from rope_exp.machine import machine_facts
-from rope_exp.plan.tables import vocabulary
+from rope_exp.plan.costs import flops_per_token, peak_flops_per_s, vocabulary
 from rope_exp.prepare import Prepared
 from rope_exp.step import Parallel, TrainingStep
 
@@ -172,7 +171,6 @@ def main() -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     add = parser.add_argument
-    add("--models", default=",".join(SETTINGS), help="(%(default)s)")
     add("--device", default="cuda", help="(%(default)s)")
     add("--seconds", type=float, default=240.0, help="then start no other (%(default)s)")
     add("--out", type=Path, required=True)
@@ -182,8 +180,7 @@ def main() -> int:
     # Its key does not tell attention backends apart: one would be measured as the other.
     functorch.enable_autograd_cache = False
     # The first setting of every model, then the second, so that each model has a result.
-    models = options.models.split(",")
-    listed = [[Setting(model, *row) for row in SETTINGS[model]] for model in models]
+    listed = [[Setting(model, *row) for row in rows] for model, rows in SETTINGS.items()]
     rounds = itertools.chain.from_iterable(itertools.zip_longest(*listed))
     return tune([setting for setting in rounds if setting], options)
 

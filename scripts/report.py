@@ -5,7 +5,7 @@ The same as `rope-exp report`.
 
 import sys
 
-from rope_exp.cli import main
+from rope_exp.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main("report"))

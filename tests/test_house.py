@@ -73,7 +73,7 @@ def test_few_modules_know_a_variant_by_name() -> None:
                 knowing.add(str(path.relative_to(REPOSITORY)))
     assert knowing == {
         "rope_exp/sections.py",
-        "rope_exp/published.py",
+        "rope_exp/comparable.py",
     }
 
 
@@ -157,7 +157,8 @@ def test_the_paper_has_the_differences_of_its_tables() -> None:
         with (REPOSITORY / "results" / place / "table.csv").open(encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 name = subset_name(tuple(row["rotate"])).removesuffix("-RoPE")
-                published[name] = signed(row["published_delta"], decimals=3)
+                delta = float(row["published_delta"])
+                published[name] = f"{delta:+.3f}" if delta else "0.000"
                 rows.setdefault(name, []).append(with_intervals(row))
 
     assert len(rows) == 9
@@ -231,14 +232,6 @@ def with_intervals(row: dict[str, str]) -> str:
     if pooled != own:
         said += f" ({own:.3f})"
     return said if row["verdict"] == row["verdict_alone"] else f"{said} †"
-
-
-def signed(value: str, *, decimals: int) -> str:
-    """Return a difference as text; exactly 0 has no sign, and an empty one stays empty."""
-    number = float(value or 0)
-    if not number:
-        return value and f"{number:.{decimals}f}"
-    return f"{number:+.{decimals}f}"
 
 
 def test_links_of_the_pages_lead_somewhere() -> None:

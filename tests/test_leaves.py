@@ -29,7 +29,7 @@ except ConfigError as error:
 else:
     raise AssertionError("a config that is wrong was not refused")
 
-config = run_config(["pe=qk_rope", "run.group=g", "launch=inline", *sys.argv[1:]])
+config = run_config(["pe=qk_rope", "run.group=g", *sys.argv[1:]])
 assert dispatch([config], [config.name])[0] == 0
 write(Path("results/runs"), "g", Path("results"))
 assert Path("results/table.csv").read_text().splitlines()[1].startswith("g,qk_rope,")

@@ -7,15 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from support.configs import RECORDED, REPOSITORY
 
 from rope_exp import load_run, load_runs
 from rope_exp.batches import chain_sha256, held_out_rows, training_batch
 from rope_exp.campaign.records import read_records, recorded_campaigns, stored_records
-from rope_exp.config import RunConfig
 from rope_exp.decoder import held_out_loss
-from rope_exp.folder import read_config
+from rope_exp.folder import read_config, to_config
 from rope_exp.prepare import open_data
 from rope_exp.report import write
 
@@ -29,7 +27,7 @@ def test_records_keep_their_identity() -> None:
     assert sum(map(len, stored.values())) >= 1162
     for path, content in (each for records in stored.values() for each in records.items()):
         record = json.loads(content)
-        config = RunConfig.from_dict(record["config"])
+        config = to_config(record["config"])
         for key in ("config_sha256", "group_sha256"):
             assert getattr(config, key) == record["result"][key], f"{path}: {key}"
 
@@ -71,8 +69,7 @@ def test_a_stored_run_has_its_loss(corpus: None) -> None:
     assert data.data_sha256 == result["data_sha256"]
 
     model, _ = load_run(STORED)
-    cpu = torch.device("cpu")
-    loss = held_out_loss(model, held_out_rows(config, data), micro_batch_size=4, device=cpu)
+    loss = held_out_loss(model, held_out_rows(config, data), micro_batch_size=4)
     assert loss == pytest.approx(result["val/loss"], abs=1e-5)
 
 

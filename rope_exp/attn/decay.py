@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from rope_exp.attention import Positions, split_heads, wide
 from rope_exp.attn._recurrence import StateAttention, Terms
 from rope_exp.attn.retention import retnet_log_gamma
-from rope_exp.identity import OpenShare, Rule, section
-from rope_exp.sections import Kind, ModelConfig
+from rope_exp.identity import Rule, section
+from rope_exp.sections import Kind, ModelConfig, OpenShare
 
 # Learned decays start at 1 - 2^(-5-h) for head h. With more heads, the last would start beyond the
 # slowest decay that can be learned, and get no gradient there.

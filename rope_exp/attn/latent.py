@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from rope_exp.attention import Attention, LayerCache, Positions, normed, split_heads
 from rope_exp.attn.shared import has_values_in_keys
-from rope_exp.identity import Even, Size, section
-from rope_exp.sections import SITES, Kind, ModelConfig
+from rope_exp.identity import section
+from rope_exp.sections import SITES, Even, Kind, ModelConfig, Size
 
 LATENT_EPS = 1e-6
 

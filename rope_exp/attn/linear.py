@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rope_exp.attention import Positions, linears, split_heads, wide
 from rope_exp.attn._recurrence import StateAttention, Terms
-from rope_exp.identity import Positive, section
-from rope_exp.sections import Kind, ModelConfig
+from rope_exp.identity import section
+from rope_exp.sections import Kind, ModelConfig, Positive
 
 
 @section

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 from rope_exp.attention import Attention, LayerCache, Positions, linears, normed, split_heads, wide
-from rope_exp.identity import Even, Rule, Size, section
-from rope_exp.sections import SITES, Kind, ModelConfig
+from rope_exp.identity import Rule, section
+from rope_exp.sections import SITES, Even, Kind, ModelConfig, Size
 
 
 @section
@@ -48,7 +48,7 @@ class Config(Kind):
         return self.groups
 
     def rules(self, model: ModelConfig) -> Iterator[Rule]:
-        reason = "must divide model.num_attention_heads={0.model.num_attention_heads}"
+        reason = f"must divide model.num_attention_heads={model.num_attention_heads}"
         yield model.num_attention_heads % self.groups, "attn.groups", reason
 
     def rotary_dim(self, model: ModelConfig) -> int:

@@ -11,19 +11,17 @@ from contextlib import suppress
 from datetime import timedelta
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from rope_exp.campaign.cells import Campaign, Cell
 from rope_exp.campaign.records import PACKED, read_record, stored_records, write_record
-from rope_exp.comparable import differing_surroundings
-from rope_exp.compose import operations, runs_at_a_time
-from rope_exp.config import RunConfig, differing_keys
+from rope_exp.compose import runs_at_a_time
+from rope_exp.config import differing_keys
 from rope_exp.errors import EXIT_DONE, ConfigError, RecordError, log
 from rope_exp.files import write_atomically
 from rope_exp.folder import Run, last_step
+from rope_exp.identity import chosen
 from rope_exp.machine import git_state
-from rope_exp.ranks import Job
-from rope_exp.sweep import admit, as_it_runs, run_all
+from rope_exp.sweep import Job, admit, as_it_runs, run_all
 
 # Keys that a record must share with its cell, in addition to those that can change a number:
 # rounding depends on the threads, and a record contains the probes' results.
@@ -50,7 +48,11 @@ class Progress:
 
     def add(self, cell: Cell, run: Run) -> None:
         """Mark a cell as done; refuse a record of another config."""
-        if differing := differing_keys(_compared(run.config), _compared(cell.config)):
+        recorded, wanted = (
+            config.numeric | {key: attrgetter(key)(config) for key in SHARED}
+            for config in (run.config, cell.config)
+        )
+        if differing := differing_keys(recorded, wanted):
             reason = f"{run.folder} is a record of another config than the campaign's file gives "
             raise ConfigError(run.where, ..., f"{reason}this cell ({'; '.join(differing)})")
         self.done[cell.name] = run
@@ -63,11 +65,11 @@ class Progress:
 
     def notes(self) -> list[str]:
         """Return notes on records that belong to no cell, and on cells that diverged."""
-        diverged = [name for name, run in self.done.items() if run.status == "diverged"]
         notes = {
-            f"{self.folder} holds what is of no cell of the campaign, and reports read it all the "
-            "same": self._strangers,
-            f"{self.campaign.name}: diverged, and so done": diverged,
+            f"{self.folder} holds records of no cell, which reports read": self._strangers,
+            f"{self.campaign.name}: diverged, and so done": [
+                name for name, run in self.done.items() if run.status == "diverged"
+            ],
         }
         return [f"{note}: {', '.join(names)}" for note, names in notes.items() if names]
 
@@ -76,20 +78,15 @@ class Progress:
         count = len(self.campaign.cells)
         words = f"{self.campaign.name}: {len(self.done)} of {count} cells have a record"
         finished = [run for run in self.done.values() if run.status == "finished"]
-        if not self.left:
+        if not self.left or not finished:
             return words
-        if not finished:
-            return f"{words}; no estimate yet of the {len(self.left)} that are left"
 
-        spent = sum(run.result["wall_s"] for run in self.done.values())
+        operations = chosen("plan", "costs", "campaign").operations
         pace = statistics.median(run.result["wall_s"] / operations(run.config) for run in finished)
         seconds = pace * sum(operations(cell.config) for cell in self.left)
         parallel = max(runs_at_a_time(cell.config.launch) for cell in self.left)
         left = timedelta(seconds=round(seconds / parallel))
-        return (
-            f"{words}, {spent / 3600:.1f} hours of runs; {len(self.left)} are left, about {left} "
-            f"with {parallel} at a time"
-        )
+        return f"{words}; {len(self.left)} are left, about {left} with {parallel} at a time"
 
     def lines(self, submitted: Mapping[str, str]) -> list[str]:
         """Return a line for each cell, with the words about those that were submitted."""
@@ -106,10 +103,6 @@ class Progress:
         return [*lines, *self.notes(), self.summary()]
 
 
-def _compared(config: RunConfig) -> dict[str, Any]:
-    return config.numeric | {key: attrgetter(key)(config) for key in SHARED}
-
-
 def run_campaign(progress: Progress) -> int:
     """Run the cells that have no record, and write one for each as it ends."""
     for line in (*progress.notes(), progress.summary()):
@@ -124,36 +117,34 @@ def run_campaign(progress: Progress) -> int:
     def keep_records(ended: Sequence[Job]) -> None:
         """Write records, or keep those that arrived meanwhile; if that fails, the run fails."""
         for job in ended:
-            if job.status in ("finished", "diverged"):
-                cell = cells[job.title]
-                path = progress.folder / f"{cell.name}.json"
-                try:
-                    write_record(path, job.folder, cell.row, cell.factors, cell.test)
-                    progress.add(cell, read_record(path))
-                except (ConfigError, RecordError, OSError) as error:
-                    job.fail(error)
+            if job.status not in ("finished", "diverged"):
+                continue
+            cell = cells[job.title]
+            path = progress.folder / f"{cell.name}.json"
+            try:
+                write_record(path, job.folder, cell.row, cell.factors, cell.test)
+                progress.add(cell, read_record(path))
+            except (ConfigError, RecordError, OSError) as error:
+                job.fail(error)
 
     # Some runs may have been done before.
     keep_records(jobs)
     code = run_all(jobs, keep_records)
     log(progress.summary())
-    for key, values in differing_surroundings(list(progress.done.values())).items():
-        log(f"{progress.campaign.name}: records differ in {key}: {', '.join(values)}")
     return code if progress.left else EXIT_DONE
 
 
 def check_here(progress: Progress) -> None:
     """Refuse uncommitted changes, and a Python version with another stdlib corpus."""
     campaign = progress.campaign
-    git = git_state()
-    if git is not None and git["dirty"]:
+    if (git_state() or {}).get("dirty"):
         reason = "its records name the commit that made them, and code here was changed since: "
         reason += "commit, or run it in a clean worktree (git worktree add)"
         raise ConfigError("campaign", campaign.name, reason)
 
     python = platform.python_version()
-    is_read = any(cell.config.data.kind == "stdlib" for cell in progress.left)
-    if is_read and campaign.python != python:
+    reads_library = any(cell.config.data.kind == "stdlib" for cell in progress.left)
+    if reads_library and campaign.python != python:
         reason = f"campaign {campaign.name} reads the library of Python {campaign.python}, and "
         raise ConfigError("python", python, f"{reason}other versions have another text")
 

@@ -20,23 +20,14 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from pydantic import BaseModel, BeforeValidator, Field
 
+from rope_exp import compose
 from rope_exp.campaign.records import cell_name
 from rope_exp.comparable import ORDER, SEEDS
-from rope_exp.compose import (
-    CAMPAIGNS,
-    CONFIGS,
-    Jobs,
-    compose_jobs,
-    explain,
-    operations,
-    split,
-    without_hydra,
-)
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, first_line, show
 from rope_exp.folder import Test
-from rope_exp.identity import Name, Natural, Rule, convert, refuse
-from rope_exp.sections import is_commit
+from rope_exp.identity import Rule, chosen, convert, refuse
+from rope_exp.sections import Name, Natural
 
 
 class Entry(BaseModel, strict=True, extra="forbid"):
@@ -57,7 +48,7 @@ class Entry(BaseModel, strict=True, extra="forbid"):
         parsed = functools.cache(lambda word: parse([word])[0])
         return [
             {override.get_key_element(): override for override in map(parsed, job)}
-            for job in split(parse(words))
+            for job in compose.split(parse(words))
         ]
 
 
@@ -91,14 +82,14 @@ def read_campaign(name: str, config_dir: Path | None) -> CampaignFile:
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         # A ValueError comes from text that is not UTF-8, or from an invalid date or number.
         raise ConfigError(str(files[name]), ..., f"cannot be read: {first_line(error)}") from error
-    campaign: CampaignFile = convert(CampaignFile, content, f"{CAMPAIGNS}/{name}")
+    campaign: CampaignFile = convert(CampaignFile, content, f"{compose.CAMPAIGNS}/{name}")
     return campaign
 
 
 def campaign_files(config_dir: Path | None = None) -> dict[str, Path]:
     """Return the file of each campaign by name; a user's own take precedence over ours."""
-    ours = (CONFIGS / CAMPAIGNS).glob("*.yaml")
-    theirs = ((config_dir or CONFIGS) / CAMPAIGNS).glob("*.yaml")
+    ours = (compose.CONFIGS / compose.CAMPAIGNS).glob("*.yaml")
+    theirs = ((config_dir or compose.CONFIGS) / compose.CAMPAIGNS).glob("*.yaml")
     return dict(sorted({path.stem: path for path in (*ours, *theirs)}.items()))
 
 
@@ -127,27 +118,27 @@ class Campaign:
 
     def with_launch(self, **launch: Any) -> "Campaign":
         """Return the campaign with other values of `launch` in every cell."""
-        configs = [cell.config.replace("launch", **launch) for cell in self.cells]
-        pairs = zip(self.cells, configs, strict=True)
-        return replace(self, cells=[replace(cell, config=config) for cell, config in pairs])
+        replaced = ((cell, cell.config.replace("launch", **launch)) for cell in self.cells)
+        return replace(self, cells=[replace(cell, config=config) for cell, config in replaced])
 
 
 def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
     """Read a campaign and compose every cell of it, with folders in <runs>/<name>."""
     file = read_campaign(name, config_dir)
     # Cells that differ only in their seed are composed once: each takes a tenth of a second.
-    compose = functools.cache(functools.partial(compose_jobs, config_dir=config_dir))
+    composed = functools.cache(functools.partial(compose.compose_jobs, config_dir=config_dir))
+    costs = chosen("plan", "costs", "campaign")
     listed: dict[str, tuple[tuple[int, int], str, Cell]] = {}
     for number, entry in enumerate(file.cells):
-        where = f"{CAMPAIGNS}/{name}.cells.{number}"
+        where = f"{compose.CAMPAIGNS}/{name}.cells.{number}"
         with _within(where):
             seeds: dict[Any, int] = {}
             for overrides in entry.cells(file.rows):
-                cell = _cell(overrides, entry, file, runs / name, compose)
+                cell = _cell(overrides, entry, file, runs / name, composed)
                 if cell.name in listed:
                     raise ConfigError(cell.name, ..., "is listed twice")
                 place = seeds.setdefault(tuple(map(cell.factors.get, SEEDS)), len(seeds))
-                listed[cell.name] = (place, -operations(cell.config)), where, cell
+                listed[cell.name] = (place, -costs.operations(cell.config)), where, cell
 
     # Seed by seed, and longest first within a seed, so that a partial campaign is balanced and
     # the last run to end is a short one.
@@ -158,7 +149,7 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
             with _within(where):
                 _check_factors(cell)
     if file.python is None and any(cell.config.data.kind == "stdlib" for cell in cells):
-        key = f"{CAMPAIGNS}/{name}.python"
+        key = f"{compose.CAMPAIGNS}/{name}.python"
         raise ConfigError(key, ..., "is missing: its library is the corpus")
     return Campaign(name, file.about, file.python, _named(cells))
 
@@ -169,7 +160,7 @@ def _within(where: str) -> Iterator[None]:
     try:
         yield
     except (ConfigError, HydraException, ValueError) as error:
-        key, value, reason = explain(error).args
+        key, value, reason = compose.explain(error).args
         raise ConfigError(f"{where}: {key}", value, reason) from error
 
 
@@ -178,7 +169,7 @@ def _cell(
     entry: Entry,
     file: CampaignFile,
     runs: Path,
-    compose: Callable[[tuple[str, ...]], Jobs],
+    composed: Callable[[tuple[str, ...]], compose.Composed],
 ) -> Cell:
     """Compose one cell from its row and its factors; `runs` is the folder of the campaign's."""
     factors = {key: override.value() for key, override in overrides.items()}
@@ -195,10 +186,10 @@ def _cell(
     with _within(name):
         words = [str(overrides[key].input_line) for key in factors if key != "seed"]
         words = [*file.fixed, *entry.fixed, *file.rows[row], *words]
-        jobs = compose(tuple(words))
-        if "${" in OmegaConf.to_yaml(without_hydra(jobs.tree)):
+        jobs = composed(tuple(words))
+        if "${" in OmegaConf.to_yaml(compose.without_hydra(jobs.tree)):
             # A reference may be to the seed.
-            jobs = compose((*words, f"seed={seed}"))
+            jobs = composed((*words, f"seed={seed}"))
         if len(jobs.configs) > 1:
             raise ConfigError("hydra.mode", ..., "is a sweep of several runs, and a cell is one")
         if not re.search("basic_launcher|rope_exp", jobs.tree.hydra.launcher._target_):
@@ -239,15 +230,17 @@ def _rules(config: RunConfig) -> Iterator[Rule]:
 
     data, tokenizer, origin = config.data, config.tokenizer, config.run.init_from
     reason = "must be a commit: a branch moves"
-    yield data.kind == "hub" and not is_commit(data.revision), "data.revision", reason
-    is_on_hub = tokenizer.path and not Path(tokenizer.path).expanduser().is_dir()
-    yield is_on_hub and not is_commit(tokenizer.revision), "tokenizer.revision", reason
+    is_commit = re.compile("[0-9a-f]{40}").fullmatch
+    is_moving = data.kind == "hub" and not is_commit(data.revision or "")
+    yield is_moving, "data.revision", reason
+    if tokenizer.path and not Path(tokenizer.path).expanduser().is_dir():
+        yield not is_commit(tokenizer.revision or ""), "tokenizer.revision", reason
     is_open = origin is not None and config.init_weights is None
     yield is_open, "init_weights", "must be the hash of what run.init_from ends with"
     for key in ("data.path", "tokenizer.path", "run.init_from"):
         is_absolute = Path(attrgetter(key)(config) or "").expanduser().is_absolute()
         yield is_absolute, key, "must be relative: records are committed"
-    for key in ("run.dir", "run.group", "run.fresh"):
+    for key in ("run.dir", "run.group"):
         yield attrgetter(key)(config), key, "is not for a cell, whose folder has its name"
 
 
@@ -259,6 +252,6 @@ def _check_factors(cell: Cell) -> None:
     for factor in cell.factors:
         try:
             cell.config.numeric_value(factor)
-        except KeyError:
+        except (KeyError, TypeError):
             reason = "changes no number, and no table could tell by it; it belongs in `fixed`"
             raise ConfigError(factor, ..., reason) from None

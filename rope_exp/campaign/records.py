@@ -15,22 +15,9 @@ from typing import Any, Literal, NotRequired
 from pydantic import FiniteFloat
 from typing_extensions import TypedDict
 
-from rope_exp import files
-from rope_exp.config import RunConfig
-from rope_exp.errors import ConfigError, show
-from rope_exp.folder import (
-    PROBES,
-    Env,
-    ReportError,
-    Run,
-    Test,
-    check_probes,
-    check_result,
-    checked,
-    read_run,
-    with_nan,
-)
-from rope_exp.identity import Count, Name
+from rope_exp import files, folder
+from rope_exp.errors import ConfigError, RecordError, show
+from rope_exp.sections import Count, Name
 
 PACKED = ".jsonl.gz"
 _Curve = TypedDict(
@@ -46,11 +33,11 @@ class _Record(TypedDict):
     row: Name
     factors: dict[str, Any]
     config: dict[str, Any]
-    env: Env
+    env: folder.Env
     result: dict[str, Any]
     curve: _Curve
     probes: dict[str, Any]
-    test: NotRequired[Test]
+    test: NotRequired[folder.Test]
 
 
 def cell_name(row: str, factors: Mapping[str, Any]) -> str:
@@ -62,26 +49,23 @@ def cell_name(row: str, factors: Mapping[str, Any]) -> str:
 
 
 def write_record(
-    path: Path, folder: Path, row: str, factors: Mapping[str, Any], test: Test | None = None
+    path: Path, run_dir: Path, row: str, factors: Mapping[str, Any], test: folder.Test | None = None
 ) -> None:
-    """Write the record of a finished run's folder, all of whose code is in a commit; once."""
-    if path.exists():
-        return
-    run = read_run(folder)
+    """Write the record of a finished run's folder, unless there is one; its code is in a commit."""
+    run = folder.read_run(run_dir)
     if not run.result:
-        raise ReportError(f"{folder} holds no result: the run is not done")
+        raise RecordError(f"{run_dir} holds no result: the run is not done")
     git = run.env.get("git") or {}
     if any(state and state["dirty"] for state in [git, *run.env.get("earlier_git", ())]):
-        raise ReportError(
-            f"{folder} was trained with code that was changed since {git.get('commit')!s:.10}: "
-            "remove it and commit, and the campaign reruns this cell"
-        )
+        reason = f"was trained with code that was changed since {git.get('commit')!s:.10}"
+        raise RecordError(f"{run_dir} {reason}: remove it and commit, and its cell runs again")
 
     # Without what only describes the run's place, trackers and machine.
     config = run.config.to_dict()
     del config["run"], config["tracker"]
     config["data"]["cache_dir"] = None
     env = {key: run.env[key] for key in run.env.keys() - {"accelerate", "platform", "params"}}
+    probes = run_dir / folder.PROBES
     record = {
         "format": 1,
         "campaign": path.parent.name,
@@ -92,14 +76,13 @@ def write_record(
         "env": env,
         "result": run.result,
         "curve": {key: [line.get(key) for line in run.metrics] for key in _Curve.__annotations__},
-        "probes": files.read_json(folder / PROBES) if (folder / PROBES).exists() else {},
+        "probes": files.read_json(probes) if probes.exists() else {},
         **({"test": test} if test else {}),
     }
     text = canonical({**record, "sha256": digest(record)})
     # A record that cannot be read back is not written; otherwise the cell would count as done.
     read_record(path, text.encode())
     files.make_folders(path.parent)
-    # Another process may have written it meanwhile.
     if not path.exists():
         files.write_atomically(path, text)
 
@@ -107,27 +90,25 @@ def write_record(
 def stored_records(records: Path, campaign: str) -> dict[Path, bytes]:
     """Return the content of every record of a campaign, by place, in the order of the cells."""
     packed = records / f"{campaign}{PACKED}"
-    stored: dict[str, tuple[Path, bytes]] = {}
-    content = b""
+    lines: list[bytes] = []
     if packed.exists():
         with files.readable(packed, EOFError, zlib.error):
-            content = gzip.decompress(packed.read_bytes())
-    for line in content.splitlines(keepends=True):
-        cell = files.parse_json(packed, line).get("cell")
-        if f"{cell}.json" in stored:
-            raise ReportError(f"{packed} has two records of {cell}")
-        stored[f"{cell}.json"] = packed / f"{cell}.json", line
-
+            lines = gzip.decompress(packed.read_bytes()).splitlines(keepends=True)
+    cells = [files.parse_json(packed, line).get("cell") for line in lines]
+    listed = [(packed / f"{cell}.json", line) for cell, line in zip(cells, lines, strict=True)]
     for path in (records / campaign).glob("*.json"):
         with files.readable(path):
-            content = path.read_bytes()
-        if path.name in stored and stored[path.name][1] != content:
-            raise ReportError(f"{path} differs from the record of this cell in {packed}")
-        stored[path.name] = path, content
-    return dict(stored[name] for name in sorted(stored))
+            listed.append((path, path.read_bytes()))
+
+    stored: dict[str, tuple[Path, bytes]] = {}
+    for path, content in sorted(listed, key=lambda item: item[0].name):
+        other, known = stored.setdefault(path.name, (path, content))
+        if known != content:
+            raise RecordError(f"{path} differs from the record of this cell in {other.parent}")
+    return dict(stored.values())
 
 
-def read_records(records: Path, campaign: str) -> list[Run]:
+def read_records(records: Path, campaign: str) -> list[folder.Run]:
     """Read and verify every record of a campaign, in the order of the cells."""
     return [read_record(*stored) for stored in stored_records(records, campaign).items()]
 
@@ -138,59 +119,47 @@ def recorded_campaigns(records: Path) -> list[str]:
     return sorted(packed | {path.parent.name for path in records.glob("*/*.json")})
 
 
-def read_record(path: Path, content: bytes | None = None) -> Run:
+def read_record(path: Path, content: bytes | None = None) -> folder.Run:
     """Read and verify the record at a place, whose content may be given; else RecordError."""
     values = files.read_json(path) if content is None else files.parse_json(path, content)
     # JSON may hold numbers past a float's range, which Python reads as infinity.
     with files.readable(path):
         sha256 = digest(values)
     if values.get("sha256") != sha256:
-        raise ReportError(f"{path} was changed since it was written: its SHA-256 is {sha256:.12}")
-    record = checked(path, values, _Record)
-    where = f"{record['campaign']}/{record['cell']}"
+        raise RecordError(f"{path} was changed since it was written: its SHA-256 is {sha256:.12}")
+    record = folder.checked(path, values, _Record)
+    where = f"{record['campaign']}/{cell_name(record['row'], record['factors'])}"
     if where != f"{path.parent.name.removesuffix(PACKED)}/{path.stem}":
-        raise ReportError(f"{path} is the record of {where}: moved or renamed")
+        raise RecordError(f"{path} is the record of {where}: moved, renamed or edited")
 
-    try:
-        config = RunConfig.from_dict(record["config"])
-    except ConfigError as error:
-        raise ReportError(f"{path} holds no config of this version: {error}") from error
-    result = check_result(path, record["result"])
-    check_probes(path, record["probes"], result)
-    run = Run(
+    with files.readable(f"{path}'s config", ConfigError):
+        config = folder.to_config(record["config"])
+    curve = record["curve"]
+    steps = curve["step"]
+    if steps != sorted({*steps}) or any(len(column) != len(steps) for column in curve.values()):
+        raise RecordError(f"{path} holds a curve whose steps are out of order, or without a loss")
+    metrics = []
+    for values_at_step in zip(*curve.values(), strict=True):
+        row = dict(zip(curve, values_at_step, strict=True))
+        row["tokens"] = config.train.tokens_until(row["step"])
+        metrics.append({key: value for key, value in row.items() if value is not None})
+    result = folder.check_result(path, record["result"])
+    folder.check_probes(path, record["probes"], result)
+    run = folder.Run(
         folder=path,
         config=config,
         result=result,
-        metrics=_rows(path, record["curve"], config),
+        metrics=metrics,
         env=values["env"],
         where=where,
         group=record["campaign"],
         row=record["row"],
         factors=record["factors"],
-        probes=with_nan(record["probes"]),
+        probes=folder.with_nan(record["probes"]),
         test=record.get("test"),
     )
     run.check()
-    if record["cell"] != cell_name(run.row, run.factors) or run.factors.get("seed") != config.seed:
-        cell = f"row {run.row} and factors {show(run.factors)}"
-        raise ReportError(f"{path} states {cell}, which do not match its cell or its config")
-    asked = config.train.probes if run.status == "finished" else ()
-    if run.probes.keys() != {*asked}:
-        probes = show(sorted(run.probes))
-        raise ReportError(f"{path} holds probes {probes}; its config asks for {show([*asked])}")
     return run
-
-
-def _rows(path: Path, curve: Mapping[str, Any], config: RunConfig) -> list[dict[str, Any]]:
-    """Return a curve's rows as in metrics.jsonl."""
-    steps = curve["step"]
-    if steps != sorted({*steps}) or any(len(column) != len(steps) for column in curve.values()):
-        raise ReportError(f"{path} holds a curve whose steps are out of order, or without a loss")
-    rows = []
-    for values in zip(*curve.values(), strict=True):
-        row = {key: value for key, value in zip(curve, values, strict=True) if value is not None}
-        rows.append({**row, "tokens": config.train.tokens_until(row["step"])})
-    return rows
 
 
 def canonical(values: Mapping[str, Any]) -> str:

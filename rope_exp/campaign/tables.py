@@ -5,9 +5,9 @@ from pathlib import Path
 
 from rope_exp.campaign.records import read_records, recorded_campaigns
 from rope_exp.comparable import ORDER, SEEDS, check_blocks, spelled, telling
-from rope_exp.errors import log
-from rope_exp.folder import ReportError, Run
-from rope_exp.report import Report, build, files_of, pages_of, parts, write_all
+from rope_exp.errors import RecordError, log
+from rope_exp.folder import Run
+from rope_exp.report import Report, build, files_of, leaf_functions, pages_of, write_all
 
 
 def tables_of(runs: Sequence[Run]) -> dict[str, Report]:
@@ -49,10 +49,10 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
     names = recorded_campaigns(records)
     if not names:
         reason = "holds no campaign records; `rope-exp campaign NAME` creates them"
-        raise ReportError(f"{records} {reason}")
+        raise RecordError(f"{records} {reason}")
     if name is not None and name not in names:
         available = ", ".join(names)
-        raise ReportError(f"{records} holds no records of campaign {name}. Available: {available}")
+        raise RecordError(f"{records} holds no records of campaign {name}. Available: {available}")
 
     # Make all files before writing any. A table may include another campaign's rows.
     runs = {campaign: read_records(records, campaign) for campaign in names}
@@ -66,7 +66,7 @@ def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
             tables[place] = report
             made |= {f"{place}/{file}": content for file, content in files_of(report).items()}
 
-    for files in parts("files", "studies").values():
+    for files in leaf_functions("files", "studies").values():
         made |= files(asked, runs, tables)
     if name is None:
         made |= pages_of(tables, [run for campaign in names for run in runs[campaign]])

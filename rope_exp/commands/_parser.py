@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rope_exp.compose import Jobs, compose_jobs
+from rope_exp.compose import Composed, compose_jobs
 from rope_exp.errors import ConfigError
 
 DEFAULT_RECORDS = Path("results/records")
@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
 
 def parse_jobs(
     parser: Parser, words: list[str], *, multirun: bool = False
-) -> tuple[argparse.Namespace, Jobs]:
+) -> tuple[argparse.Namespace, Composed]:
     """Return the options and the jobs of a command that takes the overrides of `train`."""
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="as `rope-exp train` takes them"

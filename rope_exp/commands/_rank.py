@@ -7,8 +7,9 @@ from rope_exp.config import RunConfig
 from rope_exp.errors import EXIT_CODES, ConfigError
 from rope_exp.folder import read_result
 from rope_exp.identity import Rule
+from rope_exp.signals import StopSignal
 from rope_exp.sweep import acquire_or_refuse, admit, as_it_runs
-from rope_exp.worker import run_here
+from rope_exp.worker import run_rank
 
 
 def is_rank() -> bool:
@@ -70,5 +71,7 @@ def run_as_rank(config: RunConfig) -> int:
         [job] = admit([config])
         acquire_or_refuse(job)
 
-    result = None if config.run.fresh else read_result(config.folder)
-    return run_here(config) if result is None else EXIT_CODES[result["status"]]
+    result = read_result(config.folder)
+    if result is not None:
+        return EXIT_CODES[result["status"]]
+    return run_rank(lambda: config, StopSignal())

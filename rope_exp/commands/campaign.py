@@ -16,8 +16,8 @@ from rope_exp.commands._rank import is_rank
 from rope_exp.compose import compose_jobs
 from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.errors import ConfigError
-from rope_exp.identity import Count, convert
-from rope_exp.signals import interrupt, on_signal
+from rope_exp.identity import convert
+from rope_exp.sections import Count
 from rope_exp.slurm.cluster import FOLDER, Queue, submit
 
 # The keys that say how a cluster runs a campaign; all of hydra.launcher does, too.
@@ -30,17 +30,13 @@ def main(words: list[str]) -> int:
     parser = Parser("campaign", "Run the cells of a campaign that have no record yet.")
     add = parser.add_argument
     add("name", metavar="NAME", help=f"one of {', '.join(campaign_files())}")
-    about = "submit its cells as jobs, with keys of hydra.launcher, launch.cells_per_job and "
-    about += "launch.runs_per_gpu, and do not wait for them"
+    about = f"submit its cells as jobs, with hydra.launcher.* and {' and '.join(ALLOWED[1:])}"
     # Without a default argparse would name it as missing, too.
     add("words", nargs="*", default=[], metavar="launch=slurm", help=about)
-    about = "begin to stop after so many; each run saves a checkpoint, a minute or so more"
-    add("--hours", type=float, help=about)
-    about = "run its cells on this machine's GPUs, N at a time on each, whatever its file says"
-    add("--on-gpus", type=int, metavar="N", help=about)
+    add("--hours", type=float, help="begin to stop after so many, each run with a checkpoint")
+    add("--on-gpus", type=int, metavar="N", help="use this machine's GPUs, with N runs on each")
     add("--list", action="store_true", help="print its cells, and run none")
-    about = "put its records into one file, RECORDS/NAME.jsonl.gz, and run none"
-    add("--pack", action="store_true", help=about)
+    add("--pack", action="store_true", help="only put its records into RECORDS/NAME.jsonl.gz")
     add("--records", type=Path, default=DEFAULT_RECORDS, help="(%(default)s)")
     add("--config-dir", **CONFIG_DIR)
     asked = parser.parse_intermixed_args(words)
@@ -62,18 +58,15 @@ def main(words: list[str]) -> int:
         print("\n".join(progress.lines(submitted)))
         return 0
     if asked.words:
-        for option in ("hours", "on_gpus"):
-            value = getattr(asked, option)
+        for option, value in (("--hours", asked.hours), ("--on-gpus", asked.on_gpus)):
             if value is not None:
-                raise ConfigError(f"--{option}", value, "is for a campaign that runs here")
+                raise ConfigError(option, value, "is for a campaign that runs here")
         print(submit_campaign(progress, asked.words, asked.config_dir, queue))
         return 0
 
-    if asked.hours is not None and not 0 < asked.hours < 1e6:
-        raise ConfigError("--hours", asked.hours, "must be above 0 and below 1,000,000")
-    # Until the runs start, a signal unwinds the preparation of data.
-    on_signal(interrupt)
     if asked.hours is not None:
+        if not 0 < asked.hours < 1e6:
+            raise ConfigError("--hours", asked.hours, "must be above 0 and below 1,000,000")
         left = 3600 * asked.hours - (time.monotonic() - started)
         # A signal of its own, so that a scheduler's or a person's is no repetition of it.
         signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3))
@@ -105,7 +98,6 @@ def run_cells(
     name: str, config_dir: Path | None, records: Path, runs_per_gpu: int, cells: Collection[str]
 ) -> int:
     """Run some cells of a campaign, as one job of a cluster does; see `run_campaign`."""
-    on_signal(interrupt)
     campaign = load_campaign(name, config_dir, DEFAULT_OUTPUT)
     return campaigns.run_campaign(
         Progress(campaign.with_launch(runs_per_gpu=runs_per_gpu), records, cells)

@@ -11,16 +11,17 @@ from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 from rope_exp.commands._parser import Parser
 from rope_exp.decoder import Decoder
 from rope_exp.errors import ConfigError
-from rope_exp.identity import Count, Natural, NonNegative, convert
+from rope_exp.identity import convert
 from rope_exp.load.run import end_of_text, load_run
+from rope_exp.sections import Count, Natural, NonNegative
 
 _TOP_P = Annotated[float, Field(gt=0, le=1)]
-# By the argument of `generate`: flag, default, allowed values and meaning.
-_OPTIONS: dict[str, tuple[str, Any, Any, str]] = {
-    "num_tokens": ("--tokens", 64, Count, "how many at most"),
-    "temperature": ("--temperature", 0.8, NonNegative, "0: the likeliest always"),
-    "top_p": ("--top-p", 0.95, _TOP_P, "draw among the likeliest of together this probability"),
-    "seed": ("--seed", 0, Natural, "of the draws"),
+# By the argument of `generate`: its default, its allowed values and its meaning.
+_OPTIONS: dict[str, tuple[Any, Any, str]] = {
+    "tokens": (64, Count, "how many at most"),
+    "temperature": (0.8, NonNegative, "divides the logits; 0: the likeliest always"),
+    "top_p": (0.95, _TOP_P, "draw among the likeliest of together this probability"),
+    "seed": (0, Natural, "of the draws"),
 }
 
 
@@ -31,18 +32,12 @@ def generate(
     text: str,
     end_id: int,
     *,
-    num_tokens: int = 64,
+    tokens: int = 64,
     temperature: float = 0.8,
     top_p: float = 0.95,
     seed: int = 0,
 ) -> str:
-    """Return the completion of a text, without the text itself.
-
-    Args:
-        end_id: id of the token that ends a document.
-        temperature: divides the logits; 0: always take the likeliest token.
-        top_p: sample among the likeliest tokens that together have this probability.
-    """
+    """Return the completion of a text, up to the token `end_id`; see _OPTIONS."""
     try:
         text.encode()
         ids = tokenizer.encode(text).ids
@@ -53,24 +48,20 @@ def generate(
         known = "".join(sorted(tokenizer.get_vocab()))
         raise ConfigError("TEXT", ..., f"must be of the run's tokens alone: {known}") from error
 
-    warpers: list[Any] = []
-    if temperature:
-        warpers = [TemperatureLogitsWarper(temperature), TopPLogitsWarper(top_p)]
     stream = torch.Generator().manual_seed(seed)
-
     device = decoder.lm_head.weight.device
     cache = decoder.new_cache()
     ids_1T = torch.tensor([[end_id, *ids]], device=device)
     completion: list[int] = []
-    while len(completion) < num_tokens:
+    while len(completion) < tokens:
         logits_1V = decoder(ids_1T, cache=cache)[:, -1].float().cpu()
         # So that the likeliest stays finite at the lowest temperature.
         logits_1V = (logits_1V - logits_1V.max()).double()
-        for warper in warpers:
-            logits_1V = warper(ids_1T, logits_1V)
         token = int(logits_1V.argmax())
         if temperature:
-            token = int(torch.multinomial(logits_1V.softmax(-1), 1, generator=stream))
+            logits_1V = TemperatureLogitsWarper(temperature)(ids_1T, logits_1V)
+            p_1V = TopPLogitsWarper(top_p)(ids_1T, logits_1V).softmax(-1)
+            token = int(torch.multinomial(p_1V, 1, generator=stream))
         if token == end_id:
             break
         completion.append(token)
@@ -83,14 +74,15 @@ def main(words: list[str]) -> int:
     parser = Parser("generate", "Print what a run's model says after each text.")
     parser.add_argument("folder", metavar="RUN_FOLDER", type=Path)
     parser.add_argument("texts", metavar="TEXT", nargs="+", help="each begins a document")
-    for key, (flag, default, _, about) in _OPTIONS.items():
+    flags = {key: f"--{key.replace('_', '-')}" for key in _OPTIONS}
+    for key, (default, _, about) in _OPTIONS.items():
         about += " (%(default)s)"
-        parser.add_argument(flag, dest=key, type=type(default), default=default, help=about)
+        parser.add_argument(flags[key], type=type(default), default=default, help=about)
     parser.add_argument("--step", type=int, help="of the checkpoint; the newest otherwise")
     asked = parser.parse_args(words)
     options = {
-        key: convert(allowed, getattr(asked, key), flag)
-        for key, (flag, _, allowed, _) in _OPTIONS.items()
+        key: convert(allowed, getattr(asked, key), flags[key])
+        for key, (_, allowed, _) in _OPTIONS.items()
     }
 
     decoder, tokenizer = load_run(asked.folder, asked.step)

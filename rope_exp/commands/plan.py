@@ -10,7 +10,7 @@ def main(words: list[str]) -> int:
 
     # Imported late: a mistake is told before torch is imported.
     from rope_exp.compose import resolve
-    from rope_exp.plan.tables import cost_lines, sweep_lines
+    from rope_exp.plan.costs import cost_lines, sweep_lines
     from rope_exp.sweep import with_origin
 
     configs = [resolve(with_origin(config)) for config in jobs.configs]

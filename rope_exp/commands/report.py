@@ -9,13 +9,12 @@ from rope_exp.errors import ConfigError
 
 def main(words: list[str]) -> int:
     """Compile run folders into the table and its figures, if all runs may share one table."""
-    from rope_exp.published import REFERENCE
+    from rope_exp.comparable import REFERENCE
 
     parser = Parser("report", "Compile run folders into the table and its figures.")
     parser.add_argument("--runs", type=Path, help=f"where groups of runs lie ({DEFAULT_OUTPUT})")
     parser.add_argument("--group", help="which of them; may be left out where there is one")
     parser.add_argument("--out", type=Path, help=f"where to write ({DEFAULT_OUTPUT.parent})")
-    parser.add_argument("--force", action="store_true", help="replace another group's table")
     parser.add_argument("--reference", help=f"the row that differences are against ({REFERENCE})")
     rows = "what tells rows apart: pe (the default), optim.lr, model, ...; --group may hold *"
     parser.add_argument("--factors", nargs="+", metavar="KEY", help=rows)
@@ -40,8 +39,7 @@ def main(words: list[str]) -> int:
         from rope_exp.report import write
 
         factors = tuple(asked.factors or ["pe"])
-        is_meant = asked.force or asked.out is not None
         runs = asked.runs or DEFAULT_OUTPUT
-        lines = write(runs, asked.group, out, asked.reference, factors, replace=is_meant)
+        lines = write(runs, asked.group, out, asked.reference, factors)
     print("\n".join(lines))
     return 0

@@ -33,7 +33,6 @@ from rope_exp.errors import (
 )
 from rope_exp.folder import read_result
 from rope_exp.machine import PACKAGE, child_environment
-from rope_exp.signals import interrupt, on_signal
 from rope_exp.sweep import dispatch
 
 # The exit code of each sweep that our launcher has run in this process.
@@ -122,8 +121,6 @@ def _run_task(values: DictConfig) -> tuple[int, RunConfig]:
         The exit code, and the config by which it ran, with `auto` keys resolved.
     """
     config = to_run_config(values, HydraConfig.get())
-    # Until the dispatcher or the worker takes over, a signal interrupts data preparation.
-    on_signal(interrupt)
     if is_rank():
         return run_as_rank(config), config
     code, [job] = dispatch([config], [config.name])
@@ -151,7 +148,6 @@ def launch(trees: Sequence[DictConfig], overrides: Sequence[Sequence[str]]) -> l
         # A config may read Hydra's own values (`${hydra:job.num}`).
         HydraConfig.instance().set_config(tree)
         configs.append(to_run_config(tree))
-    on_signal(interrupt)
     code, jobs = dispatch(configs, titles(overrides, configs))
     exit_codes.append(code)
     if code == EXIT_STOPPED:

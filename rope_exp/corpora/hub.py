@@ -1,6 +1,7 @@
 """data=hub: datasets of the Hugging Face hub; and pretrained tokenizers, from there or a folder."""
 
 import functools
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from rope_exp.corpora._datasets import explaining, set_up_datasets, with_card
 from rope_exp.errors import ConfigError, first_line
 from rope_exp.files import files_sha256
 from rope_exp.prepare import Corpus
-from rope_exp.sections import DataConfig, TokenizerConfig, is_commit
+from rope_exp.sections import DataConfig, TokenizerConfig
 
 # The files of a tokenizer on the hub or in a folder.
 TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
@@ -44,8 +45,8 @@ def pin(data: DataConfig, tokenizer: TokenizerConfig) -> tuple[DataConfig, Token
 @functools.cache
 def newest_commit(key: str, path: str, revision: str | None, repo_type: str) -> str:
     """Return the commit of a revision; the hub is asked once, so that all runs get the same."""
-    if is_commit(revision):
-        return str(revision)
+    if revision is not None and re.fullmatch("[0-9a-f]{40}", revision):
+        return revision
     from huggingface_hub import HfApi
 
     with explaining(key, path, from_hub=True):

@@ -68,8 +68,8 @@ class Group:
         train = train_step.config.train
         if len(others) > 1 and start["step"] < train.num_steps:
             inputs, *_ = train_step.get_batch(start["step"] + 1)
-            part = next(inputs.split(train.rows_at_once(*inputs.ids_BT.shape)))
-            part.nats(train_step.model).backward()  # type: ignore[no-untyped-call]
+            rows = next(inputs.split(train.rows_at_once(*inputs.ids_BT.shape)))
+            train_step.model(rows.ids_BT, rows.target_BP, **rows.further).backward()
             train_step.optimizer.zero_grad(set_to_none=True)
 
     def end(self, accelerator: Any) -> None:

@@ -11,11 +11,12 @@ F frequencies. A table has an axis of 1 where layers or heads share it.
 
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -30,8 +31,6 @@ from transformers.models.llama.modeling_llama import (
 from rope_exp import Position, Sizes
 from rope_exp.rope import angles, frequencies, rotate
 
-from .configuration_rope_exp import RopeExpConfig
-
 # The name of the argument, which changes from version 5.24 on.
 HAS_CACHE = "cache" in inspect.signature(LlamaAttention.forward).parameters
 CACHE = "cache" if HAS_CACHE else "past_key_values"
@@ -42,6 +41,26 @@ Tables = tuple[Tensor, Tensor]
 # Makers of the encodings besides rotation, by the names of their modules. A copy beside weights has
 # those of its model.
 MAKERS: dict[str, Callable[[Any, Sizes], Position | None]] = {}
+
+
+class RopeExpConfig(LlamaConfig):
+    """LlamaConfig with a rotation on any subset of the sites q, k, v, o."""
+
+    model_type = "rope_exp"
+
+    # The sites that rotate, by layer, such as ["qkvo", "qk"].
+    rotate: Sequence[str] = ()
+    # Of q and k, and of v and o: `sites`, the `base` of the frequencies, the number of a head's
+    # first `features` that rotate, and the name of `learned` frequencies or null.
+    rotations: Sequence[dict[str, Any]] = ()
+    rope_start: int = 0  # the position of the first token
+    rope_learned: bool | str = False  # "log": their logarithms
+    rope_shape: Sequence[int] = ()  # layers and key/value heads with frequencies of their own
+    sinusoid_scale: float = 1.0
+    num_positions: int = 0  # one more than the last position of training
+    qk_norm: bool = False
+    window: int | None = None  # the latest keys that a query attends to
+    is_causal: bool = True
 
 
 def encodings(config: RopeExpConfig, layer: int | None) -> dict[str, Position]:
@@ -116,13 +135,13 @@ class RopeExpAttention(LlamaAttention):
             x_BTHK = getattr(self, f"{site}_proj")(hidden_states).view(shape)
             if self.config.qk_norm and site != "v":
                 x_BTHK = getattr(self, f"{site}_norm")(x_BTHK.float()).to(x_BTHK.dtype)
-            x_BTHK = self._own_turned(site, x_BTHK, position_BT)
-            x_BTHK = self._rotated(site, x_BTHK, position_embeddings)
+            x_BTHK = self.turn(site, x_BTHK, position_embeddings, position_BT)
             heads.append(x_BTHK.transpose(1, 2))
         q_BHTK, k_BGTK, v_BGTK = heads
 
-        has_scores = self.own is not None and self.own.overrides("scores")
-        facts = self.own.of_tokens(wide(hidden_states), position_BT) if has_scores else {}
+        facts: dict[str, Tensor] = {}
+        if self.own is not None:
+            facts = self.own.rows_to_cache(wide(hidden_states), position_BT, {})
         features = k_BGTK.shape[-1]
         k_BGTK = packed(k_BGTK, facts)
         num_before = 0
@@ -132,17 +151,25 @@ class RopeExpAttention(LlamaAttention):
             num_before = cache.get_seq_length(self.layer_idx) + 0
             # Older versions are told where the new keys are.
             places = {"cache_position": kwargs.get("cache_position")}
+            # A cache has one dtype, which facts may have made float32.
+            v_BGTK = v_BGTK.to(k_BGTK.dtype)
             k_BGTK, v_BGTK = cache.update(k_BGTK, v_BGTK, self.layer_idx, places)
         k_BGEK, facts = unpacked(k_BGTK, features, facts)
+        k_BGEK, v_BGEK = (x.to(q_BHTK.dtype) for x in (k_BGEK, v_BGTK))
 
         # A static cache has room for more keys.
         query_T1 = torch.arange(q_BHTK.shape[2], device=q_BHTK.device)[:, None] + num_before
         offset_TE = torch.arange(k_BGEK.shape[2], device=q_BHTK.device) - query_T1
         terms = [] if score_bias is None else [score_bias.of_offsets(offset_TE)]
-        if has_scores:
-            terms += self._own_scores(facts, int(num_before), position_BT, k_BGEK.shape[2])
+        if facts:
+            num_queries = position_BT.shape[1]
+            num_keys = int(num_before) + num_queries
+            kept = {name: x_BE[:, :num_keys] for name, x_BE in facts.items()}
+            more = self.own.scores(kept, num_queries)
+            if more is not None:
+                terms.append(nn.functional.pad(more, (0, k_BGEK.shape[2] - num_keys)))
         kernel = self.config._attn_implementation
-        if has_scores or terms or self.config.window is not None or not self.is_causal:
+        if facts or terms or self.config.window is not None or not self.is_causal:
             if kernel not in ("eager", "sdpa"):
                 raise ValueError(
                     f"attn_implementation={kernel!r} takes no bias, window or bidirectional mask: "
@@ -155,42 +182,30 @@ class RopeExpAttention(LlamaAttention):
         # A user's class may make queries and keys wider.
         scaling = q_BHTK.shape[-1] ** -0.5
         o_BTHK, weights = attend(
-            self, q_BHTK, k_BGEK, v_BGTK, attention_mask, scaling=scaling, **kwargs
+            self, q_BHTK, k_BGEK, v_BGEK, attention_mask, scaling=scaling, **kwargs
         )
-        o_BTHK = self._rotated("o", o_BTHK, position_embeddings)
-        o_BTHK = self._own_turned("o", o_BTHK, position_BT)
+        o_BTHK = self.turn("o", o_BTHK, position_embeddings, position_BT)
         return self.o_proj(o_BTHK.flatten(2)), weights
 
-    def _rotated(self, site: str, x_BTHK: Tensor, tables: dict[str, Tables]) -> Tensor:
-        """Return x rotated by its position, or back for o, if the layer rotates this site."""
-        if site not in self.config.rotate[self.layer_idx]:
-            return x_BTHK
-        layer = self.layer_idx % tables[site][0].shape[2]
-        cos_BTGF, sin_BTGF = (table[:, :, layer] for table in tables[site])
-        # A user's class may have put further features first.
-        further, x_BTHK = x_BTHK.tensor_split([x_BTHK.shape[-1] - self.head_dim], dim=-1)
-        # Each key/value head's frequencies serve its query heads.
-        x_BTGHK = x_BTHK.unflatten(2, (cos_BTGF.shape[2], -1))
-        x_BTGHK = rotate(x_BTGHK, cos_BTGF, sin_BTGF, inverse=site == "o")
-        return torch.cat([further, x_BTGHK.flatten(2, 3)], dim=-1)
-
-    def _own_turned(self, site: str, x_BTHK: Tensor, position_BT: Tensor) -> Tensor:
-        if self.own is None:
-            return x_BTHK
-        return self.own.turn(site, wide(x_BTHK), position_BT).to(x_BTHK.dtype)
-
-    def _own_scores(
-        self, facts: dict[str, Tensor], num_before: int, position_BT: Tensor, room: int
-    ) -> list[Tensor]:
-        """Return what the user's class adds to the scores, if anything; 0 for keys to come."""
-        num_keys = num_before + position_BT.shape[1]
-        # Cached tokens are the ones before the new; those before the first are padding.
-        before_E = torch.arange(num_before, 0, -1, device=position_BT.device)
-        old_BE = (position_BT[:, :1] - before_E).clamp(min=self.config.rope_start)
-        facts = {name: x_BE[:, :num_keys] for name, x_BE in facts.items()}
-        facts["position_BE"] = torch.cat([old_BE, position_BT], dim=-1)
-        more: Tensor | None = self.own.scores(facts, position_BT.shape[1])
-        return [] if more is None else [nn.functional.pad(more, (0, room - num_keys))]
+    def turn(
+        self, site: str, x_BTHK: Tensor, tables: dict[str, Tables], position_BT: Tensor
+    ) -> Tensor:
+        """Return x turned by its position, or back for o, by all that acts on this site."""
+        # A user's own class acts before the rotation, and on outputs after it.
+        if self.own is not None and site != "o":
+            x_BTHK = self.own.turn(site, wide(x_BTHK), position_BT).to(x_BTHK.dtype)
+        if site in self.config.rotate[self.layer_idx]:
+            layer = self.layer_idx % tables[site][0].shape[2]
+            cos_BTGF, sin_BTGF = (table[:, :, layer] for table in tables[site])
+            # It may have put further features first.
+            further, x_BTHK = x_BTHK.tensor_split([x_BTHK.shape[-1] - self.head_dim], dim=-1)
+            # Each key/value head's frequencies serve its query heads.
+            x_BTGHK = x_BTHK.unflatten(2, (cos_BTGF.shape[2], -1))
+            x_BTGHK = rotate(x_BTGHK, cos_BTGF, sin_BTGF, inverse=site == "o")
+            x_BTHK = torch.cat([further, x_BTGHK.flatten(2, 3)], dim=-1)
+        if self.own is not None and site == "o":
+            x_BTHK = self.own.turn(site, wide(x_BTHK), position_BT).to(x_BTHK.dtype)
+        return x_BTHK
 
 
 def wide(x: Tensor) -> Tensor:
@@ -199,13 +214,13 @@ def wide(x: Tensor) -> Tensor:
 
 
 def packed(k_BGTK: Tensor, facts: dict[str, Tensor]) -> Tensor:
-    """Return keys with further features, which hold facts about their tokens."""
+    """Return keys with further features, which hold facts about their tokens, in float32."""
     if not facts:
         return k_BGTK
     x_BTN = torch.cat([x.reshape(*x.shape[:2], -1) for x in facts.values()], dim=-1)
     x_BTN = nn.functional.pad(x_BTN, (0, -x_BTN.shape[-1] % k_BGTK.shape[1]))
     x_BGTN = x_BTN.unflatten(-1, (k_BGTK.shape[1], -1)).transpose(1, 2)
-    return torch.cat([k_BGTK, x_BGTN.to(k_BGTK.dtype)], dim=-1)
+    return torch.cat([wide(k_BGTK), x_BGTN], dim=-1)
 
 
 def unpacked(

@@ -19,16 +19,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from rope_exp import Position, __version__
-from rope_exp.config import RunConfig
+from rope_exp.config import Architecture, RunConfig
 from rope_exp.decoder import Decoder, weights, weights_sha256
 from rope_exp.errors import ConfigError, show
-from rope_exp.export.configuration_rope_exp import RopeExpConfig
-from rope_exp.export.modeling_rope_exp import RopeExpForCausalLM, RopeExpForMaskedLM
+from rope_exp.export import modeling_rope_exp as ours
 from rope_exp.folder import read_config, read_env, read_result
 from rope_exp.identity import Rule, chosen, numeric_values, refuse
-from rope_exp.report import bits_per_byte, perplexity
-from rope_exp.sections import PAIRS, Architecture, PeConfig, SoftmaxConfig
-from rope_exp.tokenizer import vocab_size
+from rope_exp.prepare import vocab_size
+from rope_exp.sections import PAIRS, PeConfig, SoftmaxConfig
 
 Code = Literal["auto", "always"]
 # The keys of a model that LlamaConfig has, too.
@@ -97,8 +95,8 @@ def exported(
         refuse(architecture, ((broken, key, f"{why}, {end}") for broken, key, why in rules))
         # Some files have no copy.
         copied(architecture.pe.source or "", architecture.pe)
-        config = RopeExpConfig(**keys, **_positions(architecture))
-        made = RopeExpForCausalLM(config) if architecture.causal else RopeExpForMaskedLM(config)
+        model_class = ours.RopeExpForCausalLM if architecture.causal else ours.RopeExpForMaskedLM
+        made = model_class(ours.RopeExpConfig(**keys, **_positions(architecture)))
         for name, module in decoder.named_modules():
             if isinstance(module, Position):
                 parent, _, child = name.rpartition(".")
@@ -204,16 +202,11 @@ def tokenizer_of(tokenizer: Tokenizer, end_id: int, config: RunConfig) -> PreTra
     )
 
 
-# -- the code beside weights ---------------------------------------------------------------------
-
 # The copies of modules, by the names under which a file may import them.
 COPIES = {
     r"rope_exp(\.position\._encoding|\.encoding|\.model\.position)?": "encoding_rope_exp",
     r"rope_exp(\.model)?\.rope": "rope_rope_exp",
 }
-# An encoding of ours reads the same keys of either config.
-OUR_CONFIG = "from rope_exp.sections import PeConfig"
-THEIR_CONFIG = "from .configuration_rope_exp import RopeExpConfig as PeConfig"
 
 
 def write_code(out: Path, pe: PeConfig) -> None:
@@ -237,8 +230,10 @@ def write_code(out: Path, pe: PeConfig) -> None:
     texts["modeling"], changed = re.subn(r"(?m)^MAKERS: .*", "\n".join(lines), texts["modeling"])
     assert changed == 1
 
+    # An encoding of ours reads the same keys of either config.
+    configs = "rope_exp.sections import PeConfig", "transformers import LlamaConfig as PeConfig"
     for name, text in texts.items():
-        text = copied(text.replace(OUR_CONFIG, THEIR_CONFIG), pe)
+        text = copied(text.replace(*configs), pe)
         (out / f"{name}_rope_exp.py").write_text(text, encoding="utf-8")
 
 
@@ -258,8 +253,6 @@ def copied(source: str, pe: PeConfig) -> str:
     return source
 
 
-# -- the card ------------------------------------------------------------------------------------
-
 CARD = """\
 ---
 library_name: transformers
@@ -269,48 +262,21 @@ tags: [rope, position-encoding, rope_exp]
 
 # {title}
 
-A decoder with {params:,} parameters, trained by rope_exp to compare where in attention a rotary \
-position embedding acts.
-
-## Use
+Trained by rope_exp, which compares where in attention a rotary position embedding acts. The table \
+has every setting of the model that departs from its default. It is one seed: its loss alone does \
+not show that its variant is better or worse than another.
 
 ```python
 from transformers import {auto}, PreTrainedTokenizerFast
 
 model = {load}
 tokenizer = PreTrainedTokenizerFast.from_pretrained("{place}")
-{example}```
-
-## Model
-
-Rotated: {rotated}; R_m rotates the f-th pair of n features by m base^(-2f/n). Before training, in \
-float64: the output of attention {law}. The table has every setting that departs from its default.
-
-## Training
+```
 
 | | |
 |---|---|
 {table}
-
-## Limits
-
-This is a result to be examined, not a model to be used. It is one seed, trained for {step:,} of \
-{steps:,} steps: its loss alone does not show that its variant is better or worse than another.
-
-Reference: Su Jianlin (2025), [Transformer升级之路：19、第二类旋转位置编码]\
-(https://spaces.ac.cn/archives/10862).
 """
-
-GENERATION = """\
-batch = tokenizer(["A text", "Another"], return_tensors="pt", padding=True)
-texts = tokenizer.batch_decode(model.generate(**batch, max_new_tokens=32))
-"""
-EQUATIONS = {
-    "q": "q_i = R_i W_q x_i",
-    "k": "k_j = R_j W_k x_j",
-    "v": "v_j = R_j W_v x_j",
-    "o": "o_i = R_i^T sum_j a_ij v_j",
-}
 
 
 def loading(name: str, place: str) -> str:
@@ -324,44 +290,30 @@ def card(run_dir: Path, config: RunConfig, step: int, name: str, place: str, sha
     """Return the card of a run's model, of class `name`, at a step, loaded from `place`."""
     result = read_result(run_dir) or {}
     env = read_env(run_dir)
-    measured = env.get("certificate", {}).get("measured")
-    laws = {None: "was not measured", "invariant": "does not depend on where positions begin"}
-
     loss = f"not measured at step {step:,}"
-    nats = result.get("val/loss")
-    if step == result.get("steps") and nats is not None:
-        loss = f"{nats:.4f} {config.data.unit}"
-        if bits := bits_per_byte(nats, config, env):
-            loss += f", perplexity {perplexity(nats):.2f}, about {bits:.3f} bits per byte"
-    departing = {
-        f"{section}.{key}": show(value)
-        for section in ("pe", "attn", "model")
-        for key, value in numeric_values(getattr(config, section), departing=True).items()
-    }
-    hashes = ("config_sha256", "init_sha256", "data_sha256", "order_sha256")
+    if step == result.get("steps") and result["val/loss"] is not None:
+        loss = f"{result['val/loss']:.4f} {config.data.unit}"
     facts = {
         "validation loss": loss,
         "corpus": config.data.name,
         "steps": f"{step:,} of {config.train.num_steps:,}, seed {config.seed}",
-        **departing,
+        "parameters": f"{env.get('params', 0):,}",
         # An installed copy has no commit.
         "code": f"rope_exp {__version__}, commit {(env.get('git') or {}).get('commit')}",
         "weights": sha256,
         "notes": "; ".join(env.get("marks", ())) or "none",
-        **{key: result[key] for key in hashes if key in result},
     }
+    for section in ("pe", "attn", "model"):
+        values = numeric_values(getattr(config, section), departing=True)
+        facts |= {f"{section}.{key}": show(value) for key, value in values.items()}
+    hashes = ("config_sha256", "init_sha256", "data_sha256", "order_sha256")
+    facts |= {key: result[key] for key in hashes if key in result}
     load = loading(name, place)
     return CARD.format(
         pipeline="text-generation" if config.causal else "fill-mask",
-        auto=load.partition(".")[0],
-        example=GENERATION if config.causal else "",
         title=f"{config.pe.name}, {config.data.name}, seed {config.seed}",
-        params=int(env.get("params", 0)),
-        step=step,
-        steps=config.train.num_steps,
+        auto=load.partition(".")[0],
         load=load,
         place=place,
-        rotated="; ".join(EQUATIONS[site] for site in config.pe.rotate) or "nothing",
-        law=laws.get(measured, f"depends on positions as `{measured}`"),
         table="\n".join(f"| {key} | {fact} |" for key, fact in facts.items()),
     )

@@ -145,7 +145,7 @@ def _points(curves: Iterable[tuple[Row, pd.DataFrame]]) -> pd.DataFrame:
 
         # The last point is kept.
         thinned = frame.dropna(subset="mean").iloc[:: -max(1, len(frame) // 100)].iloc[::-1]
-        name = f"{row.name} ({row.verdict})" if row.verdict else row.name
+        name = f"{row.name} ({row.status})" if row.status else row.name
         points = thinned.rename_axis("tokens").reset_index().assign(label=row.label, name=name)
         # A mark at every point would hide the line.
         every = max(1, len(points) // 12)
@@ -156,7 +156,7 @@ def _points(curves: Iterable[tuple[Row, pd.DataFrame]]) -> pd.DataFrame:
 
 def _late(points: pd.DataFrame, report: Report) -> pd.DataFrame:
     """Return the points past the steep first fifth, of rows that did not diverge; all if none."""
-    diverged = [row.label for row in report.rows.values() if row.verdict == "diverged"]
+    diverged = [row.label for row in report.rows.values() if row.status == "diverged"]
     late = points[points["tokens"] >= 0.2 * points["tokens"].max()]
     kept = late[~late["label"].isin(diverged)]
     return points if kept.empty else kept

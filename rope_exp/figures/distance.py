@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from rope_exp.figures import style
-from rope_exp.report import Report, parts
+from rope_exp.report import Report, leaf_functions
 
 ORDER = 5
 _DASHES = {"uniform": [5, 4], "bound": [1, 2]}
@@ -48,7 +48,7 @@ def figure(report: Report) -> alt.HConcatChart | None:
 
 def weights(report: Report) -> pd.DataFrame:
     """Return each row's mean weight by distance: columns label, distance and weight."""
-    places = parts("PLACES", "probes")["distance"]
+    places = leaf_functions("PLACES", "probes")["distance"]
     means: dict[str, Any] = {
         label: places.by_seed(report.rows[label], "distance")["distance"].mean()
         for label in report.answers("distance")

@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from rope_exp.figures import style
-from rope_exp.report import Report, parts
+from rope_exp.report import Report, leaf_functions
 from rope_exp.sections import SITES
 
 ORDER = 4
@@ -84,7 +84,7 @@ def points(report: Report, name: str) -> pd.DataFrame:
     Losses by position are differences to the reference within a seed, and others are those added.
     """
     probe = "positions" if name == "bins" else name
-    places = parts("PLACES", "probes")
+    places = leaf_functions("PLACES", "probes")
     # A line for each seed, a column for each place. One place is "", so [name] would not do.
     tables: dict[str, Any] = {
         label: places[probe]

@@ -13,12 +13,10 @@ import altair as alt
 import pandas as pd
 from altair.utils.schemapi import debug_mode
 
-from rope_exp.comparable import Row
-from rope_exp.published import UNROTATED
-from rope_exp.report import Report
+from rope_exp.comparable import UNROTATED, Row
+from rope_exp.report import Report, span
 from rope_exp.sections import SUBSETS
 from rope_exp.stats import MARGIN
-from rope_exp.table import span
 
 # The sites of each subset, by the label of its row.
 SITES_OF = {f"{''.join(sites)}_rope" if sites else UNROTATED: sites for sites in SUBSETS}
@@ -215,13 +213,12 @@ def in_words(report: Report, row: Row) -> dict[str, Any]:
     verdict = line["verdict"] or f"{'reference' if is_reference else untested} {row.mark}".rstrip()
     return {
         "label": row.label,
-        "name": row.name,
         "delta": delta,
         "published_delta": line["published_delta"],
         "number": signed(delta),
         "difference": signed(delta) + interval,
         "half": half,
-        "seeds": row.verdict or f"{line['num_seeds']} {row.mark}".rstrip(),
+        "seeds": row.status or f"{line['num_seeds']} {row.mark}".rstrip(),
         "verdict": verdict,
         "published": "" if is_reference else signed(line["published_delta"], digits=3),
     }

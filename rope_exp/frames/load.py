@@ -8,9 +8,8 @@ from typing import Any
 import pandas as pd
 
 from rope_exp.config import DEFAULT_OUTPUT
-from rope_exp.costs import kept
 from rope_exp.folder import ReportError, Result, Run, is_run, read_run
-from rope_exp.identity import chosen
+from rope_exp.identity import chosen, optional
 
 # Columns from config.yaml; other keys that differ are added.
 _OF_CONFIG = [
@@ -34,10 +33,11 @@ def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     Raises:
         RecordError: a run or a record cannot be read, or there is none.
     """
+    costs = optional("plan", "costs")
     lines = []
     for run, keys in _read(Path(where)):
         config = run.config
-        cached, state = kept(config.attn, config.model, config.pe)
+        cached, state = costs.kept(config.attn, config.model, config.pe) if costs else (None, None)
         line = {
             **{key: run.result.get(key) for key in Result.__annotations__},
             "group": run.group,
@@ -62,17 +62,16 @@ def load_metrics(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
 
 
 def load_probes(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
-    """Return a frame with one line per number from a finished model's probes: `value`, by place.
+    """Return a frame with one line per `value` of a probe, with keys as in `load_runs`.
 
-    `probe` and `at` are the name and the place of the number, as in a report's probes.csv; other
-    keys are as in `load_runs`.
+    `probe` and `at` are the name and the place of the number, as in a report's probes.csv.
     """
     # Imported late: a report takes scipy, which the other frames need not wait for.
-    from rope_exp.report import parts
+    from rope_exp.report import leaf_functions
 
     lines: list[dict[Any, Any]] = []
     for run, keys in _read(Path(where)):
-        for probe, places in parts("PLACES", "probes").items():
+        for probe, places in leaf_functions("PLACES", "probes").items():
             if probe in run.probes:
                 numbers = places.of_run(run, probe).rename("value").reset_index()
                 lines += [keys | line for line in numbers.to_dict("records")]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rope_exp.decoder import Inputs
+from rope_exp.batches import Batch
 from rope_exp.errors import first_line, log
 from rope_exp.step import make_state
 
@@ -30,7 +30,7 @@ class StepGraphs:
 
     def __init__(self, step: Any) -> None:
         self.name: str = step.config.name
-        self.update: Callable[[Inputs, Tensor, Tensor], Tensor | None] = step.update
+        self.update: Callable[[Batch, Tensor, Tensor], Tensor | None] = step.update
         self.optimizer: Optimizer = step.optimizer
         self.first_bad_step: Tensor = step.first_bad_step
         self.model: nn.Module = step.decoder
@@ -44,13 +44,13 @@ class StepGraphs:
         self._num_targets = torch.zeros((), device=device)
         self._outcome = torch.zeros(3, dtype=torch.float64, device=device)
 
-        self._graphs: dict[tuple[torch.Size | None, ...], tuple[Inputs, Callable[[], None]]] = {}
+        self._graphs: dict[tuple[torch.Size | None, ...], tuple[Batch, Callable[[], None]]] = {}
         # The graphs share their memory: none runs beside another, or reads what another left.
         self._pool: Any = None
         self._side: torch.cuda.Stream | None = None
 
     def __call__(
-        self, inputs: Inputs, step: int, num_targets: int, rates: Sequence[float]
+        self, inputs: Batch, step: int, num_targets: int, rates: Sequence[float]
     ) -> Tensor | None:
         """Make one step from the inputs of all micro-batches; return a copy of its outcome.
 
@@ -81,9 +81,9 @@ class StepGraphs:
         launch()
         return self._outcome.clone()
 
-    def _recorded(self, inputs: Inputs) -> tuple[Inputs, Callable[[], None]]:
+    def _recorded(self, inputs: Batch) -> tuple[Batch, Callable[[], None]]:
         """Return static inputs, and a function that makes a step from them."""
-        static = Inputs(*(None if x is None else x.clone() for x in inputs))  # type: ignore[arg-type]
+        static = Batch(*(None if x is None else x.clone() for x in inputs))
         parameters = list(self.model.parameters())
         if not self._gradients:
             # Before the first activations, whose memory could not be returned for the graph's own

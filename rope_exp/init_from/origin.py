@@ -36,7 +36,7 @@ def with_weights(config: RunConfig) -> RunConfig:
         origin = find_origin(config)
     except (ConfigError, RecordError):
         # A run with checkpoints of its own resumes from these, and its origin may be gone.
-        is_begun = not config.run.fresh and files.list_steps(config.folder / "checkpoints")
+        is_begun = files.list_steps(config.folder / "checkpoints")
         before = files.read_config(config.folder) if is_begun else None
         if before is None or before.run.init_from != config.run.init_from:
             raise

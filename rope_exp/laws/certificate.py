@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from rope_exp.attention import LayerCache, make_attention, turned
+from rope_exp.config import Architecture
 from rope_exp.decoder import OWN, Decoder, Rotary
 from rope_exp.errors import ConfigError, LawError
 from rope_exp.identity import chosen
-from rope_exp.sections import SOFTMAX, Architecture, Kind, ModelConfig, PeConfig
+from rope_exp.sections import SOFTMAX, Kind, ModelConfig, PeConfig
 
 SHIFT = 5
 NUM_POSITIONS = 7

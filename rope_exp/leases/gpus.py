@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rope_exp.files import try_lock
 from rope_exp.machine import gpus
-from rope_exp.ranks import Job
+from rope_exp.sweep import Job
 
 
 def lease(job: Job) -> bool:

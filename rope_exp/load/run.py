@@ -10,7 +10,7 @@ from rope_exp import checkpoint
 from rope_exp.decoder import Decoder
 from rope_exp.errors import CheckpointError, ConfigError, RecordError
 from rope_exp.folder import CONFIG, ENV, list_steps, read_config, read_env
-from rope_exp.tokenizer import load_tokenizer
+from rope_exp.prepare import load_tokenizer
 
 
 def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Decoder, Tokenizer]:

@@ -75,6 +75,31 @@ class Position(nn.Module):
         """
         return None
 
+    def rows_to_cache(
+        self, x_BTD: Tensor, position_T: Tensor, others: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Return `of_tokens` and the positions, if `scores` needs them, beside other rows."""
+        if not self.overrides("scores"):
+            return {}
+        rows = self.of_tokens(x_BTD, position_T)
+        if taken := rows.keys() & {*others, "position_BE"}:
+            raise ValueError(f"of_tokens: the name {taken.pop()} is taken")
+        return {**rows, "position_BE": position_T.expand(len(x_BTD), -1)}
+
+    def with_scores(
+        self, bias_HTE: Tensor | None, rows: Mapping[str, Tensor], q_BTHK: Tensor
+    ) -> Tensor | None:
+        """Return a bias with the scores added."""
+        num_queries, num_heads = q_BTHK.shape[1:3]
+        more_HTE = self.scores(rows, num_queries)
+        if more_HTE is None:
+            return bias_HTE
+        shape = (num_heads, num_queries, rows["k"].shape[1])
+        if more_HTE.shape[-3:] != shape:
+            raise ValueError(f"scores returned the shape {tuple(more_HTE.shape)}, not {shape}")
+        # A window may have dropped the first keys.
+        return more_HTE if bias_HTE is None else bias_HTE[..., -shape[2] :] + more_HTE
+
     @classmethod
     def overrides(cls, *methods: str) -> bool:
         """Return whether the class overrides any of these methods."""

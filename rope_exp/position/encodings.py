@@ -1,8 +1,8 @@
 """The position encodings of a model besides rotation: ours by their choice, and a user's own."""
 
+from rope_exp.config import Architecture
 from rope_exp.identity import chosen
 from rope_exp.position._encoding import Position, Sizes
-from rope_exp.sections import Architecture
 
 
 def encodings(architecture: Architecture, layer: int | None) -> dict[str, Position]:

@@ -12,7 +12,7 @@ from types import ModuleType
 
 from rope_exp import rope
 from rope_exp.config import RunConfig
-from rope_exp.errors import ConfigError, first_line, log, out_of_memory
+from rope_exp.errors import ConfigError, first_line, log
 from rope_exp.files import text_sha256
 from rope_exp.position import _encoding
 from rope_exp.position._encoding import Position, Sizes
@@ -49,7 +49,9 @@ def explaining(code: str, *, every: bool = True) -> Iterator[None]:
         path = f"{code.partition('.')[0]}.py"
         stack = traceback.extract_tb(error.__traceback__)
         frames = [frame for frame in stack if frame.filename == path]
-        if out_of_memory(error) or not (frames or every):
+        # torch's error for a lack of memory on a CPU has no type of its own.
+        lacks_memory = isinstance(error, MemoryError) or "memory" in str(error)
+        if lacks_memory or not (frames or every):
             raise
         message = f"{type(error).__name__}: {first_line(error)}"
         if frames:

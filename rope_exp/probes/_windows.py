@@ -20,7 +20,7 @@ from rope_exp.attention import Attention, wide
 from rope_exp.batches import Batch, Ints, read, validation_ids
 from rope_exp.comparable import Row
 from rope_exp.config import RunConfig
-from rope_exp.decoder import Decoder, Inputs, at_places, chunks, on_device
+from rope_exp.decoder import Decoder, at_places, chunks, on_device
 from rope_exp.folder import Run
 from rope_exp.prepare import VALIDATION
 from rope_exp.signals import Stopped, StopSignal
@@ -32,18 +32,17 @@ class Finished(Protocol):
     decoder: Decoder
     config: RunConfig
     data: Any
-    # The rows of the training length in a micro-batch.
-    rows_at_once: int
+    rows_at_once: int  # of the training length, in a micro-batch
     stop: StopSignal
 
 
-def batches(model: Finished, rows: Batch, at_once: int) -> Iterator[Inputs]:
+def batches(model: Finished, rows: Batch, at_once: int) -> Iterator[Batch]:
     """Yield the rows on the device, `at_once` at a time; raise Stopped if the run is to stop."""
     device = model.decoder.lm_head.weight.device
-    for start in range(0, len(rows.ids_BT), at_once):
+    for part in rows.split(at_once):
         if model.stop.requested:
             raise Stopped
-        yield on_device(rows.rows(slice(start, start + at_once)), device)
+        yield on_device(part, device)
 
 
 def rounded(numbers: Iterable[Any], form: str = ".6f") -> list[float | None]:
@@ -90,7 +89,7 @@ def nats(model: Finished, windows_NS: Ints) -> Tensor:
     return torch.cat([token_nats(model.decoder, inputs).double().cpu() for inputs in parts])
 
 
-def token_nats(decoder: Decoder, inputs: Inputs) -> Tensor:
+def token_nats(decoder: Decoder, inputs: Batch) -> Tensor:
     """Return nats_BP: -log p of each target, in float32."""
     at = {"positions_BT": inputs.position_BT, "document_BT": inputs.document_BT}
     x_ND = at_places(decoder.model(inputs.ids_BT, **at), inputs.place_BP).flatten(0, 1)

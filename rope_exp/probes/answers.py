@@ -16,9 +16,8 @@ from rope_exp.batches import NO_TARGET
 from rope_exp.config import RunConfig
 from rope_exp.prepare import TRAIN
 from rope_exp.probes._windows import Finished, batches, rounded
-from rope_exp.report import Report, is_always_paired
+from rope_exp.report import Column, Report, Table, interval, number, span, spell_p
 from rope_exp.stats import ROOM, judge, noise_of, outcome
-from rope_exp.table import Column, Table, interval, number, span, spell_p
 
 ORDER = 3
 _PLACE = ["split", "bin", "span_first", "span_last"]
@@ -78,8 +77,8 @@ def tables(report: Report) -> list[str]:
             mean, sd = (number(100 * cell[f"right_{name}"], ".1f") for name in ("mean", "sd"))
             lines[cell["pe"]][key] = f"{mean} ± {sd}" if sd and not part else mean
     about = (
-        f"Exact matches in %, by {_task(report).span} (mean over seeds; for a whole split, "
-        "with the SD over seeds):"
+        f"Exact matches in %, by {report.runs[0].config.data.task.span} (mean over seeds; for a "
+        "whole split, with the SD over seeds):"
     )
     return [about, Table(columns, pd.DataFrame(lines.values())).markdown(), *_relations(report)]
 
@@ -102,7 +101,7 @@ def match_relations(report: Report) -> list[dict[Any, Any]]:
     relations = []
     for split, of_split in shares[shares["bin"] == 0].groupby("split", observed=True):
         wrong = 1 - of_split.pivot(index="seed", columns="pe", values="share")
-        noise = noise_of(wrong, paired=is_always_paired(report.runs))
+        noise = noise_of(wrong, paired=report.is_always_paired)
         for pair in judge(wrong, signs, noise).to_dict("records"):
             a, b = pair["a"], pair["b"]
             of_both = wrong[[a, b]].to_numpy()
@@ -136,11 +135,12 @@ def _shares(report: Report) -> pd.DataFrame:
         for split, answer in run.probes.get("answers", {}).items():
             spans = pd.DataFrame(answer, columns=["span", "count", "right"])
             parts.append(spans.assign(split=split, pe=label, seed=run.config.seed))
-    task = _task(report)
-    if task is None or not parts:
+    tasks = {run.config.data.kind: run.config.data.task for run in report.runs}
+    if len(tasks) > 1 or not parts:
         return pd.DataFrame()
 
     spans = pd.concat(parts)
+    [task] = tasks.values()
     spans["bin"] = np.digitize(spans["span"], task.bins)
     spans = pd.concat([spans.assign(bin=0), spans], ignore_index=True)
     of_bins = spans.groupby(["split", "bin"])["span"]
@@ -153,12 +153,6 @@ def _shares(report: Report) -> pd.DataFrame:
     groups = spans.groupby(["pe", *_PLACE, "seed"], observed=True, as_index=False)
     shares = groups[["count", "right"]].sum()
     return shares.assign(share=shares["right"] / shares["count"])
-
-
-def _task(report: Report) -> Any:
-    """Return the facts of the generated data if all runs share its kind; None for text."""
-    kinds = {run.config.data.kind: run.config.data.task for run in report.runs}
-    return next(iter(kinds.values())) if len(kinds) == 1 else None
 
 
 def _relations(report: Report) -> list[str]:

@@ -24,10 +24,9 @@ def why_not(config: RunConfig) -> str:
 
 
 def ask(model: Finished) -> dict[str, Any]:
-    """Return the learned and the initial frequencies of each pair of sites that learns them.
+    """Return, by pair of sites that learns, its initial `theta0`, and the `theta` of its layers.
 
-    By pair: the initial `theta0`; `theta` of the layers in which the pair rotates; the median of
-    |ln(theta/theta0)| over these; and the `crossings` of 0, if counted.
+    Beside them are the median of |ln(theta/theta0)| and the `crossings` of 0, if counted.
     """
     pe = model.decoder.architecture.pe
     rotary: Any = model.decoder.model.rotary_emb
@@ -57,11 +56,9 @@ def notes(report: Report) -> list[str]:
     sentences = []
     for label, answers in report.answers("drift").items():
         parts = []
-        for pair, name in PAIRS.items():
-            learned = [answer["sites"][pair] for answer in answers if pair in answer["sites"]]
+        for pair in answers[0]["sites"]:
+            learned = [answer["sites"][pair] for answer in answers]
             medians = [site["median"] for site in learned]
-            if not medians:
-                continue
             num_little = sum(median < LITTLE for median in medians)
             words = f"one seed, {'' if num_little else 'not '}below {LITTLE:g}"
             if len(medians) > 1:
@@ -75,7 +72,7 @@ def notes(report: Report) -> list[str]:
             if counts:
                 total = sum(counts)
                 words += "; 0 was " + (f"crossed {total:,} times" if total else "never crossed")
-            parts.append(f"{np.mean(medians):.3g} for {name} ({words})")
+            parts.append(f"{np.mean(medians):.3g} for {PAIRS[pair]} ({words})")
         sentences.append(
             f"{report.rows[label].name}: learned frequencies moved by a median |ln(θ/θ₀)| of "
             f"{' and '.join(parts)}."

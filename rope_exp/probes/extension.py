@@ -22,9 +22,8 @@ from rope_exp.attention import Attention
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
 from rope_exp.probes._windows import Finished, factors, nats, replaced, rounded, windows
-from rope_exp.report import Report
+from rope_exp.report import NOTHING, Report, markdown_table
 from rope_exp.sections import PAIRS
-from rope_exp.table import NOTHING, markdown_table
 
 ORDER = 4
 METHODS = {"interpolation": "interpolation", "ntk_aware": "NTK-aware", "yarn": "YaRN"}

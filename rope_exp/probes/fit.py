@@ -13,8 +13,7 @@ import torch
 from rope_exp.batches import held_out_rows
 from rope_exp.config import RunConfig
 from rope_exp.probes._windows import Finished, batches, rounded
-from rope_exp.report import Report
-from rope_exp.table import Column, Table
+from rope_exp.report import Column, Report, Table
 
 ORDER = 3
 

@@ -10,8 +10,7 @@ import pandas as pd
 
 from rope_exp.config import RunConfig
 from rope_exp.probes._windows import Finished, Places, nats, rounded, windows
-from rope_exp.report import Report
-from rope_exp.table import markdown_table
+from rope_exp.report import Report, markdown_table
 
 ORDER = 5
 PLACES = Places(repeat=("reading", "loss"))

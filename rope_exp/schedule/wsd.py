@@ -3,8 +3,8 @@
 from typing import Literal
 
 from rope_exp.errors import ConfigError
-from rope_exp.identity import Share, section
-from rope_exp.sections import ScheduleConfig
+from rope_exp.identity import section
+from rope_exp.sections import ScheduleConfig, Share
 
 
 @section

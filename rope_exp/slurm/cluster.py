@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from rope_exp.compose import Jobs, titles
+from rope_exp.compose import Composed, titles
 from rope_exp.config import RunConfig
 from rope_exp.errors import (
     EXIT_DIVERGED,
@@ -27,9 +27,8 @@ from rope_exp.errors import (
 )
 from rope_exp.files import read_json, write_json
 from rope_exp.machine import output_of
-from rope_exp.ranks import Job
-from rope_exp.signals import held_back, interrupt, on_signal, starting_runs
-from rope_exp.sweep import check_folder, check_together, dispatch, pinned_config
+from rope_exp.signals import held_back, on_signal
+from rope_exp.sweep import Job, check_folders, dispatch, pinned_config
 
 FOLDER = Path("results/slurm")
 SWEEPS = FOLDER / "sweeps"
@@ -114,7 +113,13 @@ def run_on_node(
         os.environ |= {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
     # In place of submitit's own handler, which requeues first and saves afterwards.
     signal.signal(signal.SIGUSR2, stop)
-    code = explained(lambda: starting_runs(lambda: run(cells)))
+    # A signal ends the preparation of data, and the job can still requeue itself.
+    on_signal(signal.default_int_handler)
+    try:
+        code = explained(lambda: run(cells))
+    except KeyboardInterrupt:
+        code = EXIT_STOPPED
+    on_signal(signal.SIG_IGN)
     if code == EXIT_STOPPED and job.cluster == "slurm":
         may_restart = int(os.environ.get("SLURM_RESTART_COUNT", "0")) < max_restarts
         # SLURM does not requeue a preempted job that ends itself.
@@ -201,7 +206,7 @@ def submit(
 # -- sweeps ----------------------------------------------------------------------------------------
 
 
-def submit_sweep(jobs: Jobs) -> str:
+def submit_sweep(jobs: Composed) -> str:
     """Submit the runs of a sweep that have no result, and say what was submitted."""
     cells = {
         key: (run.config.replace("launch", cells_per_job=1), run.title)
@@ -212,7 +217,7 @@ def submit_sweep(jobs: Jobs) -> str:
     return submit(jobs.tree.hydra.launcher, cells_per_job, Queue(SWEEPS), cells, run_configs)
 
 
-def list_sweep(jobs: Jobs) -> str:
+def list_sweep(jobs: Composed) -> str:
     """Return a line for each run of a sweep: its result, or the state of its job."""
     runs = _runs(jobs)
     states = Queue(SWEEPS).describe(runs)
@@ -220,7 +225,7 @@ def list_sweep(jobs: Jobs) -> str:
     return "\n".join(f"  {runs[key].title:40}  {states.get(key, 'left')}" for key in runs)
 
 
-def _runs(jobs: Jobs) -> dict[str, Job]:
+def _runs(jobs: Composed) -> dict[str, Job]:
     """Return the runs of a sweep by their keys in the queue; those that are done have ended.
 
     Whatever a node would look up again is fixed: commits of the hub, initial weights, and the
@@ -229,15 +234,12 @@ def _runs(jobs: Jobs) -> dict[str, Job]:
     pinned = map(pinned_config, jobs.configs)
     configs = [config.replace("run", group=config.group) for config in pinned]
     runs = list(map(Job, configs, titles(jobs.overrides, configs)))
-    check_together(runs)
-    for run in runs:
-        check_folder(run)
+    check_folders(runs)
     return {f"{run.folder} {run.config.config_sha256[:12]}": run for run in runs}
 
 
 def run_configs(runs: Sequence[tuple[RunConfig, str]]) -> int:
     """Run the configs of one job, each with its title; return the exit code."""
-    on_signal(interrupt)
     configs, titles = zip(*runs, strict=True)
     code, jobs = dispatch(configs, titles)
     # A run that diverged is done, be it alone or not.

@@ -3,18 +3,9 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from rope_exp.comparable import OWN_RATE, check_blocks
+from rope_exp.comparable import OWN_RATE, REFERENCE, check_blocks
 from rope_exp.folder import ReportError, Run
-from rope_exp.published import REFERENCE
-from rope_exp.report import (
-    Report,
-    build,
-    bullets,
-    files_of,
-    is_always_paired,
-    main_table,
-    paragraphs,
-)
+from rope_exp.report import Report, build, bullets, files_of, main_table, paragraphs
 from rope_exp.studies.rates import alike
 
 
@@ -40,7 +31,7 @@ def all_seeds(report: Report, others: Iterable[Run]) -> Report | None:
     Campaigns that try several learning rates are left out, as their seeds chose a rate. None if no
     run fits, or the table's campaign is of the first protocol, which tests its own seeds alone.
     """
-    if len(report.rows) < 2 or not report.of_variants or not is_always_paired(report.runs):
+    if len(report.rows) < 2 or not report.of_variants or not report.is_always_paired:
         return None
 
     runs = {(run.config.pe.label, run.config.seed): run for run in report.runs}
@@ -69,14 +60,14 @@ def all_seeds_md(report: Report) -> str:
         "Published relations with further seeds (Δ: the second variant's loss minus the "
         "first's; p by Holm over all published relations):"
     )
-    relations = report.told("relations")
+    relations = report.texts("relations")
     return paragraphs(
-        *(f"**{caption}**" for caption in report.told("caption")),
+        *(f"**{caption}**" for caption in report.texts("caption")),
         "Exploratory: no verdict rests on this table. It adds other campaigns' seeds of the same "
         "configurations to those of [the campaign's own](table.md).",
         main_table(report).without("p", "marked").markdown(),
         *([title, *relations] if relations else []),
-        *bullets("Notes:", report.told("notes")),
+        *bullets("Notes:", report.texts("notes")),
     )
 
 

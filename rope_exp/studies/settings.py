@@ -6,12 +6,10 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from rope_exp.comparable import SEEDS, spelled
+from rope_exp.comparable import REFERENCE, SEEDS, TABLE, spelled
 from rope_exp.folder import Run
-from rope_exp.published import REFERENCE, TABLE
-from rope_exp.report import WORDS, Report, paragraphs
+from rope_exp.report import WORDS, Report, markdown_table, millions, paragraphs
 from rope_exp.stats import ALPHA
-from rope_exp.table import markdown_table, millions
 
 # Best first, according to the only published table of all nine variants.
 COLUMNS = [label for label in TABLE.losses if label != REFERENCE]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from rope_exp.errors import LINE_SECONDS, Progress, describe_row, log
 from rope_exp.folder import last_row
-from rope_exp.ranks import Job
+from rope_exp.sweep import Job
 
 
 class View:

@@ -4,9 +4,8 @@ import re
 
 import pandas as pd
 
-from rope_exp.report import Report, main_table, parts
+from rope_exp.report import NOTHING, Report, csv_of, leaf_functions, main_table
 from rope_exp.stats import SEEDS_NEEDED
-from rope_exp.table import NOTHING, csv_of
 
 _PAIR_COLUMNS = [
     *("a", "sign", "b", "num_seeds", "delta", "delta_ci_low", "delta_ci_high", "delta_wide_low"),
@@ -25,7 +24,7 @@ def files(report: Report) -> dict[str, str]:
 
     # A line for each row, number and place of the probes that have a number for several places.
     tables = []
-    for probe, places in parts("PLACES", "probes").items():
+    for probe, places in leaf_functions("PLACES", "probes").items():
         for label in report.answers(probe):
             losses = places.by_seed(report.rows[label], probe)
             numbers = {"mean": losses.mean(skipna=False), "sd": losses.std(skipna=False)}
@@ -50,5 +49,5 @@ def _tex(report: Report) -> str:
         text = text.replace(*sign)
     # A hyphen before a number is a minus; after a letter it is part of a name.
     text = re.sub(r"(?<!\w)-(?=\d)", "$-$", text)
-    caption = " ".join([*report.told("caption"), "Needs \\usepackage{booktabs}."])
+    caption = " ".join([*report.texts("caption"), "Needs \\usepackage{booktabs}."])
     return f"% {caption}\n{text}"

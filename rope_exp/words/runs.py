@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 
 from rope_exp.comparable import differing_surroundings
-from rope_exp.report import Report
-from rope_exp.table import span
+from rope_exp.report import Report, span
 
 # After the notes of probes.
 ORDER = 100

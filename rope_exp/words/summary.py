@@ -6,9 +6,8 @@ import pandas as pd
 from scipy import stats
 
 from rope_exp.comparable import Row
-from rope_exp.report import Report, main_table
+from rope_exp.report import Report, main_table, span, spell_p
 from rope_exp.stats import MARGIN
-from rope_exp.table import span, spell_p
 from rope_exp.words.runs import spell_seeds
 
 # On a terminal, above the warnings.

@@ -1,13 +1,14 @@
-"""Notes on verdicts: the published source, the reference, and the tests."""
+"""Notes on verdicts: the published source, the reference, and the tests; published relations."""
 
 from typing import Any
 
-from rope_exp.report import Report, is_always_paired
-from rope_exp.table import spell_p
-from rope_exp.words.relations import outcomes
+import pandas as pd
+
+from rope_exp.report import OWN, Column, Report, Table, adjusted_p, interval, number, span, spell_p
+from rope_exp.stats import MOST_SEEDS, ROOM, SEEDS_NEEDED, SIGNS, Pair, outcome
 from rope_exp.words.summary import order, ranked_rows
 
-# Before the notes of probes.
+# Before the notes and the tables of probes.
 ORDER = -1
 
 
@@ -51,7 +52,7 @@ def _test_notes(report: Report) -> list[str]:
     if noise.p_equal is not None:
         equal = f"; equal noise across rows: p {spell_p(noise.p_equal, '= ')}"
     test, protocol = "pooled t test", "docs/paper/protocol.md"
-    if is_always_paired(report.runs):
+    if report.is_always_paired:
         test, protocol = "paired t test", "docs/paper/protocol-2.md"
     elif noise.is_paired:
         test = "paired t test, because rows look unequally noisy; no second interval is printed"
@@ -110,3 +111,81 @@ def _alone(report: Report) -> list[str]:
         return [sentence]
     word = "open" if marked <= {"open"} else "another verdict"
     return [sentence, f"†: {word} in the paired t test (Holm)."]
+
+
+def tables(report: Report) -> list[str]:
+    """Return a table of the published relations that this report decides."""
+    title = "Published relations (Δ: the second variant's loss minus the first's):"
+    table = relations(report)
+    return [title, *table] if table else []
+
+
+def relations(report: Report) -> list[str]:
+    """Return a line for each published relation, as Markdown, or nothing without any."""
+    lines = []
+    for pair in outcomes(report):
+        names = [report.rows[pair[key]].name for key in ("a", "b")]
+        mark = "" if pair["outcome"] == pair["outcome_alone"] else " †"
+        settling = f"; {_settling(pair)}" if pair["outcome"] == "open" else ""
+        line = {
+            "published": f" {pair['published']} ".join(names),
+            "ours": f" {pair['sign']} ".join(names),
+            "Δ": number(pair["delta"], "+.4f"),
+            "95 % interval": interval(pair["delta_ci_low"], pair["delta_ci_high"]),
+        }
+        if report.is_pooled:
+            line[OWN] = interval(pair["delta_ci_low_alone"], pair["delta_ci_high_alone"])
+        if pair["family"] > 1:
+            wide = interval(pair["delta_wide_low"], pair["delta_wide_high"])
+            line[f"for all {pair['family']} (Bonferroni)"] = wide
+        line |= {
+            "p (Holm)": adjusted_p(pair),
+            "seeds": str(pair["num_seeds"]),
+            "outcome at this setting": f"{pair['outcome']}{mark}{settling}",
+        }
+        lines.append(line)
+    if not lines:
+        return []
+
+    table = pd.DataFrame(lines)
+    forms = dict.fromkeys(("published", "ours", "outcome at this setting"), "")
+    columns = [Column(name, name, forms.get(name, "s")) for name in map(str, table)]
+    return [Table(columns, table).markdown()]
+
+
+def outcomes(report: Report) -> list[Pair]:
+    """Return the judged published relations, with `published`, `outcome` and `outcome_alone`."""
+    lines = []
+    pairs: Any = report.pairs["published"].to_dict("records")
+    for pair in pairs:
+        a, b = pair["a"], pair["b"]
+        sign = report.source.signs[a, b]
+        # If nearly all examples like those in training are solved, neither losses nor matches
+        # show which is better (docs/paper/protocol.md, section 8).
+        runs = [*report.rows[a].runs, *report.rows[b].runs]
+        answers = filter(None, (run.probes.get("answers", {}).get("test") for run in runs))
+        counts = [(sum(answer["count"]), sum(answer["right"])) for answer in answers]
+        shares = [right / count for count, right in counts if count]
+        own = {key.removesuffix("_alone"): pair[key] for key in pair if key.endswith("_alone")}
+        words = [outcome(judged, sign) for judged in (pair, own)]
+        if shares and min(shares) >= 1 - ROOM:
+            words = ["open; the task is too easy"] * 2
+        lines.append(pair | {"published": sign, "outcome": words[0], "outcome_alone": words[1]})
+    return lines
+
+
+def _settling(pair: Pair) -> str:
+    """Say how an open published relation could be settled."""
+    if pair["verdict"] != "open":
+        return "a difference is shown, but not whether it exceeds the margin"
+    present = pair["num_seeds"]
+    low, high = (pair[key] for key in SEEDS_NEEDED)
+    if pd.isna(low):
+        return f"settling it needs more than {MOST_SEEDS} seeds"
+    count = f"{low - present} to more than {MOST_SEEDS - present}"
+    if not pd.isna(high):
+        count = span((low - present, high - present))
+    seeds = f"{count} more {'seed' if count == '1' else 'seeds'} would settle it in 4 of 5 cases"
+    if pair["published"] == SIGNS["equivalent"]:
+        return f"{seeds}; a difference may then still be below the margin"
+    return seeds

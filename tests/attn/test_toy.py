@@ -18,11 +18,11 @@ from rope_exp import identity
 from rope_exp.attention import Positions, split_heads
 from rope_exp.attn._recurrence import StateAttention, Terms
 from rope_exp.compose import run_config
-from rope_exp.config import RunConfig
+from rope_exp.config import Architecture, RunConfig
 from rope_exp.decoder import Decoder
 from rope_exp.identity import choices, section
 from rope_exp.laws.certificate import certificate, expected_class
-from rope_exp.sections import Architecture, Kind, ModelConfig
+from rope_exp.sections import Kind, ModelConfig
 
 
 @section

@@ -18,7 +18,7 @@ from rope_exp.errors import ConfigError, RecordError
 from rope_exp.figures import style
 from rope_exp.folder import Run
 from rope_exp.page.report import page
-from rope_exp.report import build, parts, table_csv, table_md
+from rope_exp.report import build, leaf_functions, table_csv, table_md
 
 GONE = object()
 HARMS = (None, "x", [], -1, float("nan"), 1e308, 10**30, True, GONE)
@@ -58,7 +58,7 @@ def judge(runs: Sequence[Run]) -> None:
     report = build(runs, telling(runs))
     table_md(report)
     table_csv(report)
-    for files in parts("files", "words", "probes").values():
+    for files in leaf_functions("files", "words", "probes").values():
         files(report)
     assert not report.charts
     page({runs[0].group: report}, runs)

@@ -44,8 +44,12 @@ def folder(recorded: Path, tmp_path: Path) -> Path:
 
 
 def test_a_record_is_what_the_runs_folder_says(folder: Path, record: Path) -> None:
-    """The record's config, result, curve, environment and probes equal those in the run's files."""
+    """The record's config, result, curve, environment and probes equal those in the run's files.
+
+    A file that git or an editor reformatted still verifies.
+    """
     run = read_run(folder)
+    record.write_text(json.dumps(read_json(record), indent=4))
     copy = read_record(record)
 
     assert copy.config.numeric == run.config.numeric
@@ -122,7 +126,7 @@ def test_harmed_packed_records_are_refused(recorded: Path, tmp_path: Path) -> No
     for harmed, words in (
         (content[:-9], "cannot be read"),
         (gzip.compress(wrong), "was changed since it was written"),
-        (gzip.compress(b"".join([*lines, lines[0]])), f"has two records of {first.stem}"),
+        (gzip.compress(b"".join([*lines, wrong])), "differs from the record of this cell in"),
     ):
         packed.write_bytes(harmed)
         with refused(str(packed), words):
@@ -206,7 +210,7 @@ def test_a_file_that_is_no_record(record: Path, content: str) -> None:
 @pytest.mark.parametrize("place", ["mine/qk-s3.json", f"yours/{NAME}.json"])
 def test_a_record_of_another_name_or_place(record: Path, place: str) -> None:
     """A record copied to another cell or campaign would be counted twice, or for the wrong cell."""
-    with refused(place, f"is the record of mine/{NAME}: moved or renamed"):
+    with refused(place, f"is the record of mine/{NAME}: moved, renamed or edited"):
         read_record(Path(place), record.read_bytes())
 
 
@@ -215,9 +219,9 @@ DEEP: list[Any] = functools.reduce(lambda inner, _: [inner], range(700), [])
 # The values at some places, and the words of the refusal.
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"format": 2}, "format=2: must be"),
-    ({"config > optim > lr": 0.5}, "group_sha256"),
-    ({"config > seed": 4}, "seed=3"),
-    ({"config > optim > rate": 1}, "holds no config"),
+    ({"config > optim > lr": 0.5}, "config_sha256"),
+    ({"config > seed": 4}, "config_sha256"),
+    ({"config > optim > rate": 1}, "config cannot be read: optim.rate"),
     ({"result > val/loss": 1.5}, "val/loss"),
     ({"result > status": "done"}, "status=done"),
     ({"result > wall_s": 1e300}, "wall_s=1e+300: must be less than"),
@@ -225,15 +229,11 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"curve > step > 1": 1}, "steps are out of order"),
     ({"curve > step > 1": GONE}, "without a loss"),
     ({"curve > val/loss > 0": True}, "curve.val/loss="),
-    ({"curve > val/loss > -1": 1.5}, "last val/loss=1.5"),
-    ({"row": "qk"}, "do not match"),
-    ({"factors > seed": 4}, "do not match"),
+    ({"curve > val/loss > -1": 1.5}, "1.5 by metrics.jsonl"),
+    ({"row": "qk"}, "is the record of mine/qk-"),
+    ({"factors > seed": 4}, "_-s4: moved, renamed or edited"),
     ({"probes > shift": GONE}, "holds other probes"),
     ({"probes > shift > x": DEEP}, "recursion limit"),
-    (
-        {"probes > ablation": {"without": [""], "loss": [1.0]}, "result > probes_sha256": GONE},
-        "asks for",
-    ),
     ({"env > git": "x"}, "git=x"),
     ({"env > corpus > tokens > train": 0}, "train=0"),
 ]
@@ -255,13 +255,6 @@ def test_a_record_that_contradicts_itself(record: Path, values: dict[str, Any], 
     edit_record(record, edit)
     with refused(str(record), words, by=RecordError):
         read_record(record)
-
-
-def test_the_spelling_is_no_part_of_the_digest(record: Path) -> None:
-    """A file that git or an editor reformatted still verifies."""
-    before = read_record(record)
-    record.write_text(json.dumps(read_json(record), indent=4))
-    assert read_record(record) == before
 
 
 # -- rope-exp check-records --------------------------------------------------------------------

@@ -108,7 +108,7 @@ def lose(hosts: list[Host], trial: Trial, harm: Callable[[], None]) -> None:
         _, stderr = process.communicate(timeout=deadline - time.monotonic())
         if process.returncode != -signal.SIGKILL:
             assert process.returncode == 1
-            assert re.search("process of this run is gone or silent|lost the other", stderr), stderr
+            assert re.search("process of this run is gone or silent|gloo|Dist", stderr), stderr
         assert not host.processes()
     assert trial.num_rows() < 400
     assert trial.checkpoints()

@@ -8,7 +8,7 @@ from support.command import command, write
 from support.configs import NINE
 from support.refused import refused
 
-from rope_exp.compose import CONFIGS, Jobs, compose_jobs, run_config, titles
+from rope_exp.compose import CONFIGS, Composed, compose_jobs, run_config, titles
 
 
 def test_our_own_files_are_allowed_in_a_users_folder(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_reference_to_another_key_is_its_value() -> None:
     assert run_config(["train.eval_every=${train.num_steps}"]).train.eval_every == 500
 
 
-def names(jobs: Jobs) -> list[str]:
+def names(jobs: Composed) -> list[str]:
     return [config.name for config in jobs.configs]
 
 

@@ -28,7 +28,11 @@ NEEDS = {
     "attn=decay": ["pe=vo_rope"],
 }
 # Keys that there were when the hashes were written.
-GONE = {"entity": None, "tags": [], "notes": None, "run_name": None}
+GONE = {
+    "tracker": {"entity": None, "tags": [], "notes": None, "run_name": None},
+    "launch": {"inline": False},
+    "run": {"fresh": False},
+}
 GROUPS = sorted(path.parent.relative_to(CONFIGS).as_posix() for path in CONFIGS.glob("*/*.yaml"))
 GROUPS = sorted({*GROUPS, *(f"row/{path.name}" for path in (CONFIGS / "row").iterdir())})
 GROUPS.remove("campaign")
@@ -40,7 +44,8 @@ def described(configs: Iterable[RunConfig]) -> Iterator[Any]:
     for config in configs:
         names = (config.name, config.group, str(config.folder), config.attn.label)
         values = config.to_dict()
-        values["tracker"] |= GONE
+        for section, gone in GONE.items():
+            values[section] |= gone
         yield [values, config.config_sha256, config.group_sha256, *names]
 
 

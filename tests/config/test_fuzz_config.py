@@ -13,7 +13,7 @@ from support.configs import NINE
 from rope_exp.compose import resolve, run_config
 from rope_exp.config import RunConfig, flat
 from rope_exp.errors import ConfigError, DataError
-from rope_exp.plan.tables import memory_bytes
+from rope_exp.plan.costs import known_vocab_size, memory_bytes
 from rope_exp.prepare import prepare
 from rope_exp.step import Parallel
 from rope_exp.trainer import Trainer
@@ -84,7 +84,7 @@ def outcome(words: dict[str, str], corpus: Path, cache: Path) -> str:
         config = resolve(run_config([f"{key}={value}" for key, value in (fixed | words).items()]))
         # One process reads the whole batch.
         read = max(stage.batch_size * (8 * stage.seq_len + 72) for stage in config.train.staged)
-        if read + memory_bytes(config, config.known_vocab_size or 257) > 2**30:
+        if read + memory_bytes(config, known_vocab_size(config) or 257) > 2**30:
             return "too large"
         assert RunConfig.from_dict(config.to_dict()) == config
         if (config.data.kind, config.data.path) != ("files", str(corpus)):

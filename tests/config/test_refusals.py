@@ -96,7 +96,7 @@ data=copy data.order=reversed | data.order=reversed: is for data=addition alone 
 data=copy train.seq_len=256 train.stages=[[256,400],[512,100]] | train.stages= | data=copy has rows of one length; leave null
 train.objective=regression | train.objective=regression: is for data=spikes alone |
 data=spikes attn=linear | train.objective=regression: | goes one way alone
-data=spikes model.window=8 | model.window=8: needs train.objective=causal; regression looks both ways |
+data=spikes model.window=8 | model.window=8: needs train.objective=causal |
 data=spikes pe=alibi | pe.bias=alibi: data=spikes predicts numbers, not tokens |
 data=spikes pe=learned | pe.input=learned: | between whole ones
 train.objective=mlm attn=linear | train.objective=mlm: looks both ways, and the state that attn |

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.refused import refused
 
-from rope_exp.compose import operations, resolve, run_config
-from rope_exp.config import RunConfig, TrainConfig
-from rope_exp.costs import flops_per_token
+from rope_exp.compose import resolve, run_config
+from rope_exp.config import RunConfig
+from rope_exp.plan.costs import flops_per_token, operations
+from rope_exp.sections import TrainConfig
 
 # 6,144 tokens a step.
 SIZES = {"global_batch_size": 12, "seq_len": 512}
@@ -39,7 +40,7 @@ def test_steps_and_tokens_add_up_one_by_one(stages: list[tuple[int, ...]]) -> No
     for step, (length, rows) in enumerate(of_steps, start=1):
         stage = train.stage_at(step)
         assert (stage.seq_len, stage.batch_size) == (length, rows)
-        assert samples == stage.samples_before + (step - 1 - stage.steps_before) * rows
+        assert stage.samples(step) == range(samples, samples + rows)
         tokens += length * rows
         samples += rows
         assert train.tokens_until(step) == tokens

@@ -32,8 +32,8 @@ from support.refused import refused
 from tokenizers import Tokenizer
 
 from rope_exp import prepare as prepare_module
-from rope_exp.errors import ConfigError, DataError, DiskError
-from rope_exp.files import json_sha256
+from rope_exp.errors import ConfigError, DataError
+from rope_exp.files import DiskError, json_sha256
 from rope_exp.prepare import BLOCK_BYTES, SIDES, library_files, prepare, token_dtype
 from rope_exp.sections import TokenizerConfig
 

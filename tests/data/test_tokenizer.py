@@ -13,7 +13,7 @@ from support.refused import refused
 from tokenizers import Tokenizer
 
 from rope_exp.errors import ConfigError, DataError
-from rope_exp.tokenizer import (
+from rope_exp.prepare import (
     END_OF_TEXT,
     byte_tokenizer,
     load_tokenizer,
@@ -70,7 +70,7 @@ def test_the_text_of_a_special_token_stays_text(bpe: Tokenizer, tmp_path: Path) 
 
 CHILD = """
 import json, sys
-from rope_exp.tokenizer import train_bpe
+from rope_exp.prepare import train_bpe
 from support.corpora import tokenizer_config
 config = tokenizer_config("bpe", vocab_size=600, train_bytes=200_000)
 print(train_bpe(config, json.loads(sys.argv[1])).to_str(), end="")

@@ -1,4 +1,4 @@
-"""End-to-end tests of a sweep and its report, and of run.fresh."""
+"""End-to-end tests of a sweep and its report."""
 
 import os
 import subprocess

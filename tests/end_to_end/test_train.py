@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.results import FINISHED
+from support.reports import FINISHED
 from support.runs import Trial, assert_same_losses, kill_the_tree, train
 
 from rope_exp.files import read_json

@@ -7,7 +7,7 @@ from support.refused import refused
 
 from rope_exp.commands.generate import generate, main
 from rope_exp.decoder import Decoder
-from rope_exp.tokenizer import byte_tokenizer
+from rope_exp.prepare import byte_tokenizer
 
 END = 256
 
@@ -28,7 +28,7 @@ def test_greedy_text_is_the_argmax_of_the_whole_forward_pass(decoder: Decoder) -
             break
         ids.append(token)
         expected.append(token)
-    text = generate(decoder, byte_tokenizer(), "where", END, num_tokens=6, temperature=0.0)
+    text = generate(decoder, byte_tokenizer(), "where", END, tokens=6, temperature=0.0)
     assert text == byte_tokenizer().decode(expected)
 
 

@@ -2,50 +2,34 @@
 
 from functools import partial
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+from support.models import VOCAB, make_decoder
 
 from rope_exp.batches import next_tokens
-from rope_exp.compose import run_config
-from rope_exp.decoder import Decoder, held_out_loss
+from rope_exp.decoder import held_out_loss
 
-WINDOWS_NT = np.random.default_rng(0).integers(0, 64, size=(7, 17))
-loss_of = partial(held_out_loss, held_out=next_tokens(WINDOWS_NT), device=torch.device("cpu"))
-
-
-@pytest.fixture(scope="module")
-def model() -> Decoder:
-    config = run_config(["model.hidden_size=32", "model.intermediate_size=48"])
-    decoder = Decoder(config.architecture(64))
-    decoder.initialise(0)
-    return decoder
+MODEL = make_decoder(*"qk")
+WINDOWS_NT = np.random.default_rng(0).integers(0, VOCAB, size=(7, 17))
+loss_of = partial(held_out_loss, MODEL, next_tokens(WINDOWS_NT))
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 3, 7, 100])
-def test_it_is_the_mean_of_minus_log_p(model: Decoder, micro_batch_size: int) -> None:
+def test_it_is_the_mean_of_minus_log_p(micro_batch_size: int) -> None:
     ids = torch.from_numpy(WINDOWS_NT)
     with torch.no_grad():
-        log_p = torch.log_softmax(model(ids[:, :-1]).double(), dim=-1)
+        log_p = torch.log_softmax(MODEL(ids[:, :-1]).double(), dim=-1)
     expected = -log_p.gather(-1, ids[:, 1:, None]).mean().item()
-    assert loss_of(model, micro_batch_size=micro_batch_size) == pytest.approx(expected, abs=1e-6)
+    assert loss_of(micro_batch_size=micro_batch_size) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 10])
-def test_ranks_share_the_windows_and_ask_equally_often(model: Decoder, world_size: int) -> None:
-    """Each window counts once, and a rank without windows calls `should_stop` as often too."""
-    asks = [Mock(return_value=False) for _ in range(world_size)]
+def test_ranks_share_the_windows(world_size: int) -> None:
+    """Each window counts once; some of ten ranks have none."""
     losses = []
-    for rank, ask in enumerate(asks):
+    for rank in range(world_size):
         world = SimpleNamespace(rank=rank, world_size=world_size, sum=lambda nats: nats)
-        losses.append(loss_of(model, micro_batch_size=2, parallel=world, should_stop=ask))
-    assert sum(losses) == pytest.approx(loss_of(model, micro_batch_size=2), abs=1e-6)
-    assert len({ask.call_count for ask in asks}) == 1
-
-
-def test_asked_to_stop_it_gives_nothing(model: Decoder) -> None:
-    answers = iter([False, False, True])
-    assert loss_of(model, micro_batch_size=2, should_stop=lambda: next(answers)) is None
-    assert list(answers) == []
+        losses.append(loss_of(micro_batch_size=2, parallel=world))
+    assert sum(losses) == pytest.approx(loss_of(micro_batch_size=2), abs=1e-6)

@@ -154,12 +154,12 @@ def test_rows_are_variants_and_blocks_seeds(tmp_path: Path) -> None:
 
 def test_a_row_is_as_finished_as_its_best_run(tmp_path: Path) -> None:
     make_run(tmp_path, seed=0, loss=None, steps=20)
-    assert compared(tmp_path)["qk_rope"].verdict == "unfinished"
+    assert compared(tmp_path)["qk_rope"].status == "unfinished"
     make_run(tmp_path, seed=1, loss=None, steps=20, result={})
-    assert compared(tmp_path)["qk_rope"].verdict == "diverged"
+    assert compared(tmp_path)["qk_rope"].status == "diverged"
     make_run(tmp_path, seed=2)
     row = compared(tmp_path)["qk_rope"]
-    assert (row.verdict, row.losses) == ("", {2: 3.5})
+    assert (row.status, row.losses) == ("", {2: 3.5})
 
 
 def test_one_seed_of_weights_may_have_several_orders(tmp_path: Path) -> None:

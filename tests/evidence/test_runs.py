@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.refused import refused
-from support.reports import ask, begun_from, make_run, sha256_of
+from support.reports import ask, make_run
 
 from rope_exp.folder import Run, find_groups, read_runs
 
@@ -34,7 +34,7 @@ def test_groups_are_named_and_not_mixed_unless_asked_for(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["config.yaml", "result.json", "metrics.jsonl", "env.json"])
 def test_what_is_no_run_is_left_out_by_name(tmp_path: Path, name: str) -> None:
-    """A table of the others is still possible; `run.fresh` moves old runs to hidden folders."""
+    """A table of the others is still possible; folders that a user hid are passed over."""
     make_run(tmp_path, pe="vo_rope")
     broken = make_run(tmp_path, pe="nope")
     (broken / name).write_text("x\n")
@@ -57,41 +57,16 @@ def test_a_run_says_what_its_folder_does(tmp_path: Path) -> None:
     assert (runs["NoPE"].status, runs["NoPE"].loss) == ("diverged", None)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("pe", "vo_rope"), ("rotate", ["v", "o"]), ("seed", 1), ("config_sha256", "0" * 64),
-        ("group_sha256", "0" * 64), ("val/loss", None), ("val/loss", True), ("init_sha256", None),
-    ],
-)  # fmt: skip
-def test_an_edited_or_foreign_result_is_refused(tmp_path: Path, key: str, value: object) -> None:
-    folder = make_run(tmp_path, result={key: value})
-    with refused(str(folder / "result.json"), key):
-        read(tmp_path)
-
-
-def test_weights_that_the_config_does_not_say_are_refused(tmp_path: Path) -> None:
-    """The initial weights in env.json must be those that the config names."""
-    one, other = (begun_from(sha256_of(name)) for name in ("one", "other"))
-    folder = make_run(tmp_path, **{**one, "env": other["env"]})
-    with refused(f"{folder / 'env.json'} says init_weights="):
-        read(tmp_path)
-    make_run(tmp_path / "plain", env=one["env"])
-    with refused("by config.yaml it is None"):
-        read(tmp_path / "plain")
-    make_run(tmp_path / "whole", **one)
-    assert len(read(tmp_path / "whole")) == 1
-
-
 ENV = '{"marks": [], "started": [], '
-LONGER = '{"step": 510, "tokens": 2088960, "train/loss": 3.0, "val/loss": 3.5}\n'
 # The file, a pattern and its replacement, and the words of the refusal; None removes the file.
 HARMS = [
     ("config.yaml", None, "", "config.yaml"),
     ("config.yaml", ".+", "seed: late\n", "config.yaml"),
-    ("config.yaml", "lr: 0.003", "lr: 0.004", "group_sha256"),
+    ("config.yaml", "lr: 0.003", "lr: 0.004", "config_sha256"),
     ("result.json", ".+", "{", "result.json"),
     ("result.json", '"val/loss": 3.5', '"val/loss": NaN', "NaN is no JSON"),
+    ("result.json", '"val/loss": 3.5', '"val/loss": true', "val/loss"),
+    ("result.json", '"config_sha256": "[^"]+', f'"config_sha256": "{"0" * 64}', "config_sha256"),
     ("env.json", ".+", "null", "env.json"),
     ("env.json", ".+", '{"marks": "late"}', "env.json"),
     ("env.json", ".+", ENV + '"corpus": {"tokens": {"train": 0}}}', "env.json"),
@@ -99,11 +74,10 @@ HARMS = [
     ("probes.json", None, "", "probes.json"),
     ("probes.json", "3.75", "3.5", "probes.json"),
     ("probes.json", r".{9}\Z", "", "probes.json"),
-    ("metrics.jsonl", None, "", "last train/loss=None"),
+    ("metrics.jsonl", None, "", "val/loss is 3.5 by result.json, but None"),
     ("metrics.jsonl", ".+", '{"step": 1, "train/loss": "low"}\n', "metrics.jsonl"),
-    ("metrics.jsonl", '"val/loss": 3.5}', '"val/loss": 3.25}', "last val/loss=3.25"),
-    ("metrics.jsonl", r"{[^{]*\Z", "", "metrics.jsonl says last "),
-    ("metrics.jsonl", r"\Z", LONGER, "metrics.jsonl says last "),
+    ("metrics.jsonl", '"val/loss": 3.5}', '"val/loss": 3.25}', "3.25 by metrics.jsonl"),
+    ("metrics.jsonl", r"{[^{]*\Z", "", "None by metrics.jsonl"),
 ]
 
 
@@ -111,7 +85,7 @@ HARMS = [
 def test_a_harmed_file_is_refused_by_name(
     tmp_path: Path, name: str, pattern: str | None, new: str, words: str
 ) -> None:
-    """A curve must end where the result says, and answers are those whose digest it has."""
+    """A curve must end with the loss of the result, and answers are those whose digest it has."""
     folder = make_run(tmp_path, env={})
     ask(folder, answers := {"windows": {"loss": [3.25, 3.75]}})
     assert read(tmp_path)[0].probes == answers
@@ -123,11 +97,4 @@ def test_a_harmed_file_is_refused_by_name(
         assert harmed != before
         path.write_text(harmed)
     with refused(str(folder), words):
-        read(tmp_path)
-
-
-def test_a_diverged_curve_may_not_go_past_its_end(tmp_path: Path) -> None:
-    """The curve of a diverged run may end before the last step in its result, but not after."""
-    folder = make_run(tmp_path, loss=None, steps=100, result={"steps": 90})
-    with refused(str(folder / "metrics.jsonl"), "last step=100, but by result.json it is 90"):
         read(tmp_path)

@@ -1,6 +1,6 @@
 """Tests of the folder that `rope-exp export` writes: its model and its card."""
 
-import math
+import json
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
+from support.command import in_a_process
 from support.configs import composed
-from support.exported import TEXT, read
 from support.refused import refused
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -22,7 +22,33 @@ from rope_exp.errors import ConfigError, RecordError
 from rope_exp.export import write
 from rope_exp.export.write import tokenizer_of
 from rope_exp.folder import read_result
-from rope_exp.tokenizer import byte_tokenizer
+from rope_exp.prepare import byte_tokenizer
+
+# This code loads a folder as its README says, and prints its class and logits.
+READER = """
+import json, sys
+sys.modules["rope_exp"] = None
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+folder, again, text = sys.argv[1:]
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+batch = tokenizer([text, text[5:]], return_tensors="pt", padding=True)
+for trust in (True, False):
+    auto = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
+    assert auto([text, text[5:]], padding=True)["input_ids"] == batch["input_ids"].tolist()
+with torch.no_grad():
+    logits = model(**batch).logits
+model.save_pretrained(again)
+narrow = AutoModelForCausalLM.from_pretrained(again, trust_remote_code=True, dtype="bfloat16")
+print(json.dumps({
+    "class": type(model).__name__,
+    "ids": batch["input_ids"].tolist(),
+    "last": logits[:, -1].tolist(),
+    "narrow": str(narrow.lm_head.weight.dtype),
+}))
+"""
+TEXT = "Document 3. A text"
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +65,8 @@ def out(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_process_without_rope_exp_reads_it(run: Path, out: Path, tmp_path: Path) -> None:
-    found = read(out, tmp_path)
+    printed = in_a_process(tmp_path, READER, str(out), str(tmp_path / "again"), TEXT)
+    found = json.loads(printed.splitlines()[-1])
     assert found["class"] == "RopeExpForCausalLM"
     assert found["narrow"] == "torch.bfloat16"
 
@@ -77,12 +104,11 @@ def test_its_card_says_what_the_run_measured(run: Path, out: Path) -> None:
     card = ModelCard.load(out / "README.md")
     result = read_result(run)
     assert result is not None
-    nats = result["val/loss"]
-    assert f"{nats:.4f} nats per token, perplexity {math.exp(nats):.2f}" in card.text
+    assert f"| validation loss | {result['val/loss']:.4f} nats per token |" in card.text
     for key in ("config_sha256", "init_sha256", "data_sha256", "order_sha256"):
         assert f"| {key} | {result[key]} |" in card.text
     assert weights_sha256(load_file(out / "model.safetensors")) in card.text
-    assert "does not depend on where positions begin" in card.text
+    assert '| pe.rotate | ["v", "o"] |' in card.text
     assert 'from_pretrained("out", trust_remote_code=True)' in card.text
     assert str(out.parent) not in card.content
 

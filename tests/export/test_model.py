@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.exported import in_a_process
+from support.command import in_a_process
 from support.models import SUBSETS, VOCAB, make_pe, make_sizes, opinionated, tokens
 from support.own import PULL, example, with_text
 from support.refused import refused
@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy
 
 from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.linear import Config as LinearConfig
+from rope_exp.config import Architecture
 from rope_exp.decoder import Decoder
 from rope_exp.export.write import exported, write_code
-from rope_exp.sections import Architecture
 
 LENGTH = 24
 # Those that are used in each way that transformers uses a model.
@@ -166,6 +166,16 @@ def test_generate_takes_the_likeliest_by_every_way(
     for way in ({}, {"use_cache": False}, {"cache_implementation": "static"}):
         written_BT = made.generate(batch_BT, attention_mask=mask_BT, **greedy, **way)
         assert written_BT[0, 4:].tolist() == ids_BT[0].tolist(), way
+
+
+@pytest.mark.parametrize("own", ["Forget", "Number"])
+def test_a_narrow_model_writes_the_same_with_any_cache(own: str) -> None:
+    """Facts about tokens are cached in float32, beside keys and values of bfloat16."""
+    made = exported(decoder_of({}, {"rotate": "vo", "own": own})).to(torch.bfloat16)
+    greedy: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    ways: list[dict[str, Any]] = [{"use_cache": False}, {}, {"cache_implementation": "static"}]
+    whole, *cached = (made.generate(tokens(1, 10), **greedy, **way).tolist() for way in ways)
+    assert cached == [whole, whole]
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -46,7 +46,7 @@ def test_factors_are_columns_even_lists(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_set_aside_is_none(tmp_path: Path) -> None:
-    """`run.fresh=true` moves the old run to a hidden folder; an unfinished run has no loss."""
+    """It has a hidden name; an unfinished run has no loss."""
     make_run(tmp_path, loss=3.9)
     [where] = load_runs(tmp_path)["where"]
     folder = tmp_path / where

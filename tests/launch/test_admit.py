@@ -9,10 +9,7 @@ from support.refused import refused
 from rope_exp import sweep
 from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
-from rope_exp.errors import EXIT_STOPPED
-from rope_exp.files import write_json
-from rope_exp.ranks import Job
-from rope_exp.sweep import acquire, acquire_or_refuse, admit, as_it_runs
+from rope_exp.sweep import Job, acquire, acquire_or_refuse, admit
 
 OnCpu = Callable[..., RunConfig]
 
@@ -54,7 +51,7 @@ def test_another_config_on_an_old_folder_is_refused(
 ) -> None:
     """The error names the key with its old and new value; nothing in the folder changes."""
     before = {path: path.read_bytes() for path in begun.folder.rglob("*")}
-    with refused(words, "run.fresh=true"):
+    with refused(words, "move the folder away"):
         admit([on_cpu(override)])
     assert {path: path.read_bytes() for path in begun.folder.rglob("*")} == before
 
@@ -72,13 +69,11 @@ def test_a_folder_is_acquired_by_one_after_another(
     monkeypatch.setattr(sweep, "LOCK_SECONDS", 0.2)
     [first] = admit([on_cpu()])
     [second] = admit([on_cpu()])
-    [fresh] = admit([on_cpu("run.fresh=true", "optim.lr=0.5")])
     assert acquire(first)
     assert not acquire(second)
-    assert second.status == "elsewhere"
-    for other in (second, fresh):
-        with refused("another process is running this run"):
-            acquire_or_refuse(other)
+    assert second.status == "waiting"
+    with refused("another process is running this run"):
+        acquire_or_refuse(second)
     assert [path.name for path in first.folder.parent.iterdir()] == [first.folder.name]
     first.unlock()
     acquire_or_refuse(second)
@@ -94,13 +89,6 @@ def test_a_start_killed_as_it_wrote_its_config_blocks_none(on_cpu: OnCpu) -> Non
     assert sorted(path.name for path in config.folder.iterdir()) == [".lock", "config.yaml"]
 
 
-def test_a_fresh_run_does_not_move_its_own_origin(begun: Job, on_cpu: OnCpu) -> None:
-    config = on_cpu("run.fresh=true").replace("run", init_from=str(begun.folder))
-    with refused("run.fresh=true", f"would move aside run.init_from={begun.folder}"):
-        admit([config])
-    assert (begun.folder / "config.yaml").exists()
-
-
 def test_runs_of_two_configs_do_not_enter_one_group(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_cpu: OnCpu
 ) -> None:
@@ -111,41 +99,6 @@ def test_runs_of_two_configs_do_not_enter_one_group(
     assert acquire(jobs[0])
     with refused("run.group=g", "optim.lr: 0.001 -> 0.003"):
         acquire(jobs[1])
-
-
-def test_a_fresh_run_moves_the_old_folder_aside(begun: Job, on_cpu: OnCpu) -> None:
-    (begun.folder / "kept").touch()
-    fresh = begin(on_cpu("run.fresh=true", "seed=4"))
-    assert not (fresh.folder / "kept").exists()
-    assert (fresh.folder.with_name(".run.old-1") / "kept").exists()
-    begin(on_cpu("run.fresh=true"))
-    assert (fresh.folder.with_name(".run.old-2") / "config.yaml").exists()
-
-
-def test_a_requeued_job_begins_anew_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny: OnCpu
-) -> None:
-    """SLURM repeats the same command, and each start would move its own run aside."""
-    monkeypatch.chdir(tmp_path)
-    again = tiny("launch.device=cpu").replace("run", dir=None)
-    fresh = again.replace("run", fresh=True)
-    begun = begin(as_it_runs(again))
-    (begun.folder / ".fresh").write_text("6")
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    # SLURM requeued this job before its first start had begun anew, so it still must.
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert as_it_runs(fresh).run.fresh
-
-    monkeypatch.delenv("SLURM_RESTART_COUNT")
-    begin(as_it_runs(fresh))
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
-    assert not as_it_runs(fresh).run.fresh
-    begin(as_it_runs(fresh))
-    assert [path.name for path in begun.folder.parent.glob(".*.old-*")] == [".seed0.old-1"]
-
-    # A person repeats the command within the same job.
-    monkeypatch.delenv("SLURM_RESTART_COUNT")
-    assert as_it_runs(fresh).run.fresh
 
 
 def test_runs_of_one_sweep_that_share_a_folder_are_refused(on_cpu: OnCpu) -> None:
@@ -168,18 +121,3 @@ def test_a_run_that_lost_its_checkpoints_is_refused(begun: Job, on_cpu: OnCpu) -
     # Keys that change no number may change, and more than once.
     for _ in range(2):
         begin(on_cpu("train.save_every=2", "launch.num_processes=2"))
-
-
-def test_a_fresh_sweep_that_is_stopped_leaves_no_old_result(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_cpu: OnCpu
-) -> None:
-    """Resumed without run.fresh, a run that had not begun would otherwise count as done."""
-    monkeypatch.setattr(sweep, "run_all", lambda _: EXIT_STOPPED)
-    configs = [on_cpu().replace("run", dir=str(tmp_path / name)) for name in "ab"]
-    for one in configs:
-        begin(one)
-        write_json(one.folder / "result.json", {"status": "finished"})
-    fresh = [one.replace("run", fresh=True) for one in configs]
-    assert sweep.dispatch(fresh, ["a", "b"])[0] == EXIT_STOPPED
-    assert [job.exit_code for job in admit(configs)] == [None, None]
-    assert all((tmp_path / f".{name}.old-1/result.json").exists() for name in "ab")

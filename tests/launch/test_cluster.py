@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.configs import TINY
 from support.refused import refused
-from support.slurm import until
+from support.runs import until
 
 from rope_exp.commands.sweep import main as sweep
 from rope_exp.compose import resolve, run_config

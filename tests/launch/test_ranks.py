@@ -3,16 +3,16 @@
 import os
 import signal
 import subprocess
-import time
+import sys
 from collections.abc import Callable
 
 import pytest
-from support.slurm import until
+from support.runs import until
 
-from rope_exp import ranks, sweep
+from rope_exp import sweep
 from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
-from rope_exp.ranks import Job
+from rope_exp.sweep import Job
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def run_shells(job: Job, *scripts: str) -> None:
     job.ranks += [subprocess.Popen(["sh", "-c", script], cwd=job.folder) for script in scripts]
 
     def have_ended() -> bool:
-        ranks.poll(job)
+        job.poll()
         return job.exit_code is not None
 
     until(have_ended)
@@ -65,7 +65,7 @@ def test_a_failed_rank_says_it_all_and_the_others_are_ended(
     monkeypatch: pytest.MonkeyPatch, job: Job, waiting: tuple[str, ...]
 ) -> None:
     """The dispatcher kills them itself, so this is no reason for the run's failure."""
-    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(sweep, "GRACE_SECONDS", 0.2)
     run_shells(job, *waiting, "exit 1")
     assert (job.exit_code, job.reason) == (1, "")
 
@@ -79,10 +79,9 @@ def start_shell(job: Job, script: str) -> None:
 
 def test_a_handler_that_raises_waits_for_ranks_to_save(job: Job) -> None:
     """submitit's handler raises in the dispatcher ahead of the job's time limit."""
-    relay = ranks.SignalRelay([job])
     start_shell(job, "trap 'sleep 0.3; touch saved; exit 75' INT")
-    with pytest.raises(SystemExit), relay:
-        raise SystemExit(9)
+    with pytest.raises(SystemExit):
+        sweep.bring_to_end([job], [sys.exit])
     assert (job.folder / "saved").exists()
 
 
@@ -90,16 +89,17 @@ def test_a_second_signal_ends_ranks_that_do_not_hear(
     monkeypatch: pytest.MonkeyPatch, job: Job
 ) -> None:
     monkeypatch.setattr("rope_exp.signals.REPEAT_SECONDS", 0.0)
-    with ranks.SignalRelay([job]) as relay:
-        start_shell(job, "trap '' INT")
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert relay.requested
-        time.sleep(0.2)
-        assert job.ranks[0].poll() is None
+    start_shell(job, "trap '' INT")
+    killed = []
 
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert job.ranks[0].wait(timeout=20) == -signal.SIGKILL
-        ranks.poll(job)
+    def signal_again(ended: object) -> None:
+        killed.append(job.was_killed)
+        if len(killed) in (1, 4):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    sweep.bring_to_end([job], [signal_again])
+    assert killed[:4] == [False] * 4
+    assert job.ranks[0].returncode == -signal.SIGKILL
     assert (job.exit_code, job.status) == (75, "stopped")
 
 
@@ -112,8 +112,7 @@ def test_as_many_run_as_each_of_them_allows(
 ) -> None:
     jobs = [Job(job.config.replace("launch", max_parallel=limit), lock=0) for limit in limits]
     rank = subprocess.Popen(["true"])
-    monkeypatch.setattr(ranks, "start", lambda job: job.ranks.append(rank))
-    with ranks.SignalRelay([]) as relay:
-        sweep._start_waiting(jobs, relay)
+    monkeypatch.setattr(Job, "start", lambda job: job.ranks.append(rank))
+    sweep._start_waiting(jobs)
     rank.wait()
     assert sum(each.status == "running" for each in jobs) == num_started

@@ -9,7 +9,7 @@ import pytest
 from support.gpus import show_gpus
 
 from rope_exp.compose import resolve, run_config
-from rope_exp.ranks import Job, lease_gpus
+from rope_exp.sweep import Job
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def waiting(*overrides: str) -> Job:
 def leased(*overrides: str) -> Job:
     """Return a run that has its GPUs, which must be free."""
     job = waiting(*overrides)
-    assert lease_gpus(job)
+    assert job.lease_gpus()
     return job
 
 
@@ -34,16 +34,16 @@ def test_a_gpu_is_leased_once_and_two_or_none() -> None:
     """A run that waits for two GPUs does not hold the free one, so another run gets it."""
     first = leased()
     both = waiting("launch=all_gpus")
-    assert not lease_gpus(both)
+    assert not both.lease_gpus()
     second = leased()
     assert {*first.leases, *second.leases} == {"0", "1"}
-    assert not lease_gpus(waiting())
+    assert not waiting().lease_gpus()
     assert leased("launch.device=cpu").leases == {}
 
     first.release_gpus()
     second.release_gpus()
-    assert lease_gpus(both)
-    assert lease_gpus(both)
+    assert both.lease_gpus()
+    assert both.lease_gpus()
     assert list(both.leases) == ["0", "1"]
     both.release_gpus()
 
@@ -57,7 +57,7 @@ def test_a_lease_lives_as_long_as_a_child_that_holds_it() -> None:
         pass_fds=[*itertools.chain(*job.leases.values())],
     )
     job.release_gpus()
-    assert not lease_gpus(job)
+    assert not job.lease_gpus()
 
     child.communicate(b"\n", timeout=30)
     leased("launch=all_gpus").release_gpus()
@@ -70,12 +70,12 @@ def test_runs_share_a_gpu_if_each_allows_it() -> None:
     assert waiting("launch.runs_per_gpu=2").config.launch.max_parallel == 4
     first, second = leased(*two), leased(*two)
     assert first.leases.keys() == second.leases.keys() == {"0", "1"}
-    assert not lease_gpus(waiting(*two))
+    assert not waiting(*two).lease_gpus()
     first.release_gpus()
-    assert not lease_gpus(waiting(*one))
+    assert not waiting(*one).lease_gpus()
     third = leased(*two)
     second.release_gpus()
     third.release_gpus()
     alone = leased(*one)
-    assert not lease_gpus(waiting(*two))
+    assert not waiting(*two).lease_gpus()
     alone.release_gpus()

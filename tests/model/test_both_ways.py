@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.llama import llama_like
-from support.models import SUBSETS, VOCAB, bias_of, make_sizes, opinionated, tokens
+from support.models import SUBSETS, VOCAB, bias_of, keys_of, make_sizes, opinionated, tokens
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from rope_exp.decoder import Decoder
 
@@ -40,7 +40,8 @@ def test_both_ways_it_is_llama_without_a_causal_mask(bias: str) -> None:
     """Logits equal LLaMA's with an additive mask."""
     decoder = make_decoder("q", "k", bias=bias)
     ids_BT = tokens(2, LENGTH)
-    llama = llama_like(decoder.architecture.model, rope_theta=100.0).double().eval()
+    config = LlamaConfig(**keys_of(decoder.architecture.model), rope_theta=100.0)
+    llama = LlamaForCausalLM(config).double().eval()
     assert not llama.load_state_dict(decoder.state_dict(), strict=False).missing_keys
     mask_BHTT = torch.zeros(2, 4, LENGTH, LENGTH, dtype=torch.float64)
     if bias != "none":

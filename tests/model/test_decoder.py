@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.llama import keys_of, llama_like
 from support.models import (
     BASE,
     SUBSETS,
     VOCAB,
     fed,
+    keys_of,
     make_architecture,
     make_decoder,
     make_pe,
@@ -19,10 +19,10 @@ from support.models import (
     tokens,
 )
 from torch import nn
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from rope_exp.config import Architecture
 from rope_exp.decoder import Decoder, weights, weights_sha256
-from rope_exp.sections import Architecture
 
 
 @pytest.mark.parametrize("sites", SUBSETS, ids="".join)
@@ -81,7 +81,7 @@ def test_qk_is_llama(tied: bool, key_heads: int) -> None:
     """Logits and gradients equal LLaMA's, and checkpoints load in both directions."""
     sizes = make_sizes(num_key_value_heads=key_heads, tie_word_embeddings=tied)
     ours = make_decoder("q", "k", sizes=sizes, base=10000.0)
-    theirs = llama_like(sizes)
+    theirs = LlamaForCausalLM(LlamaConfig(**keys_of(sizes)))
     theirs.load_state_dict(ours.state_dict())
 
     ids_BT = tokens(2, 33)

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.models import normal
 from torch import Tensor
 
 from rope_exp import decoder as loss
@@ -14,13 +15,9 @@ from rope_exp.decoder import chunk_gradients, summed_cross_entropy
 def inputs(
     tokens: int, width: int, vocab: int, seed: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
+    x_ND = normal(tokens, width, seed=seed).to(dtype).requires_grad_()
+    head_VD = normal(vocab, width, seed=seed + 1).to(dtype).requires_grad_()
     generator = torch.Generator().manual_seed(seed)
-    x_ND, head_VD = (
-        torch.randn(count, width, generator=generator, dtype=torch.float64).to(dtype)
-        for count in (tokens, vocab)
-    )
-    x_ND.requires_grad_()
-    head_VD.requires_grad_()
     return x_ND, head_VD, torch.randint(0, vocab, (tokens,), generator=generator)
 
 

@@ -13,10 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kinds import make_layer
-from support.models import make_pe, make_sizes, opinionated
+from support.models import make_pe, make_sizes, normal, opinionated
 from torch import Tensor
 
-from rope_exp.decoder import Decoder, Inputs, Rotary, on_device
+from rope_exp.batches import Batch
+from rope_exp.decoder import Decoder, Rotary, on_device
 from rope_exp.sections import DataConfig, SoftmaxConfig
 from rope_exp.tasks.spikes import FACTS, rows
 
@@ -30,13 +31,13 @@ def make_spikes_decoder(*rotate: str) -> Decoder:
     return opinionated(*rotate, scale=8, **given).double()
 
 
-def make_inputs(count: int = 2) -> Inputs:
+def make_inputs(count: int = 2) -> Batch:
     data = DataConfig(kind="spikes", period=T_MIN)
     return on_device(rows(data, 1, "train", range(count), 176).batch, torch.device("cpu"))
 
 
 @torch.no_grad()
-def predicted(decoder: Decoder, inputs: Inputs) -> Tensor:
+def predicted(decoder: Decoder, inputs: Batch) -> Tensor:
     return decoder(inputs.ids_BT, **inputs.further)
 
 
@@ -50,7 +51,6 @@ def test_relative_variants_do_not_feel_a_shift_of_time(rotate: str, shift: float
     """
     decoder = make_spikes_decoder(*rotate)
     inputs = make_inputs()
-    assert inputs.position_BT is not None
     later = inputs._replace(position_BT=inputs.position_BT + 2 * math.pi / T_MIN * shift)
     moved = predicted(decoder, later) - predicted(decoder, inputs)
     assert float(moved.abs().max()) < 1e-8
@@ -60,7 +60,6 @@ def test_padding_is_met_by_no_event_and_no_query() -> None:
     """The ids and times of padding do not change any prediction."""
     decoder = make_spikes_decoder("q", "k", "v", "o")
     inputs = make_inputs()
-    assert inputs.position_BT is not None and inputs.document_BT is not None
     is_pad_BT = inputs.document_BT == 1
     assert is_pad_BT.any()
     other = inputs._replace(
@@ -74,7 +73,7 @@ def test_the_loss_is_the_mean_squared_error_at_queries() -> None:
     """Every parameter also receives a gradient from the loss."""
     decoder = make_spikes_decoder("q", "k")
     inputs = make_inputs(3)
-    nats = inputs._replace(target_BP=inputs.target_BP.double()).nats(decoder)
+    nats = decoder(inputs.ids_BT, inputs.target_BP.double(), **inputs.further)
     guess_BQD = predicted(decoder, inputs)
     assert guess_BQD.shape == (3, 16, 2)
     expected = np.mean((guess_BQD.numpy() - make_inputs(3).target_BP.numpy()) ** 2)
@@ -128,7 +127,7 @@ def test_it_is_torch_brains_layer(rotate: str) -> None:
     attention.causal = False
     generator = torch.Generator().manual_seed(0)
     time_T = torch.rand(12, generator=generator, dtype=torch.float64).sort().values
-    x_TD = torch.randn(12, 4 * dim, generator=generator, dtype=torch.float64)
+    x_TD = normal(12, 4 * dim)
     # `Rotary` makes float32 frequencies; both pairs need them in float64 here.
     rotary = Rotary(dim, pe, num_layers=1)
     for pair in ("qk", "vo"):

@@ -17,11 +17,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from rope_exp import batches
 from rope_exp.batches import Batch, Ints, chain_sha256, next_tokens, training_ids, validation_ids
 from rope_exp.compose import resolve, run_config
-from rope_exp.config import RunConfig, TrainConfig
-from rope_exp.costs import flops_per_token, num_parameters
+from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder, held_out_loss
 from rope_exp.objective.mlm import hidden, num_predicted
-from rope_exp.plan.tables import checkpoint_bytes
+from rope_exp.plan.costs import checkpoint_bytes, flops_per_token, num_parameters
+from rope_exp.sections import TrainConfig
 
 MASK = 50
 TOKENS = np.arange(4001, dtype=np.uint16) % MASK
@@ -46,7 +46,6 @@ def test_of_each_row_so_many_places_are_hidden(seed: int, step: int, length: int
     assert places == max(1, round(0.15 * length))
     plain = plain_rows(4, length, seed=seed)
     found = hidden(plain, (seed, step), MASK)
-    assert found.place_BP is not None
     assert found.place_BP.shape == found.target_BP.shape == (4, places)
     assert found.num_targets == 4 * places
 
@@ -71,7 +70,6 @@ def test_each_place_and_each_reading_has_its_share() -> None:
     count = 20_000
     plain = next_tokens(np.full((count, 21), 7))
     found = hidden(plain, (5, 1), MASK)
-    assert found.place_BP is not None
 
     def near(number: int, trials: int, share: float) -> bool:
         deviation = (trials * share * (1 - share)) ** 0.5
@@ -92,7 +90,6 @@ def test_each_place_and_each_reading_has_its_share() -> None:
 def test_the_masks_are_those_that_were_published() -> None:
     """The masks are these with every numpy on every machine, or runs could not be compared."""
     found = hidden(plain_rows(1, 40), (0, 1), MASK)
-    assert found.place_BP is not None
     assert found.place_BP.tolist() == [GOLDEN_PLACES]
     read = np.take_along_axis(found.ids_BT, found.place_BP, axis=1)
     assert (read == MASK).tolist() == [GOLDEN_HIDDEN]
@@ -171,7 +168,6 @@ def read(windows_NS: Ints) -> Batch:
 
 def nats_by_hand(decoder: Decoder, rows: Batch) -> list[dict[int, float]]:
     """Return -log p of the hidden tokens of each row, by place, from the logits of all tokens."""
-    assert rows.place_BP is not None
     with torch.no_grad():
         log_p_BTV = torch.log_softmax(decoder(torch.from_numpy(rows.ids_BT)).double(), dim=-1)
     return [
@@ -192,9 +188,7 @@ def test_the_held_out_loss_is_of_hidden_tokens(micro_batch_size: int) -> None:
     decoder = make_decoder("q", "k", "v")
     rows = read(validation_ids(HELD_OUT, 7, LENGTH))
     assert rows.target_BP.shape == (7, 2)
-    loss = held_out_loss(
-        decoder, rows, micro_batch_size=micro_batch_size, device=torch.device("cpu")
-    )
+    loss = held_out_loss(decoder, rows, micro_batch_size=micro_batch_size)
     assert loss == pytest.approx(mean(nats_by_hand(decoder, rows)), abs=1e-5)
 
 

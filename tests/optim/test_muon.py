@@ -8,10 +8,11 @@ from support.kinds import KINDS
 from support.models import SIZES, VOCAB, make_decoder, make_pe
 from torch import Tensor, nn
 
+from rope_exp.config import Architecture
 from rope_exp.decoder import Decoder
 from rope_exp.optim.muon import Config as MuonConfig
 from rope_exp.optim.muon import by_head, whole
-from rope_exp.sections import Architecture, Kind
+from rope_exp.sections import Kind
 from rope_exp.step import build_optimizer
 
 OPTIM = MuonConfig(lr=0.02, momentum=0.9, weight_decay=0.1)

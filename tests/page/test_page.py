@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import pytest
 from support.configs import REPOSITORY
-from support.pages import HOSTILE, make_hostile, make_tables
-from support.records import report_on, runs_of, unfinished
+from support.records import make_tables, report_on, runs_of, unfinished
 
 from rope_exp.page.report import cells, page
 from rope_exp.report import Report, build, main_table
-from rope_exp.words.relations import relations
+from rope_exp.words.verdicts import relations
 
 
 def undrawn(tables: Mapping[str, Report]) -> str:
@@ -52,6 +51,22 @@ def test_the_page_loads_and_sends_nothing(text: str) -> None:
     own = re.compile(r"#[\w/.=-]+|records/[\w/%.-]+\.json(l\.gz)?|[\w/%.-]+/table\.(csv|md)")
     assert links
     assert [link for link in links if not own.fullmatch(link)] == []
+
+
+HOSTILE = "</script><img src=x onerror=document.title='taken'>"
+
+
+def make_hostile() -> dict[str, Report]:
+    """Return a table in which a row, the corpus and the runs have names with markup."""
+    runs = []
+    for run in runs_of("english", "qk_rope", "vo_rope", seeds=(0, 1)):
+        data = replace(run.config.data)
+        object.__setattr__(data, "name", HOSTILE)
+        config = replace(run.config, data=data)
+        runs.append(replace(run, config=config, where=f"{run.where}{HOSTILE}"))
+    report = build(runs, ["pe"])
+    row = replace(report.rows["vo_rope"], name=HOSTILE)
+    return {"english": replace(report, rows={**report.rows, "vo_rope": row})}
 
 
 def test_texts_of_records_are_no_markup() -> None:

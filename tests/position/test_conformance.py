@@ -8,11 +8,12 @@ from support.kinds import sizes_for
 from support.models import SIZES, VOCAB, deviation, fed, make_decoder, make_pe, tokens
 from support.own import example
 
+from rope_exp.config import Architecture
 from rope_exp.decoder import Decoder, llama_weights, weights, weights_sha256
 from rope_exp.identity import choices
 from rope_exp.laws.certificate import certificate
 from rope_exp.position._encoding import Position
-from rope_exp.sections import SOFTMAX, Architecture, PeConfig
+from rope_exp.sections import SOFTMAX, PeConfig
 
 LENGTH = 12
 TOLERANCE = 1e-9

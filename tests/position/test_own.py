@@ -15,11 +15,10 @@ from torch import Tensor
 
 from rope_exp.attention import Attention
 from rope_exp.config import RunConfig
-from rope_exp.costs import kept
 from rope_exp.decoder import Decoder
 from rope_exp.errors import ConfigError
 from rope_exp.laws.certificate import certificate
-from rope_exp.plan.tables import with_matched
+from rope_exp.plan.costs import kept, with_matched
 from rope_exp.position.own import explaining, with_source
 from rope_exp.rope import frequencies, rotate
 from rope_exp.sections import SOFTMAX, PeConfig
@@ -234,6 +233,6 @@ def test_a_config_that_is_read_runs_no_code() -> None:
 
 
 def test_a_class_without_memory_is_no_mistake() -> None:
-    """It ends with exit code 1 and advice, as for any variant."""
+    """It ends with exit code 1 and torch's own message, as for any variant."""
     with pytest.raises(MemoryError), explaining("mine.Own"):
         raise MemoryError

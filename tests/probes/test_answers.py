@@ -15,7 +15,7 @@ from rope_exp.decoder import Decoder, held_out_loss, on_device
 from rope_exp.prepare import open_data
 from rope_exp.probes.answers import files, match_relations, tables
 from rope_exp.report import Report, build, table_md
-from rope_exp.words.relations import outcomes
+from rope_exp.words.verdicts import outcomes
 
 CPU = torch.device("cpu")
 SIZES = ("model.hidden_size=32", "model.intermediate_size=48", "model.num_hidden_layers=2")
@@ -77,7 +77,7 @@ def test_the_loss_is_of_answers_alone(kind: str) -> None:
     expected = pytest.approx(nats_NT[rows.mask_NT].mean(), abs=1e-5)
 
     batch = held_out_rows(model.config, model.data)
-    assert held_out_loss(model.decoder, batch, micro_batch_size=2, device=CPU) == expected
+    assert held_out_loss(model.decoder, batch, micro_batch_size=2) == expected
     assert model.answer("answers")["test"]["loss"] == expected
 
 
@@ -96,7 +96,7 @@ def test_r2_is_that_of_a_plain_loop() -> None:
         )
     assert fit["r2"] == pytest.approx(np.mean(fit["r2_of_dims"]), abs=1e-6)
     assert len(fit["error_of_queries"]) == 16
-    loss = held_out_loss(model.decoder, batch, micro_batch_size=2, device=CPU)
+    loss = held_out_loss(model.decoder, batch, micro_batch_size=2)
     assert np.mean(fit["error_of_queries"]) == pytest.approx(loss, abs=1e-5)
 
 
@@ -168,11 +168,13 @@ def test_matches_are_judged_by_the_campaigns_test() -> None:
 def test_other_initial_weights_take_what_is_published() -> None:
     """Published numbers and claims are for training from scratch, so neither is shown."""
     runs = runs_of("roper")
-    assert any("Harik" in note for note in build(runs, ["pe"]).told("notes"))
+    assert any("Harik" in note for note in build(runs, ["pe"]).texts("notes"))
     began = [replace(run, config=replace(run.config, init_weights="0" * 64)) for run in runs]
     found = build(began, ["pe"])
     assert (found.source.source, outcomes(found)) == ("", [])
-    assert "Initial weights: 000000000000 from a finished run" in "".join(found.told("assumptions"))
+    assert "Initial weights: 000000000000 from a finished run" in "".join(
+        found.texts("assumptions")
+    )
 
 
 def test_several_kinds_of_data_have_no_common_answers() -> None:

@@ -9,7 +9,7 @@ from support.configs import REPOSITORY
 from support.refused import refused
 from support.reports import make_run, sha256_of, table_rows
 
-from rope_exp import cli
+from rope_exp.__main__ import main
 from rope_exp.commands.report import main as command
 from rope_exp.errors import ConfigError
 from rope_exp.report import write
@@ -39,7 +39,7 @@ def test_a_refusal_exits_2_and_writes_nothing(
     make_run(tmp_path / "runs", pe="vo_rope", result={"init_sha256": sha256_of("other")})
     words = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
     monkeypatch.setattr(sys, "argv", ["report.py", *words])
-    assert cli.main("report") == 2
+    assert main("report") == 2
     stdout, stderr = capsys.readouterr()
     assert (stdout, stderr[:7], stderr.count("\n")) == ("", "error: ", 1)
     assert not (tmp_path / "out").exists()
@@ -87,18 +87,13 @@ def test_a_file_that_the_system_refuses_is_a_refusal(
     assert not (tmp_path / "out").exists()
 
 
-def test_another_groups_table_is_not_replaced(
+def test_the_table_is_of_the_group_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the default folder, only the same group or --force does; 007 is a group's name."""
+    """In the default folder, it replaces another group's; 007 is a group's name."""
     monkeypatch.chdir(tmp_path)
     for group in ("007", "large"):
         make_run(Path("results/runs"), group=group)
-    assert command(["--group", "007"]) == 0
-    assert command(["--group", "007"]) == 0
-    with refused("results/table.csv is the table of group 007; pass --out FOLDER to keep it, or"):
-        command(["--group", "large"])
-    assert table_rows(Path("results"))["qk_rope"]["group"] == "007"
-    for words in (["--out", "other"], ["--out", "other", "--force"], ["--force"]):
-        assert command(["--group", "large", *words]) == 0
-    assert table_rows(Path("results"))["qk_rope"]["group"] == "large"
+    for group in ("007", "large"):
+        assert command(["--group", group]) == 0
+        assert table_rows(Path("results"))["qk_rope"]["group"] == group

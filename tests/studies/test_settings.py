@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 import pytest
-from support.pages import make_tables
-from support.records import report_on
+from support.records import make_tables, report_on
 
 from rope_exp.report import Report
 from rope_exp.studies.settings import files

@@ -31,7 +31,7 @@ ROWS = {"qk": ["pe=qk_rope"], "vo": ["pe=vo_rope"]}
 # A campaign and its ranks import from here, so they see no commit and no uncommitted changes.
 PYTHONPATH = os.pathsep.join([str(REPOSITORY / "tests/support/unversioned"), str(REPOSITORY)])
 
-COMMAND = "import sys; from rope_exp.cli import main; sys.exit(main('campaign'))"
+COMMAND = "import sys; from rope_exp.__main__ import main; sys.exit(main('campaign'))"
 
 
 def write_campaign(folder: Path, name: str = "mine", **values: Any) -> Path:

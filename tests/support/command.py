@@ -29,6 +29,16 @@ def command(*words: str, cwd: Path, script: str = "train.py", **environment: str
     )
 
 
+def in_a_process(tmp_path: Path, code: str, *words: str) -> str:
+    """Run Python code with arguments and caches of its own, and return what it prints."""
+    reader = tmp_path / "reader.py"
+    reader.write_text(code)
+    own = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    done = command(*words, cwd=tmp_path, script=str(reader), **own)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def assert_refused(done: Done, *named: str) -> None:
     """Assert exit code 2, and one sentence on standard error that contains each of `named`."""
     assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)

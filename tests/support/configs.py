@@ -3,11 +3,12 @@
 from functools import cache
 from pathlib import Path
 
+from rope_exp.comparable import TABLE
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
-from rope_exp.machine import ROOT as REPOSITORY
-from rope_exp.published import TABLE
+from rope_exp.machine import ROOT
 
+REPOSITORY = ROOT
 # The published variants in the order of configs/experiment/nine.yaml: by number of rotated sites.
 NINE = tuple(sorted(TABLE.losses, key=lambda label: (len(label), "qkvo".find(label[0]))))
 
@@ -34,6 +35,3 @@ def left_in(cache: Path) -> list[str]:
     if not cache.exists():
         return []
     return sorted(path.name for path in cache.iterdir() if path.name != "locks")
-
-
-__all__ = ["NINE", "RECORDED", "REPOSITORY", "TINY", "composed", "left_in"]

@@ -11,9 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rope_exp.prepare import SIDES, Corpus, Prepared
+from rope_exp.prepare import SIDES, Corpus, Prepared, load_tokenizer
 from rope_exp.sections import DataConfig, TokenizerConfig
-from rope_exp.tokenizer import load_tokenizer
 from support.configs import REPOSITORY
 
 TEXTS = [

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from rope_exp.attention import Cache, Positions, Tables
+from rope_exp.config import Architecture
 from rope_exp.decoder import Decoder
 from rope_exp.rope import angles, frequencies
-from rope_exp.sections import SOFTMAX, Architecture, Kind, ModelConfig, PeConfig
+from rope_exp.sections import SOFTMAX, Kind, ModelConfig, PeConfig
 
 VOCAB = 61
 BASE = 100.0
@@ -102,6 +103,14 @@ def make_positions(
     if base_vo is None:
         return Positions(tables)
     return Positions(tables, make_tables(num_positions, dim, **(changes | {"base": base_vo})))
+
+
+def keys_of(sizes: ModelConfig) -> dict[str, Any]:
+    """Return these sizes under the keys of transformers' configs."""
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    names += ("num_key_value_heads", "rms_norm_eps", "tie_word_embeddings")
+    keys = {name: getattr(sizes, name) for name in names}
+    return {"vocab_size": VOCAB, "attn_implementation": "eager", **keys}
 
 
 def bias_of(decoder: Decoder, length: int) -> Tensor:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rope_exp.config import RunConfig, TrainConfig
+from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
-from rope_exp.sections import DataConfig
+from rope_exp.sections import DataConfig, TrainConfig
 from rope_exp.trainer import Trainer
 from support.models import VOCAB
 

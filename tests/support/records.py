@@ -32,6 +32,16 @@ def report_on(campaign: str, *rows: str, seeds: Iterable[int] | None = None) -> 
     return build(runs_of(campaign, *rows, seeds=seeds), ["pe"])
 
 
+def make_tables() -> dict[str, Report]:
+    """Return the tables of two campaigns: nine variants, and a few at two budgets."""
+    tables = {}
+    for steps in (1000, 2000):
+        runs = [run for run in runs_of("tokens") if run.factors["train.num_steps"] == steps]
+        tables[f"tokens/train.num_steps={steps}"] = build(runs, ["pe"])
+    tables["english"] = report_on("english")
+    return tables
+
+
 def ended_at(run: Run, loss: float) -> Run:
     return replace(run, result={**run.result, "val/loss": loss})
 

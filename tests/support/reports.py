@@ -20,6 +20,24 @@ BUDGET = (
 )  # fmt: skip
 TOKENS_PER_STEP = 16 * 256
 
+# Examples of the content of result.json.
+FINISHED: dict[str, Any] = {
+    "status": "finished",
+    "pe": "vo_rope",
+    "rotate": ["v", "o"],
+    "seed": 3,
+    "params": 1,
+    "tokens": 192,
+    "steps": 3,
+    "val/loss": 4.5,
+    "train/loss_last": 2.0,
+    "tokens_per_s": None,
+    "mfu": None,
+    "wall_s": 1.0,
+    **{f"{what}_sha256": "0" * 64 for what in ("init", "data", "order", "config", "group")},
+}
+DIVERGED = FINISHED | {"status": "diverged", "val/loss": None, "diverged_step": 4}
+
 
 def config_of(*overrides: str) -> RunConfig:
     return composed(*BUDGET, *overrides)
@@ -61,28 +79,23 @@ def make_run(
     if loss is None and result is None:
         return folder
 
-    ended = (
-        {"status": "finished"} if loss else {"status": "diverged", "diverged_step": last_step + 1}
-    )
+    ended = {} if loss else {"status": "diverged", "diverged_step": last_step + 1}
     facts = {
         "pe": config.pe.label,
         "rotate": list(config.pe.rotate),
         "seed": seed,
-        "params": 1328256,
         "tokens": last_step * TOKENS_PER_STEP,
         "steps": last_step,
         "val/loss": loss,
         "train/loss_last": last_loss,
         "init_sha256": sha256_of(f"init {seed}"),
-        "data_sha256": sha256_of("data"),
         "order_sha256": sha256_of(f"order {seed} {last_step}"),
         "config_sha256": config.config_sha256,
         "group_sha256": config.group_sha256,
         "tokens_per_s": 30000.0,
-        "mfu": None,
         "wall_s": 80.0,
     }
-    write_json(folder / "result.json", ended | facts | dict(result or {}))
+    write_json(folder / "result.json", FINISHED | ended | facts | dict(result or {}))
     return folder
 
 

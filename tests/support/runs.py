@@ -112,6 +112,15 @@ def wait_for(condition: Callable[[], Any], process: Process, seconds: float = 60
         time.sleep(0.005)
 
 
+def until(is_so: Callable[[], object], seconds: float = 30.0) -> None:
+    """Wait until `is_so()` is true, or raise TimeoutError."""
+    end = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {seconds:.0f} s")
+        time.sleep(0.3)
+
+
 def num_rows(folder: Path) -> int:
     path = folder / "metrics.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0

@@ -10,61 +10,51 @@ from rope_exp import signals
 from rope_exp.signals import STOP_SIGNALS, StopSignal
 
 
-class Heard(StopSignal):
-    """Records its answers instead of acting on them."""
-
-    def __init__(self) -> None:
-        self.answers: list[str] = []
-        super().__init__()
-
-    def on_request(self) -> None:
-        self.answers.append("request")
-
-    def on_repeat(self) -> None:
-        self.answers.append("repeat")
-
-    def get(self, number: signal.Signals) -> list[str]:
-        """Send a signal to this process, and return the answers so far."""
-        os.kill(os.getpid(), number)
-        return self.answers
-
-
 @pytest.fixture
-def heard() -> Iterator[Heard]:
+def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[StopSignal]:
+    """Return what a rank has heard; it does not exit at a second signal."""
+    monkeypatch.setattr(signals.os, "_exit", lambda code: None)
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
-    heard = Heard()
+    heard = StopSignal()
+    assert (heard.requested, heard.repeated) == (False, False)
     yield heard
     heard.restore()
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let any later signal be a second one."""
-    monkeypatch.setattr(signals, "REPEAT_SECONDS", 0.0)
+def send(*numbers: signal.Signals) -> None:
+    for number in numbers:
+        os.kill(os.getpid(), number)
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_burst_of_signals_is_one_request(
-    heard: Heard, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    heard: StopSignal, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     """A scheduler signals every process of a job, so only a later signal is a second one."""
-    assert [*map(heard.get, [number] * 3)][-1] == ["request"]
-    assert heard.requested
+    send(number, number, number)
+    assert (heard.requested, heard.repeated) == (True, False)
     monkeypatch.setattr(signals, "REPEAT_SECONDS", 0.0)
-    assert heard.get(number) == ["request", "repeat"]
+    send(number)
+    assert heard.repeated
 
 
-def test_each_signal_has_a_burst_of_its_own(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_signal_has_a_burst_of_its_own(
+    heard: StopSignal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A campaign at its deadline asks its runs to save; a scheduler's signals must not kill."""
-    heard.get(signal.SIGALRM)
+    send(signal.SIGALRM)
     monkeypatch.setattr(signals.time, "monotonic", lambda: float("1e9"))
-    assert [*map(heard.get, [signal.SIGUSR1] * 2)][-1] == ["request"]
+    send(signal.SIGUSR1, signal.SIGUSR1)
+    assert (heard.requested, heard.repeated) == (True, False)
 
 
-@pytest.mark.usefixtures("at_once")
-def test_what_a_dispatcher_passes_on_is_no_second_signal(heard: Heard) -> None:
+def test_what_a_dispatcher_passes_on_is_no_second_signal(
+    heard: StopSignal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SLURM signals both the rank and the dispatcher, whose own signal may follow seconds later."""
-    heard.get(signal.SIGUSR2)
-    assert heard.get(signals.PASSED_ON) == ["request"]
-    assert heard.get(signal.SIGUSR2) == ["request", "repeat"]
+    monkeypatch.setattr(signals, "REPEAT_SECONDS", 0.0)
+    send(signal.SIGUSR2, signals.PASSED_ON)
+    assert (heard.requested, heard.repeated) == (True, False)
+    send(signal.SIGUSR2)
+    assert heard.repeated

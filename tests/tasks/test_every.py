@@ -12,10 +12,10 @@ from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
 from rope_exp.identity import choices
-from rope_exp.prepare import open_data
+from rope_exp.plan.costs import known_vocab_size
+from rope_exp.prepare import load_tokenizer, open_data
 from rope_exp.tasks._rows import Generated, Rows
 from rope_exp.tasks.spikes import PADDING, QUERY_S
-from rope_exp.tokenizer import load_tokenizer
 
 KINDS = choices("tasks")
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -69,7 +69,7 @@ def test_shapes_types_and_ids(kind: str) -> None:
     """Facts hold for the shortest rows: the vocabulary, what is predicted, the first bin."""
     config = config_of(kind)
     facts = config.data.task
-    assert len(set(facts.tokens)) == len(facts.tokens) == config.known_vocab_size
+    assert len(set(facts.tokens)) == len(facts.tokens) == known_vocab_size(config)
     data = facts.open(config.data, facts.least_seq_len)
     for split in facts.splits:
         rows = data.rows(split, range(9))
@@ -136,7 +136,6 @@ def test_spikes_stand_at_their_times(period: float) -> None:
     config = config_of("spikes", f"data.period={period}")
     batch = training_batch(config, data_of(config), 1)
     rows = data_of(config).rows("train", range(4))
-    assert batch.position_BT is not None
     np.testing.assert_allclose(batch.position_BT * period / (2 * np.pi), rows.times_NT)
     np.testing.assert_array_equal(batch.place_BP, [range(240, 256)] * 4)
     np.testing.assert_array_equal(batch.document_BT, rows.ids_NT == PADDING)

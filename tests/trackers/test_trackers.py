@@ -16,16 +16,14 @@ from unittest import mock
 import pytest
 from support.command import assert_refused
 from support.refused import refused
-from support.results import DIVERGED, FINISHED
+from support.reports import DIVERGED, FINISHED
 from support.runs import assert_same_run, train
 
-from rope_exp import ranks
 from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
 from rope_exp.files import write_json
 from rope_exp.folder import MetricsWriter, read_metrics
-from rope_exp.ranks import Job
-from rope_exp.sweep import admit
+from rope_exp.sweep import Job, admit
 from rope_exp.trackers import trackio as our_trackio
 from rope_exp.trackers.wandb import Tracker
 
@@ -136,7 +134,7 @@ def test_the_environment_counts_where_the_config_keeps_a_default(
 def test_a_run_of_a_sweep_is_named_by_what_is_swept(tiny: Callable[..., RunConfig]) -> None:
     job = Job(resolve(tiny()), title="qk_rope-optim.lr=0.003-s0")
     with mock.patch("subprocess.Popen") as started:
-        ranks.start(job)
+        job.start()
     assert started.call_args.kwargs["env"]["WANDB_NAME"] == job.title
 
 

@@ -31,7 +31,7 @@ def untouched(folder: Path) -> Iterator[None]:
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("key", ["order_sha256", "config_sha256", "elapsed_s", "unrecorded"])
+@pytest.mark.parametrize("key", ["order_sha256", "config_sha256", "elapsed_s"])
 @pytest.mark.parametrize("value", [None, "zz"])
 def test_an_incomplete_or_edited_state_is_refused(
     make: Make, finished: Trainer, key: str, value: str | None
@@ -45,6 +45,16 @@ def test_an_incomplete_or_edited_state_is_refused(
     checkpoint.save(folder, 6, saved.model, saved.optimizer, state)
     with untouched(finished.folder), refused("state.json", key):
         make("run").train()
+
+
+def test_a_state_saved_within_an_evaluation_is_refused(make: Make, finished: Trainer) -> None:
+    """Older versions saved a step whose evaluation was interrupted, without its row."""
+    folder = finished.folder / "checkpoints"
+    saved = checkpoint.load(folder, 6)
+    state = saved.state | {"unrecorded": [2.5, 1.0]}
+    checkpoint.save(folder, 6, saved.model, saved.optimizer, state)
+    with untouched(finished.folder), refused("step 6", "remove this checkpoint"):
+        make("run")
 
 
 def other_norm(saved: checkpoint.Checkpoint) -> None:

@@ -12,10 +12,10 @@ from support.trainers import Make, same, state, take_bad_step, uncaptured
 
 from rope_exp.batches import training_batch
 from rope_exp.compose import run_config
-from rope_exp.config import RunConfig, TrainConfig
+from rope_exp.config import RunConfig
 from rope_exp.optim.muon import Config as MuonConfig
 from rope_exp.schedule.wsd import Config as WsdConfig
-from rope_exp.sections import OptimConfig, ScheduleConfig
+from rope_exp.sections import OptimConfig, ScheduleConfig, TrainConfig
 from rope_exp.step import UNTIMED_STEPS, Throughput, build_optimizer, learning_rate
 
 PEAK = 1e-3

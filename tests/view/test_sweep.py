@@ -10,7 +10,7 @@ import pytest
 from rope_exp import errors
 from rope_exp.config import RunConfig
 from rope_exp.folder import last_row, last_step
-from rope_exp.ranks import Job
+from rope_exp.sweep import Job
 from rope_exp.view.sweep import View
 
 

@@ -25,7 +25,7 @@ def test_a_run_without_an_end_is_a_word_and_never_a_number() -> None:
     text = table_md(report)
     assert "| VO-RoPE | v o | 0 | diverged | — |" in text
     assert "worse (1 diverged) |" in text
-    notes = report.told("notes")
+    notes = report.texts("notes")
     assert "VO-RoPE, seed 0: diverged after 250 of 500 steps (english/vo_rope-s0)." in notes
     assert "K-RoPE, seed 0: unfinished after 0 of 500 steps (english/k_rope-s0)." in notes
     assert "‡ NoPE: mean and Δ over seeds 0, 1." in notes
@@ -37,33 +37,33 @@ def test_interrupted_and_unequal_runs_are_noted() -> None:
     marks = {"device": "A100", "marks": ["went on with world_size 2 after 1"]}
     runs = [replace(qk, env={**qk.env, **marks}), replace(vo, env={**vo.env, "device": "H200"})]
     report = build(runs, ["pe"], left_out={"g/scraps": "it holds no run <pe>/seed<k>"})
-    notes = report.told("notes")
+    notes = report.texts("notes")
     assert f"QK-RoPE, seed 0: went on with world_size 2 after 1 ({qk.where})." in notes
     assert "Runs of seed 0 differ in device: A100, H200." in notes
     assert "g/scraps was left out: it holds no run <pe>/seed<k>." in notes
-    assert {*notes} >= {*report.told("terminal")[-3:]}
+    assert {*notes} >= {*report.texts("terminal")[-3:]}
 
     blocks = [
         replace(run, env={**run.env, "device": f"card {run.config.seed}"})
         for run in runs_of("english", "qk_rope", "vo_rope", seeds=(0, 1))
     ]
-    assert "Seeds differ in device: card 0, card 1." in build(blocks, ["pe"]).told("notes")
+    assert "Seeds differ in device: card 0, card 1." in build(blocks, ["pe"]).texts("notes")
 
 
 def test_what_cannot_be_ordered_is_not() -> None:
     """One seed tests nothing; rows without a common seed have no order."""
     nine = report_on("english", seeds=(0,))
-    assert nine.told("summary")[0].startswith("One seed: no difference can be tested. Best: ")
+    assert nine.texts("summary")[0].startswith("One seed: no difference can be tested. Best: ")
     claims = [line for line in table_md(nine).splitlines() if " > " in line]
     assert claims == ['- Published order: QK ≈ QKVO > K ≈ VO > QKV > NoPE > Q/V/O (">" is better).']
 
     apart = [*runs_of("english", "qk_rope", seeds=(0,)), *runs_of("english", "nope", seeds=(1,))]
-    assert build(apart, ["pe"]).told("summary") == ["Rows share too few seeds for an order."]
+    assert build(apart, ["pe"]).texts("summary") == ["Rows share too few seeds for an order."]
     begun = build([unfinished(run) for run in apart], ["pe"])
-    assert begun.told("summary") == ["Nothing to compare. Rows with a loss: none."]
+    assert begun.texts("summary") == ["Nothing to compare. Rows with a loss: none."]
     # Of two variants, tau would be only a sign.
     two, three = (("qk_rope", "vo_rope", *more) for more in ((), ("nope",)))
-    told = [report_on("english", *rows, seeds=(0,)).told("summary")[0] for rows in (two, three)]
+    told = [report_on("english", *rows, seeds=(0,)).texts("summary")[0] for rows in (two, three)]
     assert ["tau" in summary for summary in told] == [False, True]
 
 
@@ -84,11 +84,11 @@ def test_a_verdict_that_hangs_on_pooling_is_marked() -> None:
     assert "| better † |" in text
     [relation] = [line for line in text.splitlines() if line.startswith("| QK-RoPE ≈ QKVO-RoPE")]
     assert relation.endswith("| contradicted † |")
-    order, mark = [note for note in report.told("notes") if "paired t test" in note]
+    order, mark = [note for note in report.texts("notes") if "paired t test" in note]
     assert mark == "†: open in the paired t test (Holm)."
     assert "QKVO-RoPE ? QK-RoPE > VO-RoPE ? K-RoPE" in order
     paired = build([replace(run, test="paired") for run in runs], ["pe"])
-    assert [note for note in paired.told("notes") if "†" in note] == []
+    assert [note for note in paired.texts("notes") if "†" in note] == []
 
 
 def test_a_reference_is_named_by_label_or_name() -> None:
@@ -105,16 +105,16 @@ def test_a_reference_is_named_by_label_or_name() -> None:
         build(alone, ["pe"], "qk_rope")
     report = build(alone, ["pe"])
     assert report.lines["nope"]["delta"] is None
-    assert any(note.startswith("qk_rope has no finished run") for note in report.told("notes"))
+    assert any(note.startswith("qk_rope has no finished run") for note in report.texts("notes"))
 
 
 def test_nothing_published_stands_beside_hidden_tokens() -> None:
     runs = [run for run in runs_of("mlm", "qk_rope", "vo_rope") if [*run.factors] == ["seed"]]
     report = build(runs, ["pe"])
     assert not report.source.losses
-    parts = [text for part in ("caption", "summary", "notes") for text in report.told(part)]
+    parts = [text for part in ("caption", "summary", "notes") for text in report.texts(part)]
     assert "published" not in "".join(parts)
-    assert "Objective mlm: attention is bi" in "".join(report.told("assumptions"))
+    assert "Objective mlm: attention is bi" in "".join(report.texts("assumptions"))
 
 
 def test_stages_are_said_and_drawn_at_their_tokens() -> None:
@@ -123,8 +123,8 @@ def test_stages_are_said_and_drawn_at_their_tokens() -> None:
     stages = ((256, 400), (512, 100, 16))
     staged = replace(run, config=run.config.replace("train", stages=stages))
     report = build([staged], ["pe"])
-    assert "stages [[256, 400], [512, 100, 16]]" in "\n".join(report.told("assumptions"))
-    assert f"{400 * 4096 + 100 * 512 * 16:,} tokens per run" in report.told("caption")[0]
+    assert "stages [[256, 400], [512, 100, 16]]" in "\n".join(report.texts("assumptions"))
+    assert f"{400 * 4096 + 100 * 512 * 16:,} tokens per run" in report.texts("caption")[0]
 
     curve = by_tokens([staged], "val/loss")[0]
     steps = [row["step"] for row in run.metrics if "val/loss" in row]

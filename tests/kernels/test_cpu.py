@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from support.models import normal
 from torch import Tensor
 
-from rope_exp import attention as kernel
-from rope_exp.attention import MAX_WRITTEN_OUT, MIN_BLOCK, attention
+from rope_exp.attention import attention
+from rope_exp.kernels import cpu
+from rope_exp.kernels.cpu import MAX_LENGTH, MIN_BLOCK
 
 LENGTHS = st.sampled_from(
     [1, 2, 3, MIN_BLOCK - 1, MIN_BLOCK, MIN_BLOCK + 1, 2 * MIN_BLOCK, 4 * MIN_BLOCK + 37]
@@ -92,8 +93,8 @@ def test_output_and_gradients_are_those_of_the_definition(
     """Values may be narrower or wider than keys, also in the fused kernel, which pads them."""
     arguments = inputs(length, *heads, 4, seed, torch.float64, out_dim)
     right = with_gradients(partial(direct, window=window), arguments)
-    for longest in (MAX_WRITTEN_OUT, 0):
-        with mock.patch.object(kernel, "MAX_WRITTEN_OUT", longest):
+    for longest in (MAX_LENGTH, 0):
+        with mock.patch.object(cpu, "MAX_LENGTH", longest):
             ours = with_gradients(partial(attention, window=window), arguments)
         for own, expected in zip(ours, right, strict=True):
             torch.testing.assert_close(own, expected, rtol=0, atol=1e-11)
@@ -120,7 +121,7 @@ def test_scores_of_any_size_give_finite_weights() -> None:
         torch.testing.assert_close(own, right, rtol=1e-3, atol=1e-2)
 
 
-@pytest.mark.parametrize("longest", [MAX_WRITTEN_OUT, 0], ids=["written out", "torch's"])
+@pytest.mark.parametrize("longest", [MAX_LENGTH, 0], ids=["written out", "torch's"])
 @pytest.mark.parametrize("of_documents", [False, True])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("rows", [(), (2,)], ids=["one bias", "a bias for each row"])
@@ -143,7 +144,7 @@ def test_biases_documents_and_sinks_with_all_gradients(
     if has_sink:
         masks["sink_H"] = leaves[4]
     expected = direct(*leaves[:3], bias=leaves[3], **masks)
-    with mock.patch.object(kernel, "MAX_WRITTEN_OUT", longest):
+    with mock.patch.object(cpu, "MAX_LENGTH", longest):
         ours = attention(*leaves[:3], bias_HTE=leaves[3], **masks)
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-11)
 

@@ -1,0 +1,132 @@
+"""Softmax attention on a CPU: weights that are written out, with their gradient.
+
+Torch's own kernel for CPUs takes two to three times as long.
+
+Shapes: B batch, T position, H heads, K features of a key, V of a value, C queries of a block, E
+keys that they attend to.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Longest sequence: the weights are kept for the gradient, so memory grows with the square of it.
+MAX_LENGTH = 2048
+MIN_BLOCK = 128  # queries
+
+
+def attention(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, *more: Tensor | int | None) -> Tensor:
+    """Return o_BTHV; `more` are a bias, the mask, the window, whether it is causal, and sinks."""
+    heads_first = [x.transpose(1, 2).contiguous() for x in (q_BTHK, k_BTHK, v_BTHV)]
+    o_BHTV: Tensor = _WrittenOut.apply(*heads_first, *more)  # type: ignore[no-untyped-call]
+    return o_BHTV.transpose(1, 2)
+
+
+class _WrittenOut(torch.autograd.Function):
+    """Written-out attention with its gradient.
+
+    With w = exp(s - max s), l = sum w and p = w / l: o = (w v) / l, and with g = do / l,
+
+        dv = w^T g,  dw = g v^T,  ds = w (dw - g . o),  dq = ds k / sqrt(K),  dk = ds^T q / sqrt(K):
+
+    the weights are never divided, and one pass computes ds, which is the gradient of a bias, summed
+    over the batch unless the bias has one. A sink s adds exp(s - max) to l; it has no value, so
+    ds = -exp(s - max) g . o. Saved for the gradient: w in the inputs' dtype, and l.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_BHTK: Tensor,
+        k_BHTK: Tensor,
+        v_BHTV: Tensor,
+        bias_HTT: Tensor | None,
+        is_met: Tensor | None,
+        window: int | None,
+        causal: bool,
+        sink_H: Tensor | None,
+    ) -> Tensor:
+        dtype = q_BHTK.dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        scale = 1 / math.sqrt(q_BHTK.shape[3])
+        # Each block's queries, and the keys that they attend to. At most four blocks: more would
+        # save less in products than they cost in calls.
+        length = q_BHTK.shape[2]
+        size = max(math.ceil(length / 4), MIN_BLOCK)
+        reach = length if window is None else window - 1
+        blocks = []
+        for start in range(0, length, size):
+            end = min(start + size, length)
+            keys = slice(max(start - reach, 0), end) if causal else slice(0, length)
+            blocks.append((slice(start, end), keys))
+
+        outputs = []
+        kept = []
+        for queries, keys in blocks:
+            s_BHCE = (q_BHTK[:, :, queries] @ k_BHTK[:, :, keys].mT).to(wide) * scale
+            if bias_HTT is not None:
+                s_BHCE = s_BHCE + bias_HTT[..., queries, keys]
+            if is_met is not None:
+                s_BHCE = torch.where(is_met[..., queries, keys], s_BHCE, -math.inf)
+
+            max_BHC1 = s_BHCE.amax(-1, keepdim=True)
+            sink_BHC1 = None
+            if sink_H is not None:
+                sink_H11 = sink_H.to(wide)[:, None, None]
+                max_BHC1 = torch.maximum(max_BHC1, sink_H11)
+                sink_BHC1 = (sink_H11 - max_BHC1).exp()
+            w_BHCE = (s_BHCE - max_BHC1).exp().to(dtype)
+            sum_BHC1 = w_BHCE.to(wide).sum(-1, keepdim=True)
+            if sink_BHC1 is not None:
+                sum_BHC1 = sum_BHC1 + sink_BHC1
+
+            o_BHCV = (w_BHCE @ v_BHTV[:, :, keys]).to(wide) / sum_BHC1
+            outputs.append(o_BHCV.to(dtype))
+            kept += [w_BHCE, sum_BHC1, sink_BHC1]
+
+        ctx.blocks = blocks
+        o_BHTV = torch.cat(outputs, dim=2)
+        ctx.save_for_backward(q_BHTK, k_BHTK, v_BHTV, o_BHTV, bias_HTT, *kept)
+        return o_BHTV
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        do_BHTV = gradients[0].contiguous()
+        q_BHTK, k_BHTK, v_BHTV, o_BHTV, bias_HTT, *kept = ctx.saved_tensors
+        dtype = q_BHTK.dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        scale = 1 / math.sqrt(q_BHTK.shape[3])
+
+        dq = []
+        dk_BHTK = torch.zeros_like(k_BHTK, dtype=wide)
+        dv_BHTV = torch.zeros_like(v_BHTV, dtype=wide)
+        dbias_HTT = None
+        if ctx.needs_input_grad[3]:
+            dbias_HTT = torch.zeros(bias_HTT.shape, dtype=wide)
+        dsink_BH = do_BHTV.new_zeros(do_BHTV.shape[:2], dtype=wide)
+        blocks = zip(ctx.blocks, kept[::3], kept[1::3], kept[2::3], strict=True)
+        for (queries, keys), w_BHCE, sum_BHC1, sink_BHC1 in blocks:
+            g_BHCV = do_BHTV[:, :, queries].to(wide) / sum_BHC1
+            g_dot_o_BHC1 = (g_BHCV * o_BHTV[:, :, queries].to(wide)).sum(-1, keepdim=True)
+            g_BHCV = g_BHCV.to(dtype)
+
+            if sink_BHC1 is not None:
+                dsink_BH = dsink_BH - (sink_BHC1 * g_dot_o_BHC1).sum((2, 3))
+
+            dw_BHCE = (g_BHCV @ v_BHTV[:, :, keys].mT).to(wide)
+            ds_BHCE = w_BHCE.to(wide) * (dw_BHCE - g_dot_o_BHC1)
+            if dbias_HTT is not None:
+                dbias_HTT[..., queries, keys] = ds_BHCE if dbias_HTT.ndim == 4 else ds_BHCE.sum(0)
+            ds_BHCE = (ds_BHCE * scale).to(dtype)
+
+            dq.append(ds_BHCE @ k_BHTK[:, :, keys])
+            dk_BHTK[:, :, keys] += ds_BHCE.mT @ q_BHTK[:, :, queries]
+            dv_BHTV[:, :, keys] += w_BHCE.mT @ g_BHCV
+
+        dqkv = (torch.cat(dq, dim=2), dk_BHTK.to(dtype), dv_BHTV.to(dtype))
+        dsink_H = dsink_BH.sum(0) if ctx.needs_input_grad[7] else None
+        return *dqkv, dbias_HTT, None, None, None, dsink_H

@@ -5,7 +5,6 @@ each value, and that files agree; an error names the file. Checkpoints have a mo
 """
 
 import errno
-import fnmatch
 import json
 import math
 import os
@@ -387,25 +386,6 @@ class Run:
                     f"{self.folder}: {key} is {self.result[key]!r} by {RESULT}, but {value!r} "
                     f"by {source}: one of them was edited, or belongs to another run"
                 )
-
-
-def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> list[Path]:
-    """Return the groups below `runs` whose names match a pattern; one only, unless `several`."""
-    groups = sorted({path.parts[-3] for path in runs.glob("[!.]*/[!.]*/[!.]*") if is_run(path)})
-    if not groups:
-        raise ReportError(
-            f"{runs} holds no runs (<group>/<pe>/seed<k>); `rope-exp train +experiment=nine` "
-            "trains the nine, and a run with a custom run.dir must be moved to such a folder"
-        )
-
-    names = fnmatch.filter(groups, pattern or "*")
-    if not names or (len(names) > 1 and not several):
-        raise ReportError(
-            f"{runs} holds {len(names) or 'no'} groups {pattern or ''}, but a table takes one (or "
-            "several, with --factors and the keys that differ, such as pe optim.lr). Available for "
-            f"--group: {', '.join(names or groups)}"
-        )
-    return [runs / name for name in names]
 
 
 def read_runs(groups: Iterable[Path]) -> tuple[list[Run], dict[str, str]]:

@@ -19,9 +19,8 @@ import pandas as pd
 from rope_exp import comparable, stats
 from rope_exp.comparable import OWN_RATE, ROW, Published, Row, spelled
 from rope_exp.config import RunConfig
-from rope_exp.errors import RecordError
 from rope_exp.files import write_atomically
-from rope_exp.folder import ReportError, Run, find_groups, read_runs
+from rope_exp.folder import ReportError, Run
 from rope_exp.identity import choices, chosen, optional
 from rope_exp.stats import SEEDS_NEEDED, Noise, Pair
 
@@ -425,36 +424,6 @@ def write_all(out: Path, files: Mapping[str, bytes]) -> None:
         path = out / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
-
-
-def write(
-    runs: Path,
-    group: str | None,
-    out: Path,
-    reference: str | None = None,
-    factors: tuple[str, ...] = ("pe",),
-) -> list[str]:
-    """Write the files of a table of runs below `out`, and return the lines to print.
-
-    `group` names the folder of `runs` with the rows; None: the only one. If rows are not variants,
-    it is a pattern for several; None: all. RecordError: runs are unreadable or may not share a
-    table, and nothing is written.
-    """
-    try:
-        read, left_out = read_runs(find_groups(runs, group, several=factors != ("pe",)))
-    except OSError as error:
-        raise RecordError(str(error)) from error
-
-    keys = [factor for factor in factors if factor != "seed"]
-    if not keys:
-        raise ReportError("--factors seed: rows need another factor besides the seed, such as pe")
-    report = build(read, keys, reference, left_out)
-    files = files_of(report) | pages_of({".": report}, report.runs)
-    if factors != ("pe",):
-        for of_group in leaf_functions("of_group", "studies").values():
-            files |= of_group(report.runs)
-    write_all(out, files)
-    return [*report.texts("terminal"), "", *(str(out / name) for name in files)]
 
 
 def markdown_table(frame: pd.DataFrame, form: str = "") -> str:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from rope_exp.compose import compose_jobs, run_config
 from rope_exp.errors import ConfigError
-from rope_exp.report import write
+from rope_exp.folder import read_runs
+from rope_exp.report import build, files_of, write_all
 from rope_exp.sweep import dispatch
 
 assert len(compose_jobs(["+experiment=nine"], multirun=True).configs) == 9
@@ -31,7 +32,8 @@ else:
 
 config = run_config(["pe=qk_rope", "run.group=g", *sys.argv[1:]])
 assert dispatch([config], [config.name])[0] == 0
-write(Path("results/runs"), "g", Path("results"))
+runs, _ = read_runs([Path("results/runs/g")])
+write_all(Path("results"), files_of(build(runs, ["pe"])))
 assert Path("results/table.csv").read_text().splitlines()[1].startswith("g,qk_rope,")
 assert "| QK-RoPE |" in Path("results/table.md").read_text()
 """

@@ -12,10 +12,10 @@ from support.configs import RECORDED, REPOSITORY
 from rope_exp import load_run, load_runs
 from rope_exp.batches import chain_sha256, held_out_rows, training_batch
 from rope_exp.campaign.records import read_records, recorded_campaigns, stored_records
+from rope_exp.commands.report import write
 from rope_exp.decoder import held_out_loss
 from rope_exp.folder import read_config, to_config
 from rope_exp.prepare import open_data
-from rope_exp.report import write
 
 STORED = REPOSITORY / "tests/stored/run_0.2.0"
 

@@ -1,16 +1,18 @@
 """`rope-exp report`: the table of the runs that are done."""
 
+import fnmatch
 from pathlib import Path
 
 from rope_exp.commands._parser import DEFAULT_RECORDS, Parser
+from rope_exp.comparable import REFERENCE
 from rope_exp.config import DEFAULT_OUTPUT
-from rope_exp.errors import ConfigError
+from rope_exp.errors import ConfigError, RecordError
+from rope_exp.folder import ReportError, is_run, read_runs
+from rope_exp.report import build, files_of, leaf_functions, pages_of, write_all
 
 
 def main(words: list[str]) -> int:
     """Compile run folders into the table and its figures, if all runs may share one table."""
-    from rope_exp.comparable import REFERENCE
-
     parser = Parser("report", "Compile run folders into the table and its figures.")
     parser.add_argument("--runs", type=Path, help=f"where groups of runs lie ({DEFAULT_OUTPUT})")
     parser.add_argument("--group", help="which of them; may be left out where there is one")
@@ -36,10 +38,57 @@ def main(words: list[str]) -> int:
         name = None if asked.campaign == "all" else asked.campaign
         lines = write_campaigns(asked.records, name, out)
     else:
-        from rope_exp.report import write
-
         factors = tuple(asked.factors or ["pe"])
         runs = asked.runs or DEFAULT_OUTPUT
         lines = write(runs, asked.group, out, asked.reference, factors)
     print("\n".join(lines))
     return 0
+
+
+def write(
+    runs: Path,
+    group: str | None,
+    out: Path,
+    reference: str | None = None,
+    factors: tuple[str, ...] = ("pe",),
+) -> list[str]:
+    """Write the files of a table of runs below `out`, and return the lines to print.
+
+    `group` names the folder of `runs` with the rows; None: the only one. If rows are not variants,
+    it is a pattern for several; None: all. RecordError: runs are unreadable or may not share a
+    table, and nothing is written.
+    """
+    try:
+        read, left_out = read_runs(find_groups(runs, group, several=factors != ("pe",)))
+    except OSError as error:
+        raise RecordError(str(error)) from error
+
+    keys = [factor for factor in factors if factor != "seed"]
+    if not keys:
+        raise ReportError("--factors seed: rows need another factor besides the seed, such as pe")
+    report = build(read, keys, reference, left_out)
+    files = files_of(report) | pages_of({".": report}, report.runs)
+    if factors != ("pe",):
+        for of_group in leaf_functions("of_group", "studies").values():
+            files |= of_group(report.runs)
+    write_all(out, files)
+    return [*report.texts("terminal"), "", *(str(out / name) for name in files)]
+
+
+def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> list[Path]:
+    """Return the groups below `runs` whose names match a pattern; one only, unless `several`."""
+    groups = sorted({path.parts[-3] for path in runs.glob("[!.]*/[!.]*/[!.]*") if is_run(path)})
+    if not groups:
+        raise ReportError(
+            f"{runs} holds no runs (<group>/<pe>/seed<k>); `rope-exp train +experiment=nine` "
+            "trains the nine, and a run with a custom run.dir must be moved to such a folder"
+        )
+
+    names = fnmatch.filter(groups, pattern or "*")
+    if not names or (len(names) > 1 and not several):
+        raise ReportError(
+            f"{runs} holds {len(names) or 'no'} groups {pattern or ''}, but a table takes one (or "
+            "several, with --factors and the keys that differ, such as pe optim.lr). Available for "
+            f"--group: {', '.join(names or groups)}"
+        )
+    return [runs / name for name in names]

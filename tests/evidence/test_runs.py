@@ -7,7 +7,8 @@ import pytest
 from support.refused import refused
 from support.reports import ask, make_run
 
-from rope_exp.folder import Run, find_groups, read_runs
+from rope_exp.commands.report import find_groups
+from rope_exp.folder import Run, read_runs
 
 
 def read(runs: Path) -> list[Run]:

@@ -11,8 +11,8 @@ from support.reports import make_run, sha256_of, table_rows
 
 from rope_exp.__main__ import main
 from rope_exp.commands.report import main as command
+from rope_exp.commands.report import write
 from rope_exp.errors import ConfigError
-from rope_exp.report import write
 
 FILES = {"table.md", "table.csv", "table.tex", "figures/curves.svg", "figures/forest.svg"}
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rope_exp.commands.report import find_groups
 from rope_exp.comparable import Row, rows_of
 from rope_exp.config import RunConfig
 from rope_exp.files import json_sha256, read_json, write_json
-from rope_exp.folder import MetricsWriter, Run, find_groups, read_runs, write_config
+from rope_exp.folder import MetricsWriter, Run, read_runs, write_config
 from support.configs import composed
 
 BUDGET = (

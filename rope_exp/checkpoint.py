@@ -18,13 +18,7 @@ from safetensors.torch import save as serialise
 from torch import Tensor, nn
 
 from rope_exp.errors import CheckpointError, RecordError, first_line, log
-from rope_exp.files import (
-    new_folder,
-    parse_json,
-    sync_folder,
-    write_atomically,
-    write_json,
-)
+from rope_exp.files import new_folder, parse_json, sync_folder, write_atomically, write_json
 from rope_exp.folder import (
     MANIFEST,
     MODEL,

@@ -12,14 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.configs import left_in
-from support.corpora import (
-    BYTES,
-    PLAIN_TEXTS,
-    TEXTS,
-    data_config,
-    documents_of,
-    write_parquet,
-)
+from support.corpora import BYTES, PLAIN_TEXTS, TEXTS, data_config, documents_of, write_parquet
 from support.refused import refused
 
 from rope_exp.corpora.files import open_corpus

@@ -31,20 +31,14 @@ Tables = tuple[Tensor, Tensor]
 
 
 class Positions(NamedTuple):
-    """Position inputs of one layer.
-
-    Attributes:
-        vo: None: v and o rotate by the tables of q and k.
-        bias_HTE: added to the scores of queries at the last T of E places.
-        document_BT: the document of each token; a query attends to its own only. None: to all.
-        position_T: the positions themselves, or [B, T], for an encoding of a user's own.
-    """
+    """Position inputs of one layer."""
 
     qk: Tables
-    vo: Tables | None = None
-    bias_HTE: Tensor | None = None
+    vo: Tables | None = None  # None: v and o rotate by the tables of q and k
+    bias_HTE: Tensor | None = None  # added to the scores of queries at the last T of E places
+    # The document of each token; a query attends to its own only. None: to all.
     document_BT: Tensor | None = None
-    position_T: Any = None
+    position_T: Any = None  # the positions, or [B, T], for an encoding of a user's own
 
     def tables(self, site: str) -> Tables:
         return self.qk if site in PAIRS[0] or self.vo is None else self.vo
@@ -297,8 +291,7 @@ def attention(
         return _fused(q_BTHK, k_BEGK, v_BEGV, is_met, bias_HTE, sink_H, causal)
     k_BTHK, v_BTHV = (for_queries(x, q_BTHK.shape[2]) for x in (k_BEGK, v_BEGV))
     more = (bias_HTE, is_met, window, causal, sink_H)
-    o_BTHV: Tensor = kernel.attention(q_BTHK, k_BTHK, v_BTHV, *more)
-    return o_BTHV
+    return kernel.attention(q_BTHK, k_BTHK, v_BTHV, *more)
 
 
 def _fused(

@@ -33,22 +33,14 @@ HELD_OUT = (0, 0)
 
 
 class Batch(NamedTuple):
-    """The rows that a model reads, and their targets: numpy's arrays, or tensors on a device.
-
-    Attributes:
-        target_BP: the target token at each place, or NO_TARGET; or real numbers, [B, P, D].
-        hashed_BS: the columns of each row that order_sha256 covers; None on a device.
-        place_BP: the places of the targets in the row; None: all places, so that P = T.
-        position_BT: None: 0, 1, 2, ...
-        document_BT: the document number of each token, which limits attention; None: no limit.
-    """
+    """The rows that a model reads, and their targets: numpy's arrays, or tensors on a device."""
 
     ids_BT: Any
-    target_BP: Any
-    hashed_BS: Any
-    place_BP: Any = None
-    position_BT: Any = None
-    document_BT: Any = None
+    target_BP: Any  # the target token at each place, or NO_TARGET; or real numbers, [B, P, D]
+    hashed_BS: Any  # the columns of each row that order_sha256 covers; None on a device
+    place_BP: Any = None  # of the targets in the row; None: all places, so that P = T
+    position_BT: Any = None  # None: 0, 1, 2, ...
+    document_BT: Any = None  # the number of each token's document, which limits attention
 
     def rows(self, part: slice) -> "Batch":
         """Return some of the rows."""
@@ -126,8 +118,7 @@ def read(
 
     if config.own_objective is None:
         return batch
-    hidden: Batch = config.own_objective.hidden(batch, key, data.vocab_size)
-    return hidden
+    return config.own_objective.hidden(batch, key, data.vocab_size)
 
 
 def next_tokens(windows_BW: Ints) -> Batch:

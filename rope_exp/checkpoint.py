@@ -31,6 +31,8 @@ from rope_exp.folder import (
 )
 
 _FILES = (MODEL, OPTIMIZER, STATE)
+# Other system errors say that a file cannot be read now.
+_GONE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 class Checkpoint(NamedTuple):
@@ -56,9 +58,7 @@ def save(
         write_json(temporary / STATE, {"step": step, **state})
         for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer)):
             # Copy each tensor: safetensors refuses tensors that share memory, as a tied head does.
-            copies = {
-                key: value.contiguous().to("cpu", copy=True) for key, value in tensors.items()
-            }
+            copies = {key: x.contiguous().to("cpu", copy=True) for key, x in tensors.items()}
             write_atomically(temporary / name, serialise(copies))
         manifest = {name: {"sha256": _sha256(temporary / name)} for name in _FILES}
         write_json(temporary / MANIFEST, manifest)
@@ -110,36 +110,26 @@ def load_newest(folder: Path) -> Checkpoint | None:
 
 
 def load(folder: Path, step: int) -> Checkpoint:
-    """Load the checkpoint of `step` after verifying every byte.
-
-    An OSError says that a file cannot be read now (permissions, too many open files).
-    """
+    """Load the checkpoint of `step` after verifying every byte."""
     path = step_folder(folder, step)
     try:
-        manifest = checked(path / MANIFEST, _read_json(path / MANIFEST), Manifest)
+        manifest, state = (
+            parse_json(path / name, (path / name).read_bytes()) for name in (MANIFEST, STATE)
+        )
+        manifest = checked(path / MANIFEST, manifest, Manifest)
         for name in _FILES:
             if _sha256(path / name) != manifest[name]["sha256"]:
                 raise CheckpointError(f"{path / name} does not verify against its manifest")
-        model, optimizer = (_load_tensors(path / name) for name in (MODEL, OPTIMIZER))
-        return Checkpoint(step, model, optimizer, _read_json(path / STATE))
-    except (RecordError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        return Checkpoint(step, load_file(path / MODEL), load_file(path / OPTIMIZER), state)
+    except RecordError as error:
         raise CheckpointError(str(error)) from error
+    except (SafetensorError, KeyError, ValueError, *_GONE) as error:
+        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
 
 
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return parse_json(path, path.read_bytes())
-
-
-def _load_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
 
 
 def load_weights(what: str, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -4,18 +4,14 @@ A factor is a key that can change a number, or a section of keys: `pe` and `seed
 variants. The factor `row` is a name given by a campaign or an experiment (row_name); it covers
 variant, kind of attention and size at once. A row is the runs that agree in every factor but the
 seed; a block is the runs of one seed. Runs that must not be compared raise a `ReportError`.
-Published results about the same rows are in published.yaml.
 """
 
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
-
-import yaml
 
 from rope_exp import machine
 from rope_exp.config import RunConfig, differing_keys
@@ -39,17 +35,14 @@ REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")
 
 # Masking adds an id to the vocabulary.
 _IDS = ("data", "tokenizer", "train.objective")
+_BEGINNING = ("seed", "init_weights", "model", "attn", *_IDS)
 _BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len", "train.stages")
 # The keys that give a variant parameters of its own, and what else determines their number.
 _OWN_PARAMETERS = facts_of(PeConfig, "own_parameters", "pe.")
 # A fact of result.json must be equal in runs that agree in the keys that determine it.
 _FACTS = (
     ("data_sha256", "read different corpora", ("data", "tokenizer")),
-    (
-        "shared_init_sha256",
-        "started from different weights",
-        ("seed", "init_weights", "model", "attn", *_IDS),
-    ),
+    ("shared_init_sha256", "started from different weights", _BEGINNING),
     ("order_sha256", "saw different tokens", ("seed", *_BUDGET, *_IDS)),
     ("params", "differ in parameters", ("model", "attn", *_OWN_PARAMETERS, *_IDS)),
 )
@@ -105,13 +98,6 @@ class Published(NamedTuple):
     def signs(self) -> dict[tuple[str, str], str]:
         """The signs of the relations, by their pairs."""
         return {(a, b): sign for a, sign, b in self.relations}
-
-
-_TEXT = Path(__file__).with_name("published.yaml").read_text(encoding="utf-8")
-# By data.kind, besides the two tables of language models.
-TASKS = {name: Published(**facts) for name, facts in yaml.safe_load(_TEXT).items()}
-TABLE = TASKS.pop("table")
-SEQUEL = TASKS.pop("sequel")
 
 
 def rows_of(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
@@ -277,21 +263,3 @@ def check_seeds(runs: Iterable[Run]) -> None:
                 f"{first.folder} and {run.folder} have seeds {other} and {seed}, but the same "
                 f"{key} ({run.result[key]:.12}): one of them is a copy of the other"
             )
-
-
-def published_about(runs: Sequence[Run], keys: Sequence[str]) -> Published:
-    """Return what was published about rows that these factors distinguish."""
-    # The published runs started from random weights.
-    if any(run.config.init_weights for run in runs):
-        return Published()
-    kinds = {run.config.data.kind for run in runs}
-    if len(kinds) == 1 and list(keys) == ["pe"] and TASKS.keys() >= kinds:
-        return TASKS[kinds.pop()]
-    if any(run.config.data.task or run.config.train.objective != "causal" for run in runs):
-        return Published()
-    # Both versions of the sequel's model share its rows' labels.
-    is_sequel = all(run.config.model.name in ("sequel", "sequel_mini") for run in runs)
-    if list(keys) == ["pe"]:
-        is_softmax = all(isinstance(run.config.attn, SoftmaxConfig) for run in runs)
-        return TABLE if is_softmax and not is_sequel else Published()
-    return SEQUEL if list(keys) == [ROW] and is_sequel else Published()

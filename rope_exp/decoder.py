@@ -208,8 +208,7 @@ def encodings(architecture: Architecture, layer: int | None) -> dict[str, Any]:
     pe = architecture.pe
     if (pe.input, pe.bias, pe.code) == ("none", "none", None):
         return {}
-    made: dict[str, Any] = chosen("position", "encodings", "pe").encodings(architecture, layer)
-    return made
+    return chosen("position", "encodings", "pe").encodings(architecture, layer)
 
 
 class Trunk(nn.Module):
@@ -444,7 +443,7 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
 
 @torch.no_grad()
 def held_out_loss(
-    model: nn.Module, held_out: Batch, *, micro_batch_size: int, parallel: Any = None
+    model: nn.Module, held_out: Batch, micro_batch_size: int, parallel: Any = None
 ) -> float:
     """Return the mean nats per predicted token, or mean squared error, the same on every rank."""
     rank, world_size = (parallel.rank, parallel.world_size) if parallel else (0, 1)

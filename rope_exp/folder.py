@@ -108,16 +108,6 @@ class _Corpus(TypedDict):
     text_bytes: NotRequired[_Sizes]
 
 
-class OriginFacts(TypedDict):
-    """The facts about a run's origin in env.json, under `init_from`."""
-
-    pe: str
-    seed: Natural
-    step: Count
-    config_sha256: Sha256
-    weights_sha256: Sha256
-
-
 class Env(TypedDict):
     """The keys of env.json that are read back: changes upon resuming, start times, and hardware."""
 
@@ -133,8 +123,6 @@ class Env(TypedDict):
     git: NotRequired[_Git | None]
     # The code of earlier starts, where it was other code; missing in files of version 0.2.0.
     earlier_git: NotRequired[list[_Git | None]]
-    # Missing if the run drew its weights.
-    init_from: NotRequired[OriginFacts]
 
 
 class _File(TypedDict):
@@ -194,15 +182,6 @@ def read_env(folder: Path) -> dict[str, Any]:
     return env
 
 
-def read_probes(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Read probes.json; {} if the run's result has no digest of it."""
-    if "probes_sha256" not in result:
-        return {}
-    answers = read_json(folder / PROBES)
-    check_probes(folder / PROBES, answers, result)
-    return answers
-
-
 def check_probes(path: Path, answers: Mapping[str, Any], result: Mapping[str, Any]) -> None:
     """Refuse answers with another digest than the result's, if it has one."""
     # JSON may hold numbers past a float's range, which Python reads as infinity.
@@ -236,14 +215,6 @@ def check_result(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of `path` as a `Result`, with the losses that its status requires."""
     result = checked(path, values, Result)
     return checked(path, result, _LOSS[result["status"]])
-
-
-def describe_done(folder: Path) -> str:
-    """Return the message that is shown instead of running a run that is done."""
-    return (
-        f"{folder} is done: {describe(read_json(folder / RESULT))}; move the folder away to begin "
-        f"anew; a run of another run.dir trains its weights further with run.init_from={folder}"
-    )
 
 
 def describe(result: Mapping[str, Any]) -> str:
@@ -429,6 +400,10 @@ def read_run(folder: Path) -> Run:
     """Read one run's folder, wherever it lies; its files must agree with one another."""
     parts = folder.absolute().parts
     result = read_result(folder) or {}
+    answers: dict[str, Any] = {}
+    if "probes_sha256" in result:
+        answers = read_json(folder / PROBES)
+        check_probes(folder / PROBES, answers, result)
     run = Run(
         folder,
         read_config(folder),
@@ -437,7 +412,7 @@ def read_run(folder: Path) -> Run:
         read_env(folder),
         where="/".join(parts[-3:]),
         group=parts[-3],
-        probes=with_nan(read_probes(folder, result)),
+        probes=with_nan(answers),
     )
     if run.result:
         run.check()

@@ -61,18 +61,13 @@ LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__p
 
 @dataclass(frozen=True)
 class DataSet:
-    """The data of a run: a prepared corpus, or the generated rows of a file of tasks/.
-
-    Attributes:
-        corpus: its entry in the record: source and fingerprint; documents, bytes and tokens.
-        num_train_tokens: the tokens of one epoch; None: the data has no end.
-    """
+    """The data of a run: a prepared corpus, or the generated rows of a file of tasks/."""
 
     vocab_size: int
     data_sha256: str
-    corpus: dict[str, Any]
+    corpus: dict[str, Any]  # its entry in the record: source and fingerprint, counts of tokens
     tokenizer_json: str
-    num_train_tokens: int | None
+    num_train_tokens: int | None  # of one epoch; None: the data has no end
 
     def batch(self, split: str, indices: Iterable[int], seed: int = 0) -> Any:
         """Return the Batch of generated rows of a split by their numbers, counted from 0."""
@@ -154,8 +149,7 @@ def open_data(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int) -> 
     """Open the data set of a run, and prepare its corpus if necessary; errors as in `prepare`."""
     if data.task is None:
         return prepare(data, tokenizer, seq_len=seq_len)
-    generated: DataSet = data.task.open(data, seq_len)
-    return generated
+    return data.task.open(data, seq_len)
 
 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -> Prepared:
@@ -226,9 +220,7 @@ def pin(data: DataConfig, tokenizer: TokenizerConfig) -> tuple[DataConfig, Token
 
 def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
     """Return the folder of a prepared corpus, named by a hash of what determines its tokens."""
-    tokens: dict[str, Any] = {
-        name: getattr(tokenizer, name) for name in ("kind", "vocab_size", "train_bytes")
-    }
+    tokens = {name: getattr(tokenizer, name) for name in ("kind", "vocab_size", "train_bytes")}
     if tokenizer.kind == "pretrained":
         tokens |= chosen("corpora", "hub", "tokenizer.kind").tokenizer_state(tokenizer)
     values = {
@@ -377,8 +369,7 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> tuple[Toke
     """Make the tokenizer of a config, bpe from these texts; return also the id that ends a text."""
     if config.kind == "pretrained":
         hub = chosen("corpora", "hub", "tokenizer.kind")
-        pretrained: tuple[Tokenizer, int] = hub.pretrained_tokenizer(config)
-        return pretrained
+        return hub.pretrained_tokenizer(config)
     tokenizer = train_bpe(config, texts) if config.kind == "bpe" else byte_tokenizer()
     return tokenizer, tokenizer.get_vocab()[END_OF_TEXT]
 

@@ -246,7 +246,9 @@ def build(
             f"Available: {', '.join(rows)}"
         )
     [label] = labels
-    source = comparable.published_about(runs, keys)
+    source = Published()
+    if published := optional("published", "about"):
+        source = published.about(runs, keys)
     if source.losses and source.losses.keys().isdisjoint(rows):
         source = Published()
 

@@ -26,13 +26,14 @@ from rope_exp.errors import (
     keep_log,
     log,
 )
-from rope_exp.files import DiskError, free_bytes, is_full, make_folders, try_lock
+from rope_exp.files import DiskError, free_bytes, is_full, make_folders, read_json, try_lock
 from rope_exp.folder import (
     CONFIG,
     LOCK,
     LOG,
     METRICS,
-    describe_done,
+    RESULT,
+    describe,
     last_step,
     list_steps,
     read_config,
@@ -56,29 +57,20 @@ LOG_BYTES = 1 << 16  # below this, a log may lack its last words
 
 @dataclass
 class Job:
-    """One run of a command: waiting until it has `ranks`, and ended once it has an `exit_code`.
-
-    Attributes:
-        title: shown to users; empty: its variant and seed.
-        log: the file of its ranks' output; None: the terminal.
-        lock: the descriptor that holds the folder's lock; -1 without one.
-        leases: the descriptors of lock files that hold each of its GPUs.
-        ended_at: when the first rank was seen to have ended, by the monotonic clock; 0: none yet.
-        was_killed: we killed the ranks that were still running.
-        reason: of a failure, if the output of its ranks is not enough.
-    """
+    """One run of a command: waiting until it has `ranks`, and ended once it has an `exit_code`."""
 
     config: RunConfig
-    title: str = ""
-    log: Path | None = None
-    lock: int = -1
+    title: str = ""  # shown to users; empty: its variant and seed
+    log: Path | None = None  # of its ranks' output; None: the terminal
+    lock: int = -1  # the descriptor that holds the folder's lock; -1 without one
+    # The descriptors of lock files that hold each of its GPUs.
     leases: dict[str, list[int]] = field(default_factory=dict)
     ranks: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    ended_at: float = 0.0
+    ended_at: float = 0.0  # the first rank, by the monotonic clock; 0: none yet
     was_stopped: bool = False
-    was_killed: bool = False
+    was_killed: bool = False  # the ranks that were still running, by us
     exit_code: int | None = None
-    reason: str = ""
+    reason: str = ""  # of a failure, if the output of its ranks is not enough
 
     @property
     def folder(self) -> Path:
@@ -359,7 +351,9 @@ def acquire_or_refuse(job: Job) -> None:
             raise _folder_error(job, "another process is running this run; wait for it")
         time.sleep(POLL_SECONDS)
     if job.exit_code is not None:
-        print(describe_done(job.folder))
+        done = f"{job.folder} is done: {describe(read_json(job.folder / RESULT))}"
+        again = "move the folder away to begin anew; a run of another run.dir trains its weights"
+        print(f"{done}; {again} further with run.init_from={job.folder}")
 
 
 def _folder_error(job: Job, reason: str) -> ConfigError:

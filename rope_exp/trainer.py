@@ -206,13 +206,9 @@ class Trainer:
 
     def evaluate(self) -> float:
         """Return the mean loss over held-out targets."""
-        with self.parallel.accelerator.autocast():
-            return held_out_loss(
-                self.decoder,
-                self.held_out_rows,
-                micro_batch_size=self.rows_at_once,
-                parallel=self.parallel,
-            )
+        rows, parallel = self.held_out_rows, self.parallel
+        with parallel.accelerator.autocast():
+            return held_out_loss(self.decoder, rows, self.rows_at_once, parallel)
 
     def _save(self, record: "Record | None") -> None:
         """Save this step once, on rank 0, after the rows up to it are on the disk."""

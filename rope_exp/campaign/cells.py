@@ -82,8 +82,7 @@ def read_campaign(name: str, config_dir: Path | None) -> CampaignFile:
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         # A ValueError comes from text that is not UTF-8, or from an invalid date or number.
         raise ConfigError(str(files[name]), ..., f"cannot be read: {first_line(error)}") from error
-    campaign: CampaignFile = convert(CampaignFile, content, f"{compose.CAMPAIGNS}/{name}")
-    return campaign
+    return convert(CampaignFile, content, f"{compose.CAMPAIGNS}/{name}")
 
 
 def campaign_files(config_dir: Path | None = None) -> dict[str, Path]:

@@ -8,7 +8,7 @@ initialisation. One that this run lacks is an error, unless it encodes positions
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
@@ -70,7 +70,7 @@ def find_origin(config: RunConfig) -> Origin:
     return Origin(folder, files.read_config(folder), result["steps"], sha256)
 
 
-def facts(config: RunConfig) -> files.OriginFacts:
+def facts(config: RunConfig) -> dict[str, Any]:
     """Return the facts about a run's origin in env.json."""
     origin = find_origin(config)
     return {

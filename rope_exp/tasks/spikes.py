@@ -134,13 +134,11 @@ def rows(
 def draw_amplitudes(draws: Draws) -> Reals:
     """Draw a_df and b_df, of shape [2, D, F]."""
     normals = draws.normals(2 * NUM_DIMS * len(FREQUENCY_F))
-    amplitude_2DF: Reals = normals.reshape(2, NUM_DIMS, -1) * np.sqrt(VARIANCE_F)
-    return amplitude_2DF
+    return normals.reshape(2, NUM_DIMS, -1) * np.sqrt(VARIANCE_F)
 
 
 def latent(amplitude_2DF: Reals, time_E: Reals) -> Reals:
     """Return z_ED at times in seconds."""
     angle_EF = 2 * np.pi * time_E[:, None] * FREQUENCY_F
     a_DF, b_DF = amplitude_2DF
-    latent_ED: Reals = np.cos(angle_EF) @ a_DF.T + np.sin(angle_EF) @ b_DF.T
-    return latent_ED
+    return np.cos(angle_EF) @ a_DF.T + np.sin(angle_EF) @ b_DF.T

@@ -3,10 +3,10 @@
 from functools import cache
 from pathlib import Path
 
-from rope_exp.comparable import TABLE
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.machine import ROOT
+from rope_exp.published.about import TABLE
 
 REPOSITORY = ROOT
 # The published variants in the order of configs/experiment/nine.yaml: by number of rotated sites.

@@ -4,10 +4,11 @@ Exit codes: 0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped with
 """
 
 # Import nothing slow here: signals reach `leave` only after these imports.
+import signal
 import sys
 
 from rope_exp.errors import explained
-from rope_exp.signals import starting_runs
+from rope_exp.signals import leave, on_signal
 
 
 def main(command: str | None = None) -> int:
@@ -17,9 +18,15 @@ def main(command: str | None = None) -> int:
         command = words.pop(0) if words else "--help"
     if command in ("-h", "--help"):
         command, words = "train", ["--help"]
-    if command in ("train", "campaign", "sweep"):
-        return explained(lambda: starting_runs(lambda: _run(command, words)))
-    return explained(lambda: _run(command, words))
+    # Until a command that starts runs handles stop signals itself, one ends it.
+    starts_runs = command in ("train", "campaign", "sweep")
+    if starts_runs:
+        on_signal(leave)
+    code = explained(lambda: _run(command, words))
+    if starts_runs:
+        # Only Python's exit is left, which a signal would garble.
+        on_signal(signal.SIG_IGN)
+    return code
 
 
 def _run(command: str, words: list[str]) -> int:

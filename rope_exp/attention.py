@@ -272,7 +272,7 @@ def attention(
         o_BSGV = attention(q_BSGK, k_BEGK, v_BEGV, causal=False)
         return o_BSGV.transpose(1, 2).flatten(1, 2)[:, None]
 
-    # Which keys each query attends to, [T, E] or [B, 1, T, T]; None: all.
+    # Which keys each query attends to, [T, E] or [B, 1, T, T]; None: by `causal` alone.
     is_met = None
     kernel: Any = KERNELS.get(q_BTHK.device.type)
     has_kernel = kernel is not None and num_queries == num_keys <= kernel.MAX_LENGTH

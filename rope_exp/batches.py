@@ -12,6 +12,7 @@ what else was drawn), N windows.
 
 import functools
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -25,8 +26,7 @@ Ints = NDArray[np.int64]
 Tokens = NDArray[np.unsignedinteger]  # 1-D
 Reals = NDArray[np.float64]
 
-# Replaces a target where nothing is to be predicted.
-NO_TARGET = -1
+NO_TARGET = -1  # replaces a target where nothing is to be predicted
 # The seed and the step of held-out rows, so that every evaluation of every run hides the same
 # tokens. Training has no step 0.
 HELD_OUT = (0, 0)
@@ -55,7 +55,7 @@ class Batch(NamedTuple):
     def num_targets(self) -> int:
         """The number of tokens to predict, or of places at which real numbers are predicted."""
         if self.target_BP.ndim == 3:
-            return int(self.target_BP[..., 0].size)
+            return math.prod(self.target_BP.shape[:2])
         return int((self.target_BP != NO_TARGET).sum())
 
     @property
@@ -66,7 +66,7 @@ class Batch(NamedTuple):
 
 
 def training_batch(config: RunConfig, data: DataSet, step: int) -> Batch:
-    """Return the global batch of an optimizer step, counted from 1, without repeated rows."""
+    """Return the global batch of an optimizer step, counted from 1."""
     seed = config.order_seed
     stage = config.train.stage_at(step)
     samples = stage.samples(step)

@@ -7,18 +7,19 @@ old or the new one, and it is complete. Pickle is never read or written.
 """
 
 import hashlib
+import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from safetensors.torch import save as serialise
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rope_exp.errors import CheckpointError, RecordError, first_line, log
-from rope_exp.files import new_folder, parse_json, sync_folder, write_atomically, write_json
+from rope_exp.files import new_folder, parse_json, sync_folder, write_json
 from rope_exp.folder import (
     MANIFEST,
     MODEL,
@@ -31,8 +32,6 @@ from rope_exp.folder import (
 )
 
 _FILES = (MODEL, OPTIMIZER, STATE)
-# Other system errors say that a file cannot be read now.
-_GONE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 class Checkpoint(NamedTuple):
@@ -56,16 +55,30 @@ def save(
     needed_bytes = sum(tensor.nbytes for tensor in (*model.values(), *optimizer.values()))
     with new_folder(final, needed_bytes, f"the checkpoint of step {step}") as temporary:
         write_json(temporary / STATE, {"step": step, **state})
-        for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer)):
-            # Copy each tensor: safetensors refuses tensors that share memory, as a tied head does.
-            copies = {key: x.contiguous().to("cpu", copy=True) for key, x in tensors.items()}
-            write_atomically(temporary / name, serialise(copies))
+        _save_tensors(temporary / MODEL, model)
+        _save_tensors(temporary / OPTIMIZER, optimizer)
         manifest = {name: {"sha256": _sha256(temporary / name)} for name in _FILES}
         write_json(temporary / MANIFEST, manifest)
 
         # An existing one did not verify: the run resumed from an older one.
         if final.exists():
             _drop(final)
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    # Copy each tensor: safetensors refuses tensors that share memory, as a tied head does.
+    copies = {name: x.contiguous().to("cpu", copy=True) for name, x in tensors.items()}
+    try:
+        save_file(copies, path)
+    except SafetensorError as error:
+        # safetensors reports a system error only as text.
+        if number := re.search(r"os error (\d+)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+        raise
+    # safetensors creates files that only their owner can read.
+    shutil.copymode(path.with_name(STATE), path)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def prune(folder: Path, keep: int, newest: int) -> None:
@@ -110,7 +123,7 @@ def load_newest(folder: Path) -> Checkpoint | None:
 
 
 def load(folder: Path, step: int) -> Checkpoint:
-    """Load the checkpoint of `step` after verifying every byte."""
+    """Load the checkpoint of `step` after verifying every byte; an OSError may pass by itself."""
     path = step_folder(folder, step)
     try:
         manifest, state = (
@@ -120,11 +133,22 @@ def load(folder: Path, step: int) -> Checkpoint:
         for name in _FILES:
             if _sha256(path / name) != manifest[name]["sha256"]:
                 raise CheckpointError(f"{path / name} does not verify against its manifest")
-        return Checkpoint(step, load_file(path / MODEL), load_file(path / OPTIMIZER), state)
-    except RecordError as error:
+        model, optimizer = (_load_tensors(path / name) for name in (MODEL, OPTIMIZER))
+        return Checkpoint(step, model, optimizer, state)
+    except (RecordError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise CheckpointError(str(error)) from error
-    except (SafetensorError, KeyError, ValueError, *_GONE) as error:
+
+
+def _load_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
+    except RuntimeError as error:
+        # torch raises it for lack of memory, and for a file that has disappeared.
+        if path.exists():
+            raise
+        raise CheckpointError(f"{path} is gone") from error
 
 
 def _sha256(path: Path) -> str:

@@ -23,12 +23,10 @@ from rope_exp.sections import Kind, PeConfig, SoftmaxConfig
 # The factor for rows by name, and the sections of the config that a name covers.
 ROW = "row"
 OF_ROW = ("pe", "attn", "model")
-# Each row of a campaign may have its own value of this key.
-OWN_RATE = "optim.lr"
+OWN_RATE = "optim.lr"  # each row of a campaign may have its own value of this key
 # As a factor, it gives runs of one seed different orders of tokens: they form no blocks.
 ORDER = "data.seed"
-# Runs of a block share these keys.
-SEEDS = ("seed", ORDER)
+SEEDS = ("seed", ORDER)  # runs of a block share these keys
 # Surroundings of a run (machine.MARKED) that must agree within a block. Other differences
 # are marked (docs/paper/protocol.md).
 REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")

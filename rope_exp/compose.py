@@ -34,8 +34,7 @@ from rope_exp.sections import LaunchConfig
 # Beside the package in a checkout; inside it in an installation.
 CONFIGS = next(folder for folder in (PACKAGE / "configs", ROOT / "configs") if folder.is_dir())
 HYDRA_VERSION = "1.3"  # version_base, which selects Hydra's behaviour
-# A folder of configs that are not parts of a run's config.
-CAMPAIGNS = "campaign"
+CAMPAIGNS = "campaign"  # a folder of configs that are not parts of a run's config
 # Hydra's sentences that name a key, and ours for the same.
 REASONS = {
     r"(?:Ambiguous value for argument|Sweep parameters) '\+*([^=']*)=": (

@@ -199,8 +199,7 @@ class Rotary(nn.Module):
 FREQUENCIES = "model.rotary_emb."
 # Name prefixes of the parameters that encode positions.
 POSITIONS = (FREQUENCIES, "model.added_positions.", "model.score_bias.")
-# In the name of each parameter of a user's class.
-OWN = ".own."
+OWN = ".own."  # in the name of each parameter of a user's class
 
 
 def encodings(architecture: Architecture, layer: int | None) -> dict[str, Any]:

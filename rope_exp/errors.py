@@ -68,6 +68,13 @@ def explained(command: Callable[[], int], *, prints: bool = True) -> int:
             return EXIT_DONE
         log(f"error: {error}")
         return EXIT_FAILED
+    except RuntimeError as error:
+        # If one rank fails, the others lose their connection to it.
+        is_lost = "gloo" in str(error) or type(error).__name__.startswith("Dist")
+        if not (is_lost and "WORLD_SIZE" in os.environ):
+            raise
+        log(f"error: lost the other processes of this run ({first_line(error)})")
+        return EXIT_FAILED
 
 
 def show(value: Any) -> str:
@@ -131,11 +138,6 @@ class Progress:
         self._total = total
         self._last_line = time.monotonic()
         self._began: tuple[float, int] | None = None
-
-    def row(self, row: Mapping[str, Any]) -> None:
-        """Log a run's row of metrics; one of an evaluation at once."""
-        words = f"step {row['step']}/{self._total}{describe_row(row)}"
-        self.show(row["step"], words, at_once="val/loss" in row)
 
     def show(self, done: int, words: str, *, at_once: bool = False) -> None:
         """Log the progress, unless a line was logged a moment ago."""

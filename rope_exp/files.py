@@ -31,6 +31,9 @@ class DiskError(OSError):
             f"and {free_bytes(folder):,} are free; make room, or choose another folder"
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OSError, self.args  # another process reads the sentence alone
+
 
 def is_full(error: OSError) -> bool:
     """Return whether an error means that the disk, or the user's quota, is full."""
@@ -130,7 +133,7 @@ def lock(path: Path, flags: int = fcntl.LOCK_EX) -> int:
             os.close(descriptor)
             raise
 
-        # Meanwhile its folder may have been moved aside, with another file now at this path.
+        # Meanwhile `write_atomically` may have renamed it, or its folder may have been moved.
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor

@@ -175,11 +175,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 def read_env(folder: Path) -> dict[str, Any]:
     """Read env.json, an `Env` with further keys; {} before the run's first start."""
     path = folder / ENV
-    if not path.exists():
-        return {}
-    env = read_json(path)
-    checked(path, env, Env)
-    return env
+    return checked(path, read_json(path), Env) if path.exists() else {}
 
 
 def check_probes(path: Path, answers: Mapping[str, Any], result: Mapping[str, Any]) -> None:
@@ -387,7 +383,8 @@ def read_runs(groups: Iterable[Path]) -> tuple[list[Run], dict[str, str]]:
             )
         runs.append(run)
     if not runs:
-        raise RecordError(f"no run can be read: {'; '.join(left_out.values())}")
+        why = "; ".join(left_out.values()) or "there is no folder <pe>/seed<k>"
+        raise RecordError(f"no run can be read: {why}")
     return runs, left_out
 
 

@@ -1,8 +1,7 @@
 """The table of a report: rows by label, judged pairs, columns for readers, and files.
 
-The core names no leaf. A file of words/, probes/, figures/, page/ or studies/ adds to a report by
-functions of agreed names, such as `notes` or `figure`, which `leaf_functions` finds
-(docs/extending.md).
+A file of words/, probes/, figures/, page/ or studies/ adds to a report by functions of agreed
+names, such as `notes` or `figure`, which `leaf_functions` finds (docs/extending.md).
 """
 
 import itertools
@@ -26,10 +25,8 @@ from rope_exp.stats import SEEDS_NEEDED, Noise, Pair
 
 # Words for a row, by the verdict on the pair (reference, row).
 WORDS = {"better": "worse", "worse": "better", "equivalent": "equivalent", "open": "open"}
-# A cell without a value.
-NOTHING = "—"
-# The heading of the second interval, where the first one is pooled.
-OWN = "95 % interval, paired"
+NOTHING = "—"  # a cell without a value
+OWN = "95 % interval, paired"  # the heading of the second interval, where the first one is pooled
 
 
 def perplexity(loss: float) -> float:
@@ -79,6 +76,11 @@ class Report:
         return any(run.test == "paired" for run in self.runs)
 
     @property
+    def groups(self) -> str:
+        """The groups of the runs."""
+        return ", ".join(sorted({run.group for run in self.runs}))
+
+    @property
     def of_variants(self) -> bool:
         """True if rows differ only in their variant."""
         return list(self.keys) == ["pe"]
@@ -100,11 +102,6 @@ class Report:
     def margin_unit(self) -> str:
         """The unit of the margin."""
         return "nats" if self.unit.startswith("nats") else f"of {self.unit}"
-
-    @property
-    def groups(self) -> str:
-        """The groups of the runs."""
-        return ", ".join(sorted({run.group for run in self.runs}))
 
     def answers(self, probe: str) -> dict[str, list[Any]]:
         """Return the answers to a probe by row, for rows with any."""

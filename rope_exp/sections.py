@@ -1,6 +1,6 @@
 """The sections of a config: every key, its type, its default and the facts about it.
 
-A released default never changes, because identities cover suffix from it. A comment above a
+A released default never changes, because identities cover departures from it. A comment above a
 key is its meaning in docs/config.md.
 """
 

@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -21,8 +21,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGALRM, *
 # Signals closer together count as one: a scheduler sends its own to every process of a job. A rank
 # gets the dispatcher's as well, perhaps later; it is another signal, and no repetition.
 REPEAT_SECONDS = 2.0
-# The signal by which a dispatcher passes a request on; no scheduler sends it.
-PASSED_ON = signal.SIGINT
+PASSED_ON = signal.SIGINT  # by a dispatcher to its ranks; no scheduler sends it
 
 
 @contextlib.contextmanager
@@ -89,16 +88,6 @@ def leave(*_: object) -> NoReturn:
     """Exit before there is anything to save; an exception could get lost inside an import."""
     _write("stopped before any run was started")
     os._exit(EXIT_STOPPED)
-
-
-def starting_runs(command: Callable[[], int]) -> int:
-    """Run a command that starts runs; until these handle stop signals, one ends the command."""
-    on_signal(leave)
-    try:
-        return command()
-    finally:
-        # Only Python's exit is left, which a signal would garble.
-        on_signal(signal.SIG_IGN)
 
 
 def _write(line: str) -> None:

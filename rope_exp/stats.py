@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 Array = NDArray[np.float64]
-# A line of `judge` as a mapping.
-Pair = Mapping[Any, Any]
+Pair = Mapping[Any, Any]  # a line of `judge` as a mapping
 
 ALPHA = 0.05
 # Smaller differences, in nats, do not matter: the source calls 0.007 "≈" and 0.012 ">".

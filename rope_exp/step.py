@@ -135,9 +135,7 @@ class Parallel:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of `tensor` over all ranks, on every rank."""
-        if self.world_size == 1:
-            return tensor
-        return self.accelerator.reduce(tensor, reduction="sum")
+        return tensor if self.world_size == 1 else self.accelerator.reduce(tensor, reduction="sum")
 
     def any(self, flag: bool) -> bool:
         """Return whether `flag` is true on any rank; all ranks must call it at the same places."""

@@ -420,9 +420,11 @@ def bring_to_end(
         deadline = time.monotonic() + STOP_SECONDS
         for job in jobs:
             job.stop()
-        for process in itertools.chain(*(job.ranks for job in jobs)):
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(deadline - time.monotonic(), 0.0))
+        processes = [*itertools.chain(*(job.ranks for job in jobs))]
+        while None in [process.poll() for process in processes] and time.monotonic() < deadline:
+            for job in jobs if signals.repeated else ():
+                job.kill()
+            time.sleep(POLL_SECONDS)
         raise
     finally:
         signals.restore()

@@ -14,7 +14,7 @@ from rope_exp import checkpoint
 from rope_exp.batches import held_out_rows
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder, held_out_loss, llama_weights, weights, weights_sha256
-from rope_exp.errors import CheckpointError, Progress, log
+from rope_exp.errors import CheckpointError, Progress, describe_row, log
 from rope_exp.files import json_sha256, read_json, write_json
 from rope_exp.folder import PROBES, RESULT, MetricsWriter, checked, list_steps
 from rope_exp.identity import chosen
@@ -286,7 +286,8 @@ class Record:
         self.writer.write(row)
         if self.tracker is not None:
             self.tracker.row(row)
-        self.progress.row(row)
+        words = f"step {outcome.step}/{train.num_steps}{describe_row(row)}"
+        self.progress.show(outcome.step, words, at_once="val/loss" in row)
 
     def end(self, status: str) -> None:
         """Close metrics.jsonl, and write result.json unless the run was stopped and may resume."""

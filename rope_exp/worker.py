@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from rope_exp.errors import (
 )
 from rope_exp.files import read_json, write_atomically, write_json
 from rope_exp.folder import ENV, LOG, RESULT, describe, read_config, read_env
-from rope_exp.identity import choices, chosen
+from rope_exp.identity import choices, chosen, optional
 from rope_exp.machine import DISPATCHER_ID, MARKED, machine_facts, spelled
 from rope_exp.sections import Kind, ModelConfig, PeConfig
 from rope_exp.signals import StopSignal
@@ -58,13 +58,12 @@ def run_rank(read: Callable[[], RunConfig], stop: StopSignal) -> int:
     try:
         code = explained(lambda: run(read(), stop), prints=False)
     except Exception:
+        # Another launcher's process may be under a debugger.
+        if DISPATCHER_ID not in os.environ:
+            raise
         log(traceback.format_exc().rstrip())
         code = EXIT_FAILED
     if code in (EXIT_FAILED, EXIT_USAGE) and os.environ.get("WORLD_SIZE", "1") != "1":
-        # Nobody may be reading.
-        with suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
         os._exit(code)
     return code
 
@@ -92,8 +91,7 @@ def run(config: RunConfig, stop: StopSignal) -> int:
 
     laws = certificate(config.model, config.pe, config.attn, causal=config.causal)
     data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
-    launch = config.launch
-    parallel = Parallel(launch.device, config.train.precision, launch.num_processes)
+    parallel = Parallel(config.launch.device, config.train.precision, config.launch.num_processes)
     trainer = Trainer(config, folder, data, parallel, stop)
     if parallel.is_main:
         record_start(trainer, laws)
@@ -193,17 +191,8 @@ def set_up_process(config: RunConfig) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if config.launch.num_threads != "auto":
         torch.set_num_threads(config.launch.num_threads)
-
-    # Let glibc, if that is the C library, keep memory that a step frees for the next step.
-    # Otherwise it returns every tensor above a threshold of at most 32 MiB to the kernel, which
-    # zeroes each page again at its next use: a sixth of a step (docs/decisions.md).
-    library = ctypes.CDLL(None)
-    if config.launch.device == "cpu" and hasattr(library, "mallopt"):
-        mmap_threshold, trim_threshold = -3, -1  # of malloc.h
-        # Versions before 2.35 accept no threshold above 32 MiB. Setting the trim threshold alone
-        # would fix this one at 128 KiB.
-        if any(library.mallopt(mmap_threshold, most) for most in (2**31 - 1, 2**25)):
-            library.mallopt(trim_threshold, 2**31 - 1)
+    if config.launch.device == "cpu" and (kernel := optional("kernels", "cpu")):
+        kernel.keep_freed_memory()
 
 
 if __name__ == "__main__":

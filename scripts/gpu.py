@@ -205,6 +205,7 @@ def main() -> int:
     card = DEVICE
     if DEVICE == "cuda":
         campaign += ["--on-gpus", TOGETHER]
+    if DEVICE == "cuda" and asked.out is None:
         name = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
         card = name.removeprefix("NVIDIA ").split()[0]
     out = (asked.out or ROOT / "results/bench" / card).absolute()

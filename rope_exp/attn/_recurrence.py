@@ -17,12 +17,9 @@ from torch import Tensor
 
 from rope_exp.attention import Attention, LayerCache, Positions, for_queries, wide
 
-# Tokens between two states held in training.
-CHUNK = 64
-# Queries and keys, [B, T, H, K] each.
-Scores = tuple[Tensor, Tensor] | None
-# Queries and keys, and values, of a sum over the past.
-Terms = tuple[Scores, Tensor]
+CHUNK = 64  # tokens between two states held in training
+Scores = tuple[Tensor, Tensor] | None  # queries and keys, [B, T, H, K] each
+Terms = tuple[Scores, Tensor]  # queries and keys, and values, of a sum over the past
 
 
 def parallel(scores: Scores, v_BTGV: Tensor, log_gamma_H: Tensor) -> Tensor:

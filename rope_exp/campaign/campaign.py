@@ -19,7 +19,7 @@ from rope_exp.config import differing_keys
 from rope_exp.errors import EXIT_DONE, ConfigError, RecordError, log
 from rope_exp.files import write_atomically
 from rope_exp.folder import Run, last_step
-from rope_exp.identity import chosen
+from rope_exp.identity import optional
 from rope_exp.machine import git_state
 from rope_exp.sweep import Job, admit, as_it_runs, run_all
 
@@ -78,12 +78,13 @@ class Progress:
         count = len(self.campaign.cells)
         words = f"{self.campaign.name}: {len(self.done)} of {count} cells have a record"
         finished = [run for run in self.done.values() if run.status == "finished"]
-        if not self.left or not finished:
+        costs = optional("plan", "costs")
+        if not (self.left and finished and costs):
             return words
 
-        operations = chosen("plan", "costs", "campaign").operations
-        pace = statistics.median(run.result["wall_s"] / operations(run.config) for run in finished)
-        seconds = pace * sum(operations(cell.config) for cell in self.left)
+        size = costs.operations
+        pace = statistics.median(run.result["wall_s"] / size(run.config) for run in finished)
+        seconds = pace * sum(size(cell.config) for cell in self.left)
         parallel = max(runs_at_a_time(cell.config.launch) for cell in self.left)
         left = timedelta(seconds=round(seconds / parallel))
         return f"{words}; {len(self.left)} are left, about {left} with {parallel} at a time"

@@ -26,7 +26,7 @@ from rope_exp.comparable import ORDER, SEEDS
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, first_line, show
 from rope_exp.folder import Test
-from rope_exp.identity import Rule, chosen, convert, refuse
+from rope_exp.identity import Rule, convert, optional, refuse
 from rope_exp.sections import Name, Natural
 
 
@@ -126,7 +126,7 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
     file = read_campaign(name, config_dir)
     # Cells that differ only in their seed are composed once: each takes a tenth of a second.
     composed = functools.cache(functools.partial(compose.compose_jobs, config_dir=config_dir))
-    costs = chosen("plan", "costs", "campaign")
+    costs = optional("plan", "costs")
     listed: dict[str, tuple[tuple[int, int], str, Cell]] = {}
     for number, entry in enumerate(file.cells):
         where = f"{compose.CAMPAIGNS}/{name}.cells.{number}"
@@ -137,7 +137,9 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
                 if cell.name in listed:
                     raise ConfigError(cell.name, ..., "is listed twice")
                 place = seeds.setdefault(tuple(map(cell.factors.get, SEEDS)), len(seeds))
-                listed[cell.name] = (place, -costs.operations(cell.config)), where, cell
+                # Without operations, cells keep the order of the file.
+                size = costs.operations(cell.config) if costs else 0
+                listed[cell.name] = (place, -size), where, cell
 
     # Seed by seed, and longest first within a seed, so that a partial campaign is balanced and
     # the last run to end is a short one.

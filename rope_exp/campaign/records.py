@@ -52,6 +52,8 @@ def write_record(
     path: Path, run_dir: Path, row: str, factors: Mapping[str, Any], test: folder.Test | None = None
 ) -> None:
     """Write the record of a finished run's folder, unless there is one; its code is in a commit."""
+    if path.exists():
+        return
     run = folder.read_run(run_dir)
     if not run.result:
         raise RecordError(f"{run_dir} holds no result: the run is not done")
@@ -83,8 +85,7 @@ def write_record(
     # A record that cannot be read back is not written; otherwise the cell would count as done.
     read_record(path, text.encode())
     files.make_folders(path.parent)
-    if not path.exists():
-        files.write_atomically(path, text)
+    files.write_atomically(path, text)
 
 
 def stored_records(records: Path, campaign: str) -> dict[Path, bytes]:
@@ -128,12 +129,12 @@ def read_record(path: Path, content: bytes | None = None) -> folder.Run:
     if values.get("sha256") != sha256:
         raise RecordError(f"{path} was changed since it was written: its SHA-256 is {sha256:.12}")
     record = folder.checked(path, values, _Record)
-    where = f"{record['campaign']}/{cell_name(record['row'], record['factors'])}"
-    if where != f"{path.parent.name.removesuffix(PACKED)}/{path.stem}":
-        raise RecordError(f"{path} is the record of {where}: moved, renamed or edited")
-
     with files.readable(f"{path}'s config", ConfigError):
         config = folder.to_config(record["config"])
+    factors = record["factors"] | {"seed": config.seed}
+    where = f"{record['campaign']}/{cell_name(record['row'], factors)}"
+    if where != f"{path.parent.name.removesuffix(PACKED)}/{path.stem}":
+        raise RecordError(f"{path} is the record of {where}: moved, renamed or edited")
     curve = record["curve"]
     steps = curve["step"]
     if steps != sorted({*steps}) or any(len(column) != len(steps) for column in curve.values()):

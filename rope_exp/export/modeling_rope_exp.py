@@ -35,8 +35,7 @@ from rope_exp.rope import angles, frequencies, rotate
 HAS_CACHE = "cache" in inspect.signature(LlamaAttention.forward).parameters
 CACHE = "cache" if HAS_CACHE else "past_key_values"
 
-# cos and sin of a pair of sites, [B, T, L, G, F] each.
-Tables = tuple[Tensor, Tensor]
+Tables = tuple[Tensor, Tensor]  # cos and sin of a pair of sites, [B, T, L, G, F] each
 
 # Makers of the encodings besides rotation, by the names of their modules. A copy beside weights has
 # those of its model.

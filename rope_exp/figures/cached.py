@@ -12,8 +12,7 @@ from rope_exp.report import Report
 
 ORDER = 6
 _ENDS = ["delta_ci_low", "delta_ci_high"]
-# Bytes of a bf16 number, as the axis label says.
-_BYTES = 2
+_BYTES = 2  # bytes of a bf16 number, as the axis label says
 
 
 def figure(report: Report) -> alt.HConcatChart | None:

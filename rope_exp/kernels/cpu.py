@@ -6,6 +6,7 @@ Shapes: B batch, T position, H heads, K features of a key, V of a value, C queri
 keys that they attend to.
 """
 
+import ctypes
 import math
 from typing import Any
 
@@ -21,8 +22,23 @@ MIN_BLOCK = 128  # queries
 def attention(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, *more: Tensor | int | None) -> Tensor:
     """Return o_BTHV; `more` are a bias, the mask, the window, whether it is causal, and sinks."""
     heads_first = [x.transpose(1, 2).contiguous() for x in (q_BTHK, k_BTHK, v_BTHV)]
-    o_BHTV: Tensor = _WrittenOut.apply(*heads_first, *more)  # type: ignore[no-untyped-call]
-    return o_BHTV.transpose(1, 2)
+    return _WrittenOut.apply(*heads_first, *more).transpose(1, 2)  # type: ignore[no-untyped-call]
+
+
+def keep_freed_memory() -> None:
+    """Let glibc, if that is the C library, keep memory that a step frees for the next step.
+
+    Otherwise it returns every tensor above a threshold of at most 32 MiB to the system, which
+    zeroes each page again at its next use: a sixth of a step (docs/decisions.md).
+    """
+    library = ctypes.CDLL(None)
+    mmap_threshold, trim_threshold = -3, -1  # of malloc.h
+    # Versions before 2.35 accept no threshold above 32 MiB. Setting the trim threshold alone would
+    # fix this one at 128 KiB.
+    if hasattr(library, "mallopt") and any(
+        library.mallopt(mmap_threshold, most) for most in (2**31 - 1, 2**25)
+    ):
+        library.mallopt(trim_threshold, 2**31 - 1)
 
 
 class _WrittenOut(torch.autograd.Function):

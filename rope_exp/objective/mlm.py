@@ -17,8 +17,7 @@ import numpy as np
 
 from rope_exp.batches import Batch
 
-# The mask is the decoder's only id beyond the tokenizer's.
-NUM_OWN_IDS = 1
+NUM_OWN_IDS = 1  # the mask is the decoder's only id beyond the tokenizer's
 
 
 def num_predicted(seq_len: int) -> int:

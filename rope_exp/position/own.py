@@ -3,6 +3,7 @@
 import ast
 import functools
 import linecache
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -50,7 +51,8 @@ def explaining(code: str, *, every: bool = True) -> Iterator[None]:
         stack = traceback.extract_tb(error.__traceback__)
         frames = [frame for frame in stack if frame.filename == path]
         # torch's error for a lack of memory on a CPU has no type of its own.
-        lacks_memory = isinstance(error, MemoryError) or "memory" in str(error)
+        words = "allocate memory|out of memory|enough memory|bad_alloc|ALLOC_FAILED"
+        lacks_memory = isinstance(error, MemoryError) or re.search(words, str(error))
         if lacks_memory or not (frames or every):
             raise
         message = f"{type(error).__name__}: {first_line(error)}"

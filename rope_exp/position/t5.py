@@ -9,8 +9,7 @@ from rope_exp.position._encoding import ScoreBias, Sizes
 from rope_exp.sections import PeConfig
 
 T5_BUCKETS = 32
-# All distances from this one on, and some before it, share the last bucket.
-LARGEST_DISTANCE = 128
+LARGEST_DISTANCE = 128  # all distances from this one on, and some before it, share the last bucket
 
 
 class T5Bias(ScoreBias):

@@ -14,8 +14,7 @@ from rope_exp.report import Report
 
 ORDER = 4
 PAIRS = {"qk": "q and k", "vo": "v and o"}
-# Frequencies have moved little if the median |ln(theta/theta0)| is below this.
-LITTLE = 0.1
+LITTLE = 0.1  # frequencies have moved little if the median |ln(theta/theta0)| is below this
 
 
 def why_not(config: RunConfig) -> str:

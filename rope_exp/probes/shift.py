@@ -7,8 +7,7 @@ from rope_exp.probes._windows import Finished, Places, loss, rounded
 
 ORDER = 2
 PLACES = Places(shift=("start", "loss"))
-# In training lengths: from within the first window to far outside.
-SHIFTS = (0, 0.25, 1, 4, 16)
+SHIFTS = (0, 0.25, 1, 4, 16)  # in training lengths: from within the first window to far outside
 
 
 def ask(model: Finished) -> dict[str, Any]:

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from rope_exp.comparable import differing_surroundings
 from rope_exp.report import Report, span
 
-# After the notes of probes.
-ORDER = 100
+ORDER = 100  # after the notes of probes
 
 
 def notes(report: Report) -> list[str]:

@@ -8,8 +8,7 @@ from rope_exp.report import OWN, Column, Report, Table, adjusted_p, interval, nu
 from rope_exp.stats import MOST_SEEDS, ROOM, SEEDS_NEEDED, SIGNS, Pair, outcome
 from rope_exp.words.summary import order, ranked_rows
 
-# Before the notes and the tables of probes.
-ORDER = -1
+ORDER = -1  # before the notes and the tables of probes
 
 
 def notes(report: Report) -> list[str]:

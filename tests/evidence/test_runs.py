@@ -71,7 +71,6 @@ HARMS = [
     ("env.json", ".+", "null", "env.json"),
     ("env.json", ".+", '{"marks": "late"}', "env.json"),
     ("env.json", ".+", ENV + '"corpus": {"tokens": {"train": 0}}}', "env.json"),
-    ("env.json", ".+", ENV + '"init_from": {"weights_sha256": "x"}}', "env.json"),
     ("probes.json", None, "", "probes.json"),
     ("probes.json", "3.75", "3.5", "probes.json"),
     ("probes.json", r".{9}\Z", "", "probes.json"),

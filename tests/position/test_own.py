@@ -234,5 +234,8 @@ def test_a_config_that_is_read_runs_no_code() -> None:
 
 def test_a_class_without_memory_is_no_mistake() -> None:
     """It ends with exit code 1 and torch's own message, as for any variant."""
-    with pytest.raises(MemoryError), explaining("mine.Own"):
-        raise MemoryError
+    for error in (MemoryError(), RuntimeError("std::bad_alloc")):
+        with pytest.raises(type(error)), explaining("mine.Own"):
+            raise error
+    with pytest.raises(ConfigError), explaining("mine.Own"):
+        raise AttributeError("no attribute 'memory'")

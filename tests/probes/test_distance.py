@@ -23,8 +23,8 @@ from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.shared import Config as SharedConfig
 from rope_exp.decoder import Decoder
 from rope_exp.probes._windows import attentions
-from rope_exp.probes.distance import attention_by_distance, decay_bound, weighed
-from rope_exp.rope import frequencies
+from rope_exp.probes.distance import attention_by_distance, decay_bound, kappa, weighed
+from rope_exp.rope import angles, frequencies, rotate
 
 M = [0, 1, 2, 3, 4, 6]
 HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=20 * LENGTH + 1)
@@ -212,3 +212,20 @@ def test_weights_are_averaged_over_late_queries(length: int) -> None:
         found = [weights_BHTT[:, :, i, i - distance] for i in late]
         expected.append(float(torch.stack(found).mean()))
     assert attention_by_distance(weights_BHTT).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@given(st.integers(0, 10_000), st.integers(0, 300))
+def test_kappa_is_the_score_of_the_means_at_any_place(seed: int, distance: int) -> None:
+    """kappa(m) is the mean over i of (R_i q)^T (R_{i-m} k) / sqrt(K), which is equal at every i."""
+    theta_F = frequencies(8, 100.0, torch.float64)
+    q_HK, k_HK = normal(2, 3, 8, seed=seed)
+
+    def turned(x_HK: Tensor, position_T: Tensor) -> Tensor:
+        angle_TF = angles(theta_F, position_T)
+        return rotate(x_HK.expand(1, 20, -1, -1), angle_TF.cos(), angle_TF.sin())[0]
+
+    position_T = distance + torch.arange(20)
+    scores_THK = turned(q_HK, position_T) * turned(k_HK, position_T - distance)
+    mean_H = scores_THK.sum(-1).mean(0) / math.sqrt(8)
+    kappa_HM = kappa(q_HK, k_HK, theta_F, torch.tensor([distance]))
+    torch.testing.assert_close(kappa_HM[:, 0], mean_H, atol=1e-9, rtol=0)

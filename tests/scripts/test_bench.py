@@ -17,3 +17,8 @@ def test_both_train_the_same_model(
     ours, theirs = (float(loss) for loss in re.findall(r"first loss (\S+)", said))
     assert ours == pytest.approx(theirs, abs=2e-3)
     assert re.search(r"^Trainer: \d+\.\d\d times as slow \(quartiles .*\)$", said, re.MULTILINE)
+
+
+def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["model=nanno"]) == 2
+    assert "model=nanno" in capsys.readouterr().err

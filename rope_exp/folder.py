@@ -175,7 +175,10 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 def read_env(folder: Path) -> dict[str, Any]:
     """Read env.json, an `Env` with further keys; {} before the run's first start."""
     path = folder / ENV
-    return checked(path, read_json(path), Env) if path.exists() else {}
+    env = read_json(path) if path.exists() else {}
+    if env:
+        checked(path, env, Env)  # its result lacks further keys of the corpus
+    return env
 
 
 def check_probes(path: Path, answers: Mapping[str, Any], result: Mapping[str, Any]) -> None:

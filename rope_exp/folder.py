@@ -175,9 +175,10 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 def read_env(folder: Path) -> dict[str, Any]:
     """Read env.json, an `Env` with further keys; {} before the run's first start."""
     path = folder / ENV
-    env = read_json(path) if path.exists() else {}
-    if env:
-        checked(path, env, Env)  # its result lacks further keys of the corpus
+    if not path.exists():
+        return {}
+    env = read_json(path)
+    checked(path, env, Env)  # its result lacks further keys of the corpus
     return env
 
 

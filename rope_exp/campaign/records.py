@@ -123,17 +123,16 @@ def recorded_campaigns(records: Path) -> list[str]:
 def read_record(path: Path, content: bytes | None = None) -> folder.Run:
     """Read and verify the record at a place, whose content may be given; else RecordError."""
     values = files.read_json(path) if content is None else files.parse_json(path, content)
-    # JSON may hold numbers past a float's range, which Python reads as infinity.
-    with files.readable(path):
+    with files.readable(path):  # JSON may hold numbers past a float's range: infinity in Python
         sha256 = digest(values)
     if values.get("sha256") != sha256:
         raise RecordError(f"{path} was changed since it was written: its SHA-256 is {sha256:.12}")
     record = folder.checked(path, values, _Record)
     with files.readable(f"{path}'s config", ConfigError):
         config = folder.to_config(record["config"])
-    factors = record["factors"] | {"seed": config.seed}
-    where = f"{record['campaign']}/{cell_name(record['row'], factors)}"
-    if where != f"{path.parent.name.removesuffix(PACKED)}/{path.stem}":
+    where = f"{record['campaign']}/{cell_name(record['row'], record['factors'])}"
+    place = f"{path.parent.name.removesuffix(PACKED)}/{path.stem}"
+    if where != place or record["factors"].get("seed") != config.seed:
         raise RecordError(f"{path} is the record of {where}: moved, renamed or edited")
     curve = record["curve"]
     steps = curve["step"]

@@ -220,7 +220,7 @@ DEEP: list[Any] = functools.reduce(lambda inner, _: [inner], range(700), [])
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"format": 2}, "format=2: must be"),
     ({"config > optim > lr": 0.5}, "config_sha256"),
-    ({"config > seed": 4}, "config_sha256"),
+    ({"config > seed": 4}, "moved, renamed or edited"),
     ({"config > optim > rate": 1}, "config cannot be read: optim.rate"),
     ({"result > val/loss": 1.5}, "val/loss"),
     ({"result > status": "done"}, "status=done"),

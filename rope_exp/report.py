@@ -6,6 +6,7 @@ names, such as `notes` or `figure`, which `leaf_functions` finds (docs/extending
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -127,7 +128,7 @@ class Report:
 
     def against_reference(self, family: str) -> pd.DataFrame:
         """Return the pairs (reference, row) of a family, by row."""
-        pairs = pd.concat([self.pairs[family], stats.exchanged(self.pairs[family])])
+        pairs = pd.concat([self.pairs[family], exchanged(self.pairs[family])])
         return pairs[pairs["a"] == self.reference.label].set_index("b")
 
     @cached_property
@@ -208,6 +209,18 @@ class Report:
         frame = self.frame.astype(object)
         lines: Any = frame.where(frame.notna(), None).to_dict("index")
         return dict(lines)
+
+
+def exchanged(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Return judged pairs with a and b exchanged."""
+    opposite = {"low": "high", "high": "low"}
+    deltas = [name for name in map(str, pairs) if name.startswith("delta")]
+    verdicts = [name for name in map(str, pairs) if name.startswith(("verdict", "sign"))]
+    names = {name: re.sub("low|high", lambda end: opposite[end[0]], name) for name in deltas}
+    words = {"better": "worse", "worse": "better", ">": "<", "<": ">"}
+    exchanged = pairs.assign(**{name: -pairs[name] for name in deltas})
+    exchanged[verdicts] = exchanged[verdicts].replace(words)
+    return exchanged.rename(columns={"a": "b", "b": "a", **names})
 
 
 def leaf_functions(name: str, *folders: str) -> dict[str, Any]:

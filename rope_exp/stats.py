@@ -11,7 +11,6 @@ NaN where there is none.
 
 import itertools
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -185,18 +184,6 @@ def judge(
 
     needed = [_seeds_needed(pair) for pair in frame.to_dict("records")]
     return frame.join(pd.DataFrame(needed, columns=SEEDS_NEEDED, dtype="Int64"))
-
-
-def exchanged(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Return judged pairs with a and b exchanged."""
-    opposite = {"low": "high", "high": "low"}
-    deltas = [name for name in map(str, pairs) if name.startswith("delta")]
-    verdicts = [name for name in map(str, pairs) if name.startswith(("verdict", "sign"))]
-    names = {name: re.sub("low|high", lambda end: opposite[end[0]], name) for name in deltas}
-    words = {"better": "worse", "worse": "better", ">": "<", "<": ">"}
-    exchanged = pairs.assign(**{name: -pairs[name] for name in deltas})
-    exchanged[verdicts] = exchanged[verdicts].replace(words)
-    return exchanged.rename(columns={"a": "b", "b": "a", **names})
 
 
 def outcome(pair: Pair, published: str) -> str:

@@ -1,4 +1,4 @@
-"""Which runs are comparable: equal in every numeric key except some named factors.
+"""Comparable runs: equal in every numeric key except some named factors.
 
 A factor is a key that can change a number, or a section of keys: `pe` and `seed` for a table of
 variants. The factor `row` is a name given by a campaign or an experiment (row_name); it covers

@@ -1,4 +1,4 @@
-"""What was published about rows of a table; the numbers are in tables.yaml."""
+"""Published results about rows of a table; the numbers are in tables.yaml."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -82,10 +82,14 @@ class Facts:
         # END also ends a completion.
         end = {"end_id": tokens.index(END)} if END in tokens else {}
         corpus = {"name": data.name, "kind": data.kind, "version": self.version}
+        # All but seed and length. A key beside `order` counts if it departs: old hashes stay.
+        determines = [data.kind, data.order, self.version, tokens]
+        own = getattr(data, self.key, None)
+        if self.key != "order" and own != getattr(DataConfig, self.key, None):
+            determines.append(own)
         return Generated(
             vocab_size=len(tokens),
-            # Everything that determines the rows, except their seed and length.
-            data_sha256=json_sha256([data.kind, data.order, self.version, tokens]),
+            data_sha256=json_sha256(determines),
             corpus={**corpus, "vocabulary": tokens, **end},
             tokenizer_json=_tokenizer(tokens).to_str(),
             num_train_tokens=None,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 from scipy import stats
-from support.configs import RECORDED, REPOSITORY
+from support.configs import NINE, RECORDED, REPOSITORY
 
 import rope_exp
 
@@ -48,14 +48,17 @@ def test_third_test_a() -> None:
     assert f"-{lead.mean():.4f} ({interval}; p = {p:.3f})" in README
     assert [rate for rate in by_rate if paired_t(by_rate[rate])[3] < 0.05] == [0.0015]
     _, mean, interval, _ = paired_t(lead.drop([*seeds]))
-    assert f"the other ten seeds give {mean} ({interval})" in README
+    assert f"without these seeds the lead is {mean} ({interval})" in README
+    _, mean, interval, _ = paired_t(table["qk", 0.006] - table["qkvo", 0.003])
+    assert f"on the twelve seeds by {mean} ({interval}; exploratory)" in README
     count, mean, _, p = paired_t(lead.loc[22:])
     assert count == 10
-    assert f"the ten seeds of the GPU alone give {mean} (p = {p:.3f})" in README
+    assert f"Without the two seeds that ran on a CPU it is {mean} (p = {p:.3f})" in README
 
 
 def test_differences_from_nope_over_all_seeds() -> None:
-    table = pd.concat(map(losses, ("nine_26m", "tokens", "open_26m")))
+    later = losses("open_26m").join(losses("lead_26m").loc[20:23])
+    table = pd.concat([losses("nine_26m"), losses("tokens"), later])
     columns = {pe: table[pe, TUNED.get(pe, 0.0015)] for pe in table.columns.levels[0]}
     rows = re.findall(r"^\| (\w+) \|.*\| (\S+) \((\S+) to (\S+)\) \| ([0-9]+) \|", README, re.M)
     assert len(rows) == 8
@@ -79,4 +82,34 @@ def test_pairs_without_one_seed() -> None:
         pairs = itertools.combinations(whole.loc[seeds].to_numpy().T, 2)
         counts.append(significant(stats.ttest_rel(a, b).pvalue for a, b in pairs))
     assert counts[0] == 26
-    assert f"Without any one seed, {min(counts[1:])} to {max(counts[1:])} of the 36 pairs" in README
+    assert (
+        f"With any one seed left out, {min(counts[1:])} to {max(counts[1:])} of the 36 pairs"
+        in README
+    )
+
+
+# The campaigns that section 4 counts.
+COUNTED = """distance documents english heads layers length lr nine_26m rates_26m shift_26m size
+table table_warmup tokens warmup warmup_200"""
+
+
+def test_counts_across_settings() -> None:
+    """A setting is a `group_sha256` with QK and QKVO at one seed; tuned rates are one each."""
+    found = [rope_exp.load_runs(RECORDED / name).assign(of=name) for name in COUNTED.split()]
+    runs = pd.concat(found)
+    runs = runs[runs["pe"].isin(NINE) & runs["pe.precision"].isin([None, "float32"])]
+    tuned = runs["of"].isin(["nine_26m", "shift_26m"]) & (runs["steps"] == 6400)
+    groups = runs.groupby(runs["group_sha256"].mask(tuned, runs["of"]))
+    tables = [group.pivot_table("val/loss", "seed", "pe") for _, group in groups]
+    tables = [table.reindex(columns=[*NINE]) for table in tables]
+    tables = [table for table in tables if (table["qk_rope"] + table["qkvo_rope"]).any()]
+    assert f"We counted {len(tables)} [settings]" in README
+
+    rows = re.findall(r"^\| (\w+) before (\w+) \| .* \| (.*) \| (.*) \|$", README, re.M)
+    assert len(rows) == 9
+    for *pair, in_settings, in_runs in rows:
+        first, second = ("nope" if name == "NoPE" else f"{name.lower()}_rope" for name in pair)
+        leads = pd.DataFrame([table[second] - table[first] for table in tables])
+        means, every = leads.mean(axis="columns").dropna(), leads.stack().dropna()
+        assert in_settings == f"{(means > 0).sum()} of {len(means)}"
+        assert in_runs == f"{(every > 0).sum()} of {len(every)}"

@@ -158,6 +158,9 @@ def test_the_hash_is_of_what_rows_follow_from(kind: str, monkeypatch: pytest.Mon
     assert len({data_of(config_of(each)).data_sha256 for each in KINDS}) == len(KINDS)
 
     facts = data.data.task
+    if facts.key:
+        departing = {"order": "reversed", "period": 0.001}[facts.key]
+        assert data_of(config_of(kind, f"data.{facts.key}={departing}")).data_sha256 != before
     newer = dataclasses.replace(facts, version=facts.version + 1)
     monkeypatch.setattr(f"rope_exp.tasks.{kind}.FACTS", newer)
     assert data_of(config_of(kind)).data_sha256 != before

@@ -1,4 +1,4 @@
-"""Deleting a leaf is `rm -r`: without any one folder, the core composes, trains and reports."""
+"""Deleting a leaf is `rm -r`: without any folder, the core composes, trains and reports."""
 
 import os
 import shutil
@@ -39,11 +39,21 @@ assert "| QK-RoPE |" in Path("results/table.md").read_text()
 """
 
 
+def test_the_core_works_without_all_leaves(tmp_path: Path) -> None:
+    assert_works_without(LEAVES, tmp_path)
+
+
+@pytest.mark.torture
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_the_core_works_without_a_leaf(leaf: str, tmp_path: Path) -> None:
+    assert_works_without([leaf], tmp_path)
+
+
+def assert_works_without(leaves: list[str], tmp_path: Path) -> None:
     for folder in ("rope_exp", "configs"):
         shutil.copytree(REPOSITORY / folder, tmp_path / folder)
-    shutil.rmtree(tmp_path / "rope_exp" / leaf)
+    for leaf in leaves:
+        shutil.rmtree(tmp_path / "rope_exp" / leaf)
     data = ["data=stdlib", "data.max_tokens=300000", "data.holdout_fraction=0.3"]
     data += ["data.cache_dir=cache"]
     done = subprocess.run(

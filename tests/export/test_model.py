@@ -174,8 +174,14 @@ def test_a_narrow_model_writes_the_same_with_any_cache(own: str) -> None:
     made = exported(decoder_of({}, {"rotate": "vo", "own": own})).to(torch.bfloat16)
     greedy: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
     ways: list[dict[str, Any]] = [{"use_cache": False}, {}, {"cache_implementation": "static"}]
-    whole, *cached = (made.generate(tokens(1, 10), **greedy, **way).tolist() for way in ways)
-    assert cached == [whole, whole]
+    greedy |= {"return_dict_in_generate": True, "output_logits": True}
+    whole, *cached = (made.generate(tokens(1, 10), **greedy, **way) for way in ways)
+    for written in cached:
+        for ours_BV, theirs_BV in zip(written.logits, whole.logits, strict=True):
+            torch.testing.assert_close(ours_BV, theirs_BV, rtol=0, atol=0.02)
+            # Two tokens may be equally likely in bfloat16: from there on, the texts differ.
+            if ours_BV.argmax() != theirs_BV.argmax():
+                break
 
 
 @pytest.mark.parametrize("causal", [True, False])

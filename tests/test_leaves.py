@@ -39,17 +39,11 @@ assert "| QK-RoPE |" in Path("results/table.md").read_text()
 """
 
 
-def test_the_core_works_without_all_leaves(tmp_path: Path) -> None:
-    assert_works_without(LEAVES, tmp_path)
+EACH = [pytest.param([leaf], marks=pytest.mark.torture, id=leaf) for leaf in LEAVES]
 
 
-@pytest.mark.torture
-@pytest.mark.parametrize("leaf", LEAVES)
-def test_the_core_works_without_a_leaf(leaf: str, tmp_path: Path) -> None:
-    assert_works_without([leaf], tmp_path)
-
-
-def assert_works_without(leaves: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("leaves", [pytest.param(LEAVES, id="all"), *EACH])
+def test_the_core_works_without(leaves: list[str], tmp_path: Path) -> None:
     for folder in ("rope_exp", "configs"):
         shutil.copytree(REPOSITORY / folder, tmp_path / folder)
     for leaf in leaves:

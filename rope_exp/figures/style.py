@@ -198,7 +198,7 @@ def seeds(counts: Iterable[int]) -> str:
 
 def explanation(sentences: Iterable[str]) -> alt.Title:
     """Return a title below a chart that explains it."""
-    lines = textwrap.wrap(" ".join(sentences), width=128)
+    lines = textwrap.wrap(" ".join(sentences), width=116)
     return alt.Title(lines, orient="bottom", anchor="start", frame="bounds", offset=14)
 
 

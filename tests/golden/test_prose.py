@@ -15,9 +15,8 @@ TUNED = {"qkvo": 0.003, "qk": 0.006, "qkv": 0.003}  # the others: 0.0015
 
 
 def losses(campaign: str) -> pd.DataFrame:
-    """Return the losses of a campaign by seed, and by variant and learning rate."""
+    """Return the losses of a campaign at 26M tokens by seed, and by variant and learning rate."""
     runs = rope_exp.load_runs(RECORDED / campaign)
-    # Runs of 26M tokens alone.
     long = runs[runs["steps"] == 6400]
     variant = long["pe"].str.removesuffix("_rope")
     return long.assign(pe=variant).pivot(
@@ -29,8 +28,7 @@ def paired_t(differences: pd.Series) -> tuple[int, str, str, float]:
     """Return the count, the mean and the interval as written, and p, of a paired t test."""
     test = stats.ttest_1samp(differences.dropna(), 0)
     low, high = test.confidence_interval()
-    written = f"{low:.4f} to {high:.4f}"
-    return test.df + 1, f"{differences.mean():.4f}", written, float(test.pvalue)
+    return test.df + 1, f"{differences.mean():.4f}", f"{low:.4f} to {high:.4f}", float(test.pvalue)
 
 
 def test_third_test_a() -> None:

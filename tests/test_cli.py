@@ -47,8 +47,7 @@ def test_one_door_has_every_command(tmp_path: Path, words: str, said: str) -> No
 
 
 # The limits in imports of torch, or 3 s: a mistake in a config is told without torch.
-FAST = 1
-SLOW = 6
+FAST, SLOW = 1, 6
 
 MISTAKES = [
     ("trian", "command=trian: must be one of campaign, ", SLOW),
@@ -89,8 +88,8 @@ def test_a_mistake_exits_with_2_at_once(
 ) -> None:
     """It is one sentence within some seconds of CPU time, and writes nothing."""
     most = max(3.0, num_imports * seconds_of_import())
-    before = cpu_seconds()
     script, *rest = words.split()
+    before = cpu_seconds()
     done = command(*rest, script=script, cwd=tmp_path, PATH=str(tmp_path))
     assert_refused(done, f"error: {said}")
     assert cpu_seconds() - before < most

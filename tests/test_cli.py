@@ -58,6 +58,7 @@ MISTAKES = [
     ("train --config-dir nosuch", "config: Additional config directory", FAST),
     ("train modl=1b", "modl", FAST),
     ("train train.num_steps=0", "train.num_steps=0", FAST),
+    ("train train.global_batch_size=3 launch.num_processes=2", "train.global_batch_size=3", FAST),
     ("train launch=one_gpu_each", "launch.device=cuda", FAST),
     # A missing corpus is found after the model is counted, and a sweep composes each of its runs.
     ("train data=files data.path=nowhere", "data.path=nowhere", SLOW),

@@ -60,6 +60,7 @@ def test_differences_from_nope_over_all_seeds() -> None:
     columns = {pe: table[pe, TUNED.get(pe, 0.0015)] for pe in table.columns.levels[0]}
     rows = re.findall(r"^\| (\w+) \|.*\| (\S+) \((\S+) to (\S+)\) \| ([0-9]+) \|", README, re.M)
     assert len(rows) == 8
+    assert f" | reference | {columns['nope'].count()} | " in README
     for name, delta, *ends, seeds in rows:
         count, mean, interval, _ = paired_t(columns[name.lower()] - columns["nope"])
         assert (int(seeds), delta) == (count, mean)
@@ -80,10 +81,8 @@ def test_pairs_without_one_seed() -> None:
         pairs = itertools.combinations(whole.loc[seeds].to_numpy().T, 2)
         counts.append(significant(stats.ttest_rel(a, b).pvalue for a, b in pairs))
     assert counts[0] == 26
-    assert (
-        f"With any one seed left out, {min(counts[1:])} to {max(counts[1:])} of the 36 pairs"
-        in README
-    )
+    written = f"{min(counts[1:])} to {max(counts[1:])}"
+    assert f"With any one seed left out, {written} of the 36 pairs" in README
 
 
 # The campaigns that section 4 counts.
@@ -93,13 +92,11 @@ table table_warmup tokens warmup warmup_200"""
 
 def test_counts_across_settings() -> None:
     """A setting is a `group_sha256` with QK and QKVO at one seed; tuned rates are one each."""
-    found = [rope_exp.load_runs(RECORDED / name).assign(of=name) for name in COUNTED.split()]
-    runs = pd.concat(found)
+    runs = pd.concat([rope_exp.load_runs(RECORDED / x).assign(of=x) for x in COUNTED.split()])
     runs = runs[runs["pe"].isin(NINE) & runs["pe.precision"].isin([None, "float32"])]
     tuned = runs["of"].isin(["nine_26m", "shift_26m"]) & (runs["steps"] == 6400)
     groups = runs.groupby(runs["group_sha256"].mask(tuned, runs["of"]))
-    tables = [group.pivot_table("val/loss", "seed", "pe") for _, group in groups]
-    tables = [table.reindex(columns=[*NINE]) for table in tables]
+    tables = [x.pivot_table("val/loss", "seed", "pe").reindex(columns=[*NINE]) for _, x in groups]
     tables = [table for table in tables if (table["qk_rope"] + table["qkvo_rope"]).any()]
     assert f"We counted {len(tables)} [settings]" in README
 

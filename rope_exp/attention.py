@@ -326,8 +326,8 @@ def _fused(
         k_BEGK = F.pad(k_BEGK, (0, widest - key_dim))
         v_BEGV = F.pad(v_BEGV, (0, widest - out_dim))
 
-    is_plain = mask is None and q_BTHK.shape[3] <= MAX_FLASH
-    repeats = num_groups < num_heads and not (is_plain and q_BTHK.device.type != "cpu")
+    is_fast = mask is None and q_BTHK.shape[3] <= MAX_FLASH
+    repeats = num_groups < num_heads and not (is_fast and q_BTHK.device.type != "cpu")
     if repeats:
         k_BEGK, v_BEGV = (for_queries(x, num_heads) for x in (k_BEGK, v_BEGV))
 

@@ -36,7 +36,7 @@ class Batch(NamedTuple):
     """The rows that a model reads, and their targets: numpy's arrays, or tensors on a device."""
 
     ids_BT: Any
-    target_BP: Any  # the target token at each place, or NO_TARGET; or real numbers, [B, P, D]
+    target_BP: Any  # the target token at each place, or NO_TARGET; or real numbers, [B, P, O]
     hashed_BS: Any  # the columns of each row that order_sha256 covers; None on a device
     place_BP: Any = None  # of the targets in the row; None: all places, so that P = T
     position_BT: Any = None  # None: 0, 1, 2, ...
@@ -61,8 +61,8 @@ class Batch(NamedTuple):
     @property
     def further(self) -> dict[str, Any]:
         """The decoder's keyword arguments besides ids and targets."""
-        places = {"predicted_BP": self.place_BP, "positions_BT": self.position_BT}
-        return {**places, "document_BT": self.document_BT}
+        names = ("place_BP", "position_BT", "document_BT")
+        return {name: getattr(self, name) for name in names}
 
 
 def training_batch(config: RunConfig, data: DataSet, step: int) -> Batch:
@@ -102,7 +102,7 @@ def read(
         key: of the random stream that hides tokens.
     """
     batch = next_tokens(windows_BW)
-    # A document's number rises by 1 where the document begins.
+    # A token that ends a document has the next one's number: it predicts the next one's first.
     document_BT: Ints = (batch.ids_BT == data.corpus["end_id"]).cumsum(axis=1)
     if config.data.document_mask:
         batch = batch._replace(document_BT=document_BT)
@@ -142,7 +142,7 @@ def epoch_order(seed: int, epoch: int, count: int) -> Ints:
 
 
 def validation_ids(tokens: Tokens, num_sequences: int, seq_len: int) -> Ints:
-    """Return fixed windows of the held-out set, all or evenly spread from its start, [N, S]."""
+    """Return fixed windows of the held-out set, all or evenly spread from its start, [N, W]."""
     available = (len(tokens) - 1) // seq_len
     count = min(num_sequences, available)
     return _windows(tokens, np.arange(count) * available // count, seq_len)

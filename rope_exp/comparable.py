@@ -161,7 +161,7 @@ def default_reference(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
     return next(iter(rows))
 
 
-def telling(runs: Sequence[Run]) -> list[str]:
+def row_factors(runs: Sequence[Run]) -> list[str]:
     """Return the factor that distinguishes rows: their names if they have any, else the variant."""
     return [ROW] if any(run.config.row_name for run in runs) else ["pe"]
 
@@ -182,7 +182,7 @@ def check_blocks(runs: Sequence[Run]) -> None:
 def differing_surroundings(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return the surroundings that differ between runs (device, torch, commit ...), by key."""
     values = {
-        key: sorted({machine.spelled(run.env[key]) for run in runs if key in run.env})
+        key: sorted({machine.fact_text(run.env[key]) for run in runs if key in run.env})
         for key in machine.MARKED
     }
     return {key: differing for key, differing in values.items() if len(differing) > 1}

@@ -220,10 +220,10 @@ def explain(error: Exception) -> ConfigError:
 
 
 def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
-    """Return `config` with every `auto` replaced by this machine's value; refuse what it lacks.
+    """Return `config` with `auto` replaced by this machine's values; refuse what it lacks.
 
     `world_size` is of the launcher that started this process, perhaps over several hosts; None: we
-    start the processes.
+    start the processes. launch.num_threads stays auto: worker.py reads the environment.
     """
     launch = config.launch
     device = launch.device

@@ -227,10 +227,10 @@ def rules(config: RunConfig) -> Iterator[Rule]:
     # The budget.
     known = (*CORE_OBJECTIVES, *choices("objective"))
     yield train.objective not in known, "train.objective", f"must be one of {', '.join(known)}"
-    for seq_len, _, *rows in train.stages or ():
+    for seq_len, _, *sequences in train.stages or ():
         tokens = train.tokens_per_step
         reason = f"sequences of {seq_len} do not divide the {tokens} tokens of a step; add a number"
-        yield not rows and tokens % seq_len, "train.stages", f"{reason} of sequences"
+        yield not sequences and tokens % seq_len, "train.stages", f"{reason} of sequences"
     steps = train.staged[-1].steps[-1]
     yield steps != train.num_steps, "train.num_steps", f"must be the {steps} of train.stages"
     if task:

@@ -236,9 +236,9 @@ class Trunk(nn.Module):
         for name, encoding in acting.items():
             self.add_module(name, encoding)
         self.score_bias = acting.get("score_bias")
-        self.encodings = [*acting.values()]
+        self.at_input = [*acting.values()]
         # One more than the last position that they all have.
-        limits = [encoding.limit for encoding in self.encodings if encoding.limit is not None]
+        limits = [encoding.limit for encoding in self.at_input if encoding.limit is not None]
         self.num_positions = min(limits, default=None)
 
     def forward(
@@ -246,7 +246,7 @@ class Trunk(nn.Module):
         ids_BT: Tensor,
         cache: Cache | None = None,
         *,
-        positions_BT: Tensor | None = None,
+        position_BT: Tensor | None = None,
         document_BT: Tensor | None = None,
     ) -> Tensor:
         if cache is not None and document_BT is not None:
@@ -255,12 +255,12 @@ class Trunk(nn.Module):
         num_new = ids_BT.shape[1]
         num_before = 0 if cache is None else cache[0].num_seen
         place_E = torch.arange(num_before + num_new, device=ids_BT.device)
-        position_T = place_E[num_before:] if positions_BT is None else positions_BT
+        position_T = place_E[num_before:] if position_BT is None else position_BT
         position_T = self.start + position_T
         if self.num_positions is not None:
             first, last = self.start + num_before, self.start + num_before + num_new - 1
             # Reading a tensor waits for a GPU, so only positions that are given are read.
-            if positions_BT is not None:
+            if position_BT is not None:
                 first, last = int(position_T.min()), int(position_T.max())
             if first < 0 or last >= self.num_positions:
                 limit = self.num_positions - 1
@@ -269,7 +269,7 @@ class Trunk(nn.Module):
                 raise ConfigError(f"pe.{key}", getattr(self.pe, key), allowed)
 
         x_BTD = self.embed_tokens(ids_BT)
-        for encoding in self.encodings:
+        for encoding in self.at_input:
             x_BTD = encoding.embed(x_BTD, position_T).to(x_BTD.dtype)
         bias_HTE = None
         if self.score_bias is not None:
@@ -278,7 +278,7 @@ class Trunk(nn.Module):
         layer_caches: Sequence[LayerCache | None] = cache or [None] * len(self.layers)
         inputs = zip(self.layers, self.rotary_emb(position_T), layer_caches, strict=True)
         for layer, at, layer_cache in inputs:
-            at = Positions(at.qk, at.vo, bias_HTE, document_BT, position_T)
+            at = at._replace(bias_HTE=bias_HTE, document_BT=document_BT, position_T=position_T)
             x_BTD = layer(x_BTD, at, layer_cache)
         return self.last_norm(x_BTD)
 
@@ -307,32 +307,32 @@ class Decoder(nn.Module):
     def forward(
         self,
         ids_BT: Tensor,
-        target_BT: Tensor | None = None,
+        target_BP: Tensor | None = None,
         cache: Cache | None = None,
         *,
-        positions_BT: Tensor | None = None,
+        position_BT: Tensor | None = None,
         document_BT: Tensor | None = None,
-        predicted_BP: Tensor | None = None,
+        place_BP: Tensor | None = None,
     ) -> Tensor:
-        """Return the logits at the predicted places of `ids_BT`, or the loss of `target_BT` there.
+        """Return the logits at the predicted places of `ids_BT`, or the loss of `target_BP` there.
 
         Args:
-            target_BT: or [B, T, O], O real numbers each.
+            target_BP: the targets at these places; or [B, P, O], O real numbers each.
             cache: earlier tokens, from which these ids continue; they are added to it.
-            positions_BT: any real numbers; None: 0, 1, 2, ..., or those after the cache.
+            position_BT: real numbers, plus pe.start; None: 0, 1, 2, ..., or on from the cache.
             document_BT: tokens attend to tokens of the same number only; not allowed with a cache.
-            predicted_BP: the P places of each row that have targets; None: all.
+            place_BP: the P places of each row that have targets; None: all.
         """
-        x_BTD = self.model(ids_BT, cache, positions_BT=positions_BT, document_BT=document_BT)
-        x_BTD = at_places(x_BTD, predicted_BP)
-        if target_BT is None:
+        x_BTD = self.model(ids_BT, cache, position_BT=position_BT, document_BT=document_BT)
+        x_BTD = at_places(x_BTD, place_BP)
+        if target_BP is None:
             return self.lm_head(x_BTD)
 
         x_ND = x_BTD.flatten(0, 1)
         if self.architecture.num_outputs is not None:
-            error_NO = wide(F.linear(x_ND, self.lm_head.weight)) - target_BT.flatten(0, 1)
+            error_NO = wide(F.linear(x_ND, self.lm_head.weight)) - target_BP.flatten(0, 1)
             return error_NO.square().mean(dim=-1).sum()
-        target_N = target_BT.flatten()
+        target_N = target_BP.flatten()
         return summed_cross_entropy(x_ND, self.lm_head.weight, target_N, self.chunk_gradients)
 
     def compile_parts(self) -> None:
@@ -368,13 +368,13 @@ class Decoder(nn.Module):
             std = residual_std if is_onto_residual else INIT_STD
             return torch.empty(shape).normal_(0.0, std, generator=generator)
 
-        own = dict(self.named_parameters())
+        left = dict(self.named_parameters())
         for name, shape in sorted(llama_matrices(self.architecture).items()):
             matrix = drawn(name, shape, shared)
-            if name in own and own[name].shape == shape:
-                own.pop(name).copy_(matrix)
+            if name in left and left[name].shape == shape:
+                left.pop(name).copy_(matrix)
 
-        for name, parameter in own.items():
+        for name, parameter in left.items():
             if parameter.ndim == 2 and not name.startswith(FREQUENCIES):
                 digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
                 stream = int.from_bytes(digest[:8], "little") >> 1

@@ -21,7 +21,7 @@ EXIT_CODES = {"finished": EXIT_DONE, "diverged": EXIT_DIVERGED, "stopped": EXIT_
 
 
 class ConfigError(Exception):
-    """A user's mistake: the key, its value (... to show none), and the reason of the refusal."""
+    """A user's mistake: the key, its value (Ellipsis: not shown), and the reason of the refusal."""
 
     # The three are its `args`, so that it can be pickled: a scheduler's job sends it back.
     def __init__(self, key: str, value: Any, reason: str) -> None:
@@ -142,7 +142,7 @@ class Progress:
     def show(self, done: int, words: str, *, at_once: bool = False) -> None:
         """Log the progress, unless a line was logged a moment ago."""
         now = time.monotonic()
-        # Time counts from the end of the first step, which compiles.
+        # Time counts from the first call, after the first steps, which compile.
         began, first = self._began = self._began or (now, done)
         if at_once or now - self._last_line >= LINE_SECONDS:
             self._last_line = now

@@ -375,9 +375,9 @@ def read_runs(groups: Iterable[Path]) -> tuple[list[Run], dict[str, str]]:
             continue
         try:
             run = read_run(folder)
+        except ReportError:
+            raise
         except RecordError as error:
-            if isinstance(error, ReportError):
-                raise
             left_out[name] = str(error)
             continue
         expected = f"{run.config.pe.label}/seed{run.config.seed}"
@@ -399,7 +399,7 @@ def is_run(folder: Path) -> bool:
 
 def read_run(folder: Path) -> Run:
     """Read one run's folder, wherever it lies; its files must agree with one another."""
-    parts = folder.absolute().parts
+    place = folder.absolute()
     result = read_result(folder) or {}
     answers: dict[str, Any] = {}
     if "probes_sha256" in result:
@@ -411,8 +411,8 @@ def read_run(folder: Path) -> Run:
         result,
         read_metrics(folder),
         read_env(folder),
-        where="/".join(parts[-3:]),
-        group=parts[-3],
+        where="/".join(place.parts[-3:]),
+        group=place.parent.parent.name,
         probes=with_nan(answers),
     )
     if run.result:

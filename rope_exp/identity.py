@@ -1,4 +1,4 @@
-"""Typed sections of a config, their identity, and one sentence for a mistake. Knows no key."""
+"""Typed sections of a config, one sentence for a mistake, and leaves by name. Knows no key."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ def section(cls: type[Any]) -> type[Any]:
 
 
 def numeric(default: Any, **facts: Any) -> Any:
-    """Declare a key whose value can change a loss, as any key with a bare default can.
+    """Declare a key of any type that can change a number, as any with a bare default can.
 
     Args:
         facts: about the key:

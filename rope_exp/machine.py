@@ -117,7 +117,7 @@ def machine_facts(device: str) -> dict[str, Any]:
     }
 
 
-def spelled(fact: Any) -> str:
+def fact_text(fact: Any) -> str:
     """Return a fact as readable text: a commit by its first digits, with + if code was changed."""
     if isinstance(fact, dict):
         return f"{fact.get('commit')!s:.10}{'+' if fact.get('dirty') else ''}"

@@ -233,7 +233,7 @@ def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
     return Path(cache).expanduser().absolute() / json_sha256(values)[:16]
 
 
-def _make(data: DataConfig, config: TokenizerConfig, folder: Path) -> None:
+def _make(data: DataConfig, tokens: TokenizerConfig, folder: Path) -> None:
     """Prepare the corpus of a config into its folder."""
     if data.kind == "stdlib":
         corpus = open_library(data)
@@ -242,17 +242,17 @@ def _make(data: DataConfig, config: TokenizerConfig, folder: Path) -> None:
     # The size of the tokens is unknown; if the disk fills up, it exceeds the free space.
     needed_bytes = free_bytes(folder.parent)
     with new_folder(folder, needed_bytes, f"preparing data={data.name}") as temporary:
-        _write(temporary, corpus, config)
-        if _folder(data, config) != folder:
+        _write(temporary, corpus, tokens)
+        if _folder(data, tokens) != folder:
             reason = "its files changed while they were read; try again"
             raise DataError(f"data.path={data.path}: {reason}")
 
 
-def _write(folder: Path, corpus: Corpus, config: TokenizerConfig) -> None:
+def _write(folder: Path, corpus: Corpus, tokens: TokenizerConfig) -> None:
     """Write the files of a corpus, which must have a document on each side."""
     data = corpus.data
     trained = (text for side, text in corpus.documents(TRAIN) if side == TRAIN)
-    tokenizer, end_id = build_tokenizer(config, trained)
+    tokenizer, end_id = build_tokenizer(tokens, trained)
     write_atomically(folder / TOKENIZER, tokenizer.to_str())
 
     paths = [folder / f"{side}.bin" for side in SIDES]

@@ -24,7 +24,7 @@ from rope_exp.folder import ReportError, Run
 from rope_exp.identity import choices, chosen, optional
 from rope_exp.stats import SEEDS_NEEDED, Noise, Pair
 
-# Words for a row, by the verdict on the pair (reference, row).
+# A pair's verdict is on its first row, here the reference; the word is on the other row.
 WORDS = {"better": "worse", "worse": "better", "equivalent": "equivalent", "open": "open"}
 NOTHING = "—"  # a cell without a value
 OWN = "95 % interval, paired"  # the heading of the second interval, where the first one is pooled
@@ -152,7 +152,7 @@ class Report:
         # Each loss was published once, so it counts as one seed.
         known = stats.table_of({label: {0: loss} for label, loss in self.source.losses.items()})
         ours, theirs = (
-            stats.contrasts(table, self.reference.label).reindex(labels) for table in (own, known)
+            stats.summary(table, self.reference.label).reindex(labels) for table in (own, known)
         )
         judged = self.against_reference("reference").reindex(labels)
         among = self.against_reference("all").reindex(labels)
@@ -263,7 +263,7 @@ def build(
         source = Published()
 
     table = stats.table_of({row.label: row.losses for row in rows.values()})
-    ordered = {row: rows[row] for row in stats.contrasts(table, label).index}
+    ordered = {row: rows[row] for row in stats.summary(table, label).index}
     losses = table[[*ordered]].dropna(axis="columns", how="all")
     noise = stats.noise_of(losses, paired=any(run.test == "paired" for run in runs))
     alone = noise and replace(noise, is_paired=True)

@@ -35,7 +35,7 @@ def frequencies(dim: int, base: float, dtype: torch.dtype = torch.float32) -> Te
 def angles(theta_F: Tensor, position_T: Tensor) -> Tensor:
     """Return angle_TF[t, f] = position_t * theta_f in radians, in theta's dtype.
 
-    A float32 product holds an angle of m radians to m 2^-24: half a radian just below position
+    A float32 product holds an angle of m radians to m 2^-24 at most, which is 1 radian at position
     2^24. So whole turns are removed from far angles in float64, before rounding. Positions are any
     real numbers; [B, T] of them give [B, T, F], and [G, F] frequencies of G heads give [T, G, F].
     """

@@ -168,11 +168,11 @@ class PeConfig:
         """Return the base of the frequencies of a pair of sites, qk or vo."""
         return self.base if pair == "qk" or self.base_vo is None else self.base_vo
 
-    def num_features(self, head_dim: int, pair: str = "qk") -> int:
-        """Return the rotating features of a head: a share, rounded down to whole pairs."""
+    def num_features(self, rotary_dim: int, pair: str = "qk") -> int:
+        """Return the features that rotate: a share of `rotary_dim`, rounded down to whole pairs."""
         share = self.fraction if pair == "qk" else self.fraction_vo or self.fraction
         # In floats 0.58 of 100 is a little less than 58, and would lose a pair.
-        return 2 * int(head_dim * share / 2 + 1e-9)
+        return 2 * int(rotary_dim * share / 2 + 1e-9)
 
     @property
     def rotates_vo(self) -> bool:
@@ -438,11 +438,11 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Spell stages in one way: equal neighbours merged, and no sequences that tokens imply."""
         listed: list[tuple[int, ...]] = []
-        for seq_len, num_steps, *rows in self.stages or ():
-            own = [num for num in rows if num * seq_len != self.tokens_per_step]
-            if listed and [listed[-1][0], *listed[-1][2:]] == [seq_len, *own]:
+        for seq_len, num_steps, *sequences in self.stages or ():
+            given = [num for num in sequences if num * seq_len != self.tokens_per_step]
+            if listed and [listed[-1][0], *listed[-1][2:]] == [seq_len, *given]:
                 num_steps += listed.pop()[1]
-            listed.append((seq_len, num_steps, *own))
+            listed.append((seq_len, num_steps, *given))
         plain = [(self.seq_len, self.num_steps)]
         settle(self, stages=None if listed in ([], plain) else tuple(listed))
 
@@ -456,8 +456,8 @@ class TrainConfig:
         """The stages in order; a single one if `stages` is null."""
         stages = []
         first_step, samples = 1, 0
-        for seq_len, num_steps, *rows in self.stages or [(self.seq_len, self.num_steps)]:
-            batch_size = rows[0] if rows else self.tokens_per_step // seq_len
+        for seq_len, num_steps, *sequences in self.stages or [(self.seq_len, self.num_steps)]:
+            batch_size = sequences[0] if sequences else self.tokens_per_step // seq_len
             steps = range(first_step, first_step + num_steps)
             stages.append(Stage(seq_len, batch_size, steps, samples))
             first_step += num_steps

@@ -75,7 +75,7 @@ class StopSignal:
                 os._exit(EXIT_STOPPED)
 
 
-# -- before there is anything to save --------------------------------------------------------------
+# -- while no run is in progress ------------------------------------------------------------------
 
 
 def on_signal(handler: Any) -> None:
@@ -85,8 +85,8 @@ def on_signal(handler: Any) -> None:
 
 
 def leave(*_: object) -> NoReturn:
-    """Exit before there is anything to save; an exception could get lost inside an import."""
-    _write("stopped before any run was started")
+    """Exit while no run is in progress; an exception could get lost inside an import."""
+    _write("stopped; no run was in progress")
     os._exit(EXIT_STOPPED)
 
 

@@ -66,7 +66,7 @@ def adjusted_means(table: pd.DataFrame) -> pd.Series:
     return pd.DataFrame(fitted_SV, columns=trained.columns).mean().round(9)
 
 
-def contrasts(table: pd.DataFrame, reference: str) -> pd.DataFrame:
+def summary(table: pd.DataFrame, reference: str) -> pd.DataFrame:
     """Return num_seeds, loss_mean, loss_sd, delta and rank of each row, best first.
 
     Numbers may be missing, such as delta without the reference, or all ranks if shared seeds do not
@@ -150,7 +150,7 @@ def judge(
         -high, the 95 % interval of this pair alone; delta_wide_low and -high, which hold for the
         whole family (Bonferroni); p, of no difference, two-sided, of this pair alone, and
         p_adjusted, by Holm; p_equivalent, of a difference past the margin (two one-sided tests),
-        also by Holm; verdict and sign; seeds_needed_low and -high, by `_seeds_needed`.
+        also by Holm; verdict on a, and sign; seeds_needed_low and -high, by `_seeds_needed`.
     """
     lines = []
     for a, b in (pair for pair in family if {*pair} <= {*table}):

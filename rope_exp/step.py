@@ -59,7 +59,8 @@ def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
         elif parameter.ndim < 2 or name.startswith(POSITIONS):
             group = staying
         group["params"].append(parameter)
-    groups = [decaying, staying] + [frequencies] * bool(frequencies["params"])
+    learned = [frequencies] if frequencies["params"] else []
+    groups = [decaying, staying, *learned]
 
     optimizer: Optimizer
     if config.name == "adamw":
@@ -67,7 +68,7 @@ def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
     else:
         leaf = chosen("optim", config.name, "optim.name")
         optimizer = leaf.Optimizer(decoder, groups, config)
-    if frequencies["params"]:
+    if learned:
         chosen("position", "trainable", "pe.trainable").count_crossings(decoder, optimizer)
     return optimizer
 
@@ -179,7 +180,7 @@ class TrainingStep:
             self.graphs = leaf.StepGraphs(self)
 
     def __call__(self, step: int) -> Callable[[], Outcome] | None:
-        """Update the model once, and return a function that waits for the step's outcome.
+        """Update the model once, and return a function that waits for the step's Outcome.
 
         None, with nothing updated, if a rank was asked to stop before the last micro-batch.
         """
@@ -188,26 +189,26 @@ class TrainingStep:
         rate = learning_rate(step, self.config)
         rates = [rate * group.get("rate", 1.0) for group in groups]
 
-        outcome = None
+        numbers = None
         if self.graphs is not None:
             if self.should_stop():
                 return None
-            outcome = self.graphs(inputs, step, num_targets, rates)
-        if outcome is None:
+            numbers = self.graphs(inputs, step, num_targets, rates)
+        if numbers is None:
             # There are no graphs here, or none of this step could be made: nothing was updated.
             self.graphs = None
             for group, group_rate in zip(groups, rates, strict=True):
                 group["lr"] = group_rate
-            outcome = self.update(inputs, step, num_targets, self.should_stop)
+            numbers = self.update(inputs, step, num_targets, self.should_stop)
             self.optimizer.zero_grad(set_to_none=True)
-        if outcome is None:
+        if numbers is None:
             return None
 
         order_before = self.order_sha256
         self.order_sha256 = order_sha256
         # On a GPU, torch allocates pinned memory for this copy.
-        on_host = outcome.to("cpu", non_blocking=True)
-        copied = torch.cuda.current_stream().record_event() if outcome.is_cuda else None
+        on_host = numbers.to("cpu", non_blocking=True)
+        copied = torch.cuda.current_stream().record_event() if numbers.is_cuda else None
 
         def read() -> Outcome:
             if copied is not None:
@@ -234,7 +235,7 @@ class TrainingStep:
         num_targets: int | Tensor,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Tensor | None:
-        """Update the model from the inputs of all micro-batches, added to the gradients there are.
+        """Add the gradients of all micro-batches to those there are, and update the model.
 
         Returns:
             [loss, grad_norm, first_bad_step] in float64, on the device; None if asked to stop.

@@ -128,16 +128,15 @@ class Trainer:
         ended = "failed"
         try:
             status = self._loop(record)
-            probes = self.config.train.probes
-            if status == "finished" and probes:
-                answers: dict[str, Any] | None = {}
+            if status == "finished" and (probes := self.config.train.probes):
+                answers = None
                 if record is not None:
                     with self.parallel.accelerator.autocast():
                         answers = self.ask(probes)
-                if answers:
+                if answers is not None:
                     write_json(self.folder / PROBES, answers)
                 # The other ranks wait here.
-                if self.parallel.any(answers is None):
+                if self.parallel.any(record is not None and answers is None):
                     status = "stopped"
             if record is not None:
                 record.end(status)

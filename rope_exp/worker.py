@@ -30,7 +30,7 @@ from rope_exp.errors import (
 from rope_exp.files import read_json, write_atomically, write_json
 from rope_exp.folder import ENV, LOG, RESULT, describe, read_config, read_env
 from rope_exp.identity import choices, chosen, optional
-from rope_exp.machine import DISPATCHER_ID, MARKED, machine_facts, spelled
+from rope_exp.machine import DISPATCHER_ID, MARKED, fact_text, machine_facts
 from rope_exp.sections import Kind, ModelConfig, PeConfig
 from rope_exp.signals import StopSignal
 
@@ -126,7 +126,7 @@ def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
     old = read_env(trainer.folder)
     here = {"world_size": parallel.world_size, **machine_facts(parallel.device.type)}
     marks = [
-        f"went on with {key} {spelled(here[key])} after {spelled(old[key])}"
+        f"went on with {key} {fact_text(here[key])} after {fact_text(old[key])}"
         for key in MARKED
         if key in old and old[key] != here[key]
     ]

@@ -154,4 +154,4 @@ def test_a_signal_in_the_first_second(tmp_path: Path, words: str, number: signal
         assert "Traceback" not in stderr
         assert "Exception ignored" not in stderr
         if process.returncode == 75:
-            assert stderr.endswith("stopped before any run was started\n"), stderr
+            assert stderr.endswith("stopped; no run was in progress\n"), stderr

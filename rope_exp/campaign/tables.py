@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rope_exp.campaign.records import read_records, recorded_campaigns
-from rope_exp.comparable import ORDER, SEEDS, check_blocks, spelled, telling
+from rope_exp.comparable import ORDER, SEEDS, check_blocks, row_factors, spelled
 from rope_exp.errors import RecordError, log
 from rope_exp.folder import Run
 from rope_exp.report import Report, build, files_of, leaf_functions, pages_of, write_all
@@ -27,7 +27,7 @@ def tables_of(runs: Sequence[Run]) -> dict[str, Report]:
     tables: dict[str, Report] = {}
     for level, members in levels.items():
         check_blocks(members)
-        factors = telling(members)
+        factors = row_factors(members)
         tables[level] = build(members, factors)
         kinds: dict[str, list[Run]] = {}
         for run in members if factors != ["pe"] else []:

@@ -169,8 +169,8 @@ def _measured_decoder(small: ModelConfig, pe: PeConfig, attn: Kind, causal: bool
 
     ids_BT = (torch.arange(2)[:, None] + torch.arange(NUM_POSITIONS)) % VOCAB
     position_BT = torch.arange(NUM_POSITIONS)[None]
-    here_BTV = decoder(ids_BT, positions_BT=position_BT)
-    shifted_BTV = decoder(ids_BT, positions_BT=position_BT + SHIFT)
+    here_BTV = decoder(ids_BT, position_BT=position_BT)
+    shifted_BTV = decoder(ids_BT, position_BT=position_BT + SHIFT)
     error = _deviation(shifted_BTV, here_BTV) / float(here_BTV.abs().max())
 
     tolerance = TOLERANCE * (100 + pe.start) if pe.code is None else OWN_TOLERANCE

@@ -91,7 +91,7 @@ def nats(model: Finished, windows_NS: Ints) -> Tensor:
 
 def token_nats(decoder: Decoder, inputs: Batch) -> Tensor:
     """Return nats_BP: -log p of each target, in float32."""
-    at = {"positions_BT": inputs.position_BT, "document_BT": inputs.document_BT}
+    at = {"position_BT": inputs.position_BT, "document_BT": inputs.document_BT}
     x_ND = at_places(decoder.model(inputs.ids_BT, **at), inputs.place_BP).flatten(0, 1)
     # In chunks, because the logits of a whole batch would be its largest tensor by far.
     nats = [

@@ -39,11 +39,11 @@ def ask(model: Finished) -> dict[str, Any]:
         nats = []
         for inputs in batches(model, rows.batch, model.rows_at_once):
             logits_BTV = wide(model.decoder(inputs.ids_BT))
-            target_BT = inputs.target_BP
-            right.append(logits_BTV.argmax(dim=-1) == target_BT)
+            target_BP = inputs.target_BP
+            right.append(logits_BTV.argmax(dim=-1) == target_BP)
             # 0 without a target.
             nats_BT = F.cross_entropy(
-                logits_BTV.mT, target_BT, reduction="none", ignore_index=NO_TARGET
+                logits_BTV.mT, target_BP, reduction="none", ignore_index=NO_TARGET
             )
             nats.append(nats_BT)
 

@@ -60,7 +60,7 @@ def ask(model: Finished) -> dict[str, Any]:
 
     with replaced(decoder, "attend", lambda layer: weighed(layer, see)):
         for inputs in batches(model, rows, at_once=1):
-            decoder.model(inputs.ids_BT, positions_BT=inputs.position_BT)
+            decoder.model(inputs.ids_BT, position_BT=inputs.position_BT)
 
     distances = bin_edges((length + 1) // 2)[:-1]
     distance_M = torch.tensor(distances)

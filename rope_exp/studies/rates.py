@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from rope_exp import comparable
-from rope_exp.comparable import OF_ROW, OWN_RATE, ROW, SEEDS, label_of, spelled, telling
+from rope_exp.comparable import OF_ROW, OWN_RATE, ROW, SEEDS, label_of, row_factors, spelled
 from rope_exp.config import differing_keys
 from rope_exp.errors import log
 from rope_exp.folder import ReportError, Run
@@ -74,7 +74,7 @@ def find_sweeps(runs: Sequence[Run], others: Iterable[Run]) -> list[list[Run]]:
     if comparable.ORDER in factors or OWN_RATE not in factors:
         return []
     sweeps: list[list[Run]] = []
-    but = (OWN_RATE, "seed", *(OF_ROW if telling(runs) == [ROW] else ("pe",)))
+    but = (OWN_RATE, "seed", *(OF_ROW if row_factors(runs) == [ROW] else ("pe",)))
     labels = {_label(run) for run in runs}
     lent = [run for run in others if run.config.row_name is None and _label(run) in labels]
     for run in [*runs, *lent]:
@@ -101,7 +101,7 @@ def _cell(run: Run) -> tuple[float, str, int]:
 
 def _label(run: Run) -> str:
     """Return the label of a run's row in a report."""
-    return label_of(run, telling([run]))
+    return label_of(run, row_factors([run]))
 
 
 def _reads_far(run: Run) -> bool:
@@ -136,8 +136,8 @@ def markdown(runs: Sequence[Run]) -> str:
     losses = losses.reindex(columns=sorted({common, *means.index}))
 
     at_common = [run for run in finished if run.config.optim.lr == common]
-    report = build(at_common, telling(at_common))
-    names = {_label(run): comparable.name_of(run, telling([run])) for run in finished}
+    report = build(at_common, row_factors(at_common))
+    names = {_label(run): comparable.name_of(run, row_factors([run])) for run in finished}
     marked = {_cell(run)[:2] for run in finished if _reads_far(run)}
     parts = [
         f"**Each variant by learning rate.** The loss at {common:g} is a mean over seeds. At "
@@ -188,7 +188,7 @@ def _losses(runs: Sequence[Run]) -> pd.DataFrame:
     share no seeds.
     """
     if runs:
-        comparable.rows_of(runs, [*telling(runs), OWN_RATE])
+        comparable.rows_of(runs, [*row_factors(runs), OWN_RATE])
     columns = ["rate", "label", "seed", "loss"]
     lines = pd.DataFrame([(*_cell(run), run.loss) for run in runs], columns=columns)
     losses = lines.pivot(index=["label", "seed"], columns="rate", values="loss")

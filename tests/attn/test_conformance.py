@@ -98,7 +98,7 @@ def test_two_rotations_are_relative_and_cached(attn: Kind, changes: dict[str, An
     decoder = decoder_of(attn, tuple("qkvo"), {}, **changes)
     ids_BT = tokens(2, 20)
     whole = decoder(ids_BT)
-    shifted = decoder(ids_BT, positions_BT=13 + torch.arange(20)[None])
+    shifted = decoder(ids_BT, position_BT=13 + torch.arange(20)[None])
     assert deviation(shifted, whole) < TOLERANCE
     cache = decoder.new_cache()
     assert deviation(fed(decoder, ids_BT, [8, 1, 11], cache), whole) < TOLERANCE

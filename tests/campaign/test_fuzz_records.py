@@ -13,7 +13,7 @@ import pytest
 from support.configs import RECORDED
 
 from rope_exp.campaign.records import digest, read_record, stored_records
-from rope_exp.comparable import telling
+from rope_exp.comparable import row_factors
 from rope_exp.errors import ConfigError, RecordError
 from rope_exp.figures import style
 from rope_exp.folder import Run
@@ -55,7 +55,7 @@ def harm_of(record: dict[str, Any], place: Place, harm: Any) -> str:
 
 def judge(runs: Sequence[Run]) -> None:
     """Build every output that a campaign's records give, except images."""
-    report = build(runs, telling(runs))
+    report = build(runs, row_factors(runs))
     table_md(report)
     table_csv(report)
     for files in leaf_functions("files", "words", "probes").values():

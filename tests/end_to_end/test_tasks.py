@@ -47,7 +47,7 @@ def test_it_learns_and_is_opened(trained: Path, capsys: pytest.CaptureFixture[st
     if run.config.data.kind == "spikes":
         ids_BT = torch.tensor([tokenizer.encode("unit03 unit11 query").ids])
         times_BT = torch.tensor([[0.1, 0.25, 0.2]]) * 2 * torch.pi / 1e-4
-        assert model(ids_BT, positions_BT=times_BT).shape == (1, 3, 2)
+        assert model(ids_BT, position_BT=times_BT).shape == (1, 3, 2)
         with refused("data=spikes, in which no token ends a text", by=ConfigError):
             generate([str(trained), "unit03"])
     else:

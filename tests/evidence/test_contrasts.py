@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rope_exp.published.about import TABLE
-from rope_exp.stats import contrasts, table_of
+from rope_exp.stats import summary, table_of
 
 Losses = Mapping[int, float]
 
@@ -22,7 +22,7 @@ tables = st.dictionaries(labels, st.dictionaries(st.integers(0, 5), losses, max_
 
 def compare(losses: Mapping[str, Losses], reference: str) -> dict[str, dict[str, Any]]:
     """Return the contrasts of rows by label, best first."""
-    frame = contrasts(table_of(losses), reference)
+    frame = summary(table_of(losses), reference)
     lines: Any = frame.astype(object).where(frame.notna(), None).to_dict("index")
     return dict(lines)
 

@@ -81,4 +81,4 @@ def test_a_signal_or_a_deadline_before_any_run(home: Path, hours: tuple[str, ...
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 75, stderr
     lines = [line for line in stderr.splitlines() if "cells have a record" not in line]
-    assert lines == ["stopped before any run was started"]
+    assert lines == ["stopped; no run was in progress"]

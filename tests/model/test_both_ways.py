@@ -59,6 +59,6 @@ def test_predicted_places_have_the_logits_of_all() -> None:
     ids_BT = tokens(3, 40)
     place_BP = torch.tensor([[0, 7, 39], [1, 2, 3], [5, 20, 30]])
     every_BTV = decoder(ids_BT)
-    some_BPV = decoder(ids_BT, predicted_BP=place_BP)
+    some_BPV = decoder(ids_BT, place_BP=place_BP)
     for row, places in enumerate(place_BP.tolist()):
         torch.testing.assert_close(some_BPV[row], every_BTV[row, places])

@@ -165,9 +165,9 @@ def test_a_position_that_was_not_learned_is_refused() -> None:
     with pytest.raises(ConfigError, match="positions 0 to 8; asked for were 0 to 9"):
         decoder(tokens(1, LENGTH + 1))
     with pytest.raises(ConfigError, match="asked for were -1 to 1"):
-        decoder(tokens(1, 3), positions_BT=torch.tensor([[-1, 0, 1]]))
+        decoder(tokens(1, 3), position_BT=torch.tensor([[-1, 0, 1]]))
     with pytest.raises(IndexError):
-        decoder(tokens(1, 3), positions_BT=torch.tensor([[0.0, 0.5, 1.0]]))
+        decoder(tokens(1, 3), position_BT=torch.tensor([[0.0, 0.5, 1.0]]))
 
 
 @pytest.mark.parametrize("changes", [{}, {"trainable": "log", "trainable_scope": "head"}], ids=str)

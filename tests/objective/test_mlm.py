@@ -147,7 +147,7 @@ def test_counted_operations_are_those_that_torch_does() -> None:
     ids_BT = tokens(1, length)
     place_BP = torch.arange(config.num_predicted(length))[None]
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        decoder(ids_BT, ids_BT[:, : place_BP.shape[1]], predicted_BP=place_BP).backward()
+        decoder(ids_BT, ids_BT[:, : place_BP.shape[1]], place_BP=place_BP).backward()
     # flops_per_token is rounded down to a whole number.
     assert counter.get_total_flops() // length == flops_per_token(config, VOCAB)
 

@@ -81,7 +81,7 @@ def test_a_shift_and_the_law_are_as_stated(name: str) -> None:
     decoder = decoder_of(pe_of(name, "v", "o"))
     ids_BT = tokens(2, LENGTH)
     there = torch.arange(LENGTH).expand(2, -1) + 11
-    moved = deviation(decoder(ids_BT, positions_BT=there), decoder(ids_BT))
+    moved = deviation(decoder(ids_BT, position_BT=there), decoder(ids_BT))
     stated = [module.relative for module in decoder.modules() if isinstance(module, Position)]
     expected = None
     if None not in stated:
@@ -99,7 +99,7 @@ def test_a_document_is_read_as_if_alone(name: str) -> None:
     ids_BT = tokens(1, LENGTH)
     place_BT = torch.cat([torch.arange(5), torch.arange(LENGTH - 5)])[None]
     number_BT = (torch.arange(LENGTH) >= 5).long()[None]
-    whole = decoder(ids_BT, positions_BT=place_BT, document_BT=number_BT)
+    whole = decoder(ids_BT, position_BT=place_BT, document_BT=number_BT)
     for part in (slice(0, 5), slice(5, None)):
         assert deviation(whole[:, part], decoder(ids_BT[:, part])) < TOLERANCE
     assert deviation(decoder(ids_BT), whole) > 1e-3

@@ -50,7 +50,7 @@ def test_interpolation_divides_positions(sites: str) -> None:
     pairs = "".join(pair for pair in ("qk", "vo") if {*pair} & {*sites})
     for factor, at_length in zip(FACTORS, found["interpolation"][pairs], strict=True):
         position_1T = torch.arange(factor * LENGTH)[None] / factor
-        expected = loss(opinionated(*sites), factor, positions_BT=position_1T)
+        expected = loss(opinionated(*sites), factor, position_BT=position_1T)
         assert at_length == pytest.approx(expected, abs=1e-5)
 
 

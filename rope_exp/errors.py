@@ -123,7 +123,7 @@ def describe_row(row: Mapping[str, Any]) -> str:
     """Return the losses and the speed of a row of metrics, each after a comma."""
     formats = {
         "train/loss": ", loss {:.4f}",
-        "val/loss": ", val {:.4f}",
+        "val/loss": ", val/loss {:.4f}",
         "tokens_per_s": ", {:,.0f} tokens/s",
     }
     shown = [key for key in formats if isinstance(row.get(key), int | float)]

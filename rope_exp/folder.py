@@ -371,7 +371,7 @@ def read_runs(groups: Iterable[Path]) -> tuple[list[Run], dict[str, str]]:
     for folder in filter(Path.is_dir, folders):
         name = "/".join(folder.parts[-3:])
         if not is_run(folder):
-            left_out[name] = "it holds no run <pe>/seed<k>"
+            left_out[name] = "it holds no run <pe>/seed<k>, or one that has not begun"
             continue
         try:
             run = read_run(folder)

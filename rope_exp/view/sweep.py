@@ -41,6 +41,6 @@ class View:
             if status == "running":
                 running.append(f"{job.name} at step {step}")
             if status != old:
-                log(f"{job.name}: {status}{describe_row(row)}")
+                log(f"{job.name}: {status}, step {step}{describe_row(row)}")
         words = f"{num_ended} of {len(before)} runs ended; running: "
         self._progress.show(done, words + (", ".join(running) or "none"))

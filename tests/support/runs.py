@@ -104,7 +104,7 @@ def stopped_by(process: Process, number: signal.Signals) -> str:
     return stderr
 
 
-def wait_for(condition: Callable[[], Any], process: Process, seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], Any], process: Process, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

@@ -31,7 +31,7 @@ def test_a_run_prints_a_line_every_so_often(clock: list[float], capsys: Capture)
 
     clock.append(107.0)
     progress.show(20, f"step 20/60{describe_row(ROW | {'val/loss': 3.5})}", at_once=True)
-    line = "vo_rope-s0: step 20/60, loss 3.2500, val 3.5000, 1,234 tokens/s, 0:00:08 left\n"
+    line = "vo_rope-s0: step 20/60, loss 3.2500, val/loss 3.5000, 1,234 tokens/s, 0:00:08 left\n"
     assert capsys.readouterr().err == line
 
     clock.append(117.0)

@@ -48,9 +48,9 @@ def test_a_log_gets_every_change_and_a_summary(
     jobs[1].exit_code = exit_code
     view.show()
     assert capsys.readouterr().err.splitlines() == [
-        "vo_rope-s0: finished, loss 3.5000, val 3.2500",
+        "vo_rope-s0: finished, step 6, loss 3.5000, val/loss 3.2500",
         "sweep: 1 of 2 runs ended; running: none, no estimate yet",
-        f"vo_rope-s1: {status}, loss 4.0000",
+        f"vo_rope-s1: {status}, step 5, loss 4.0000",
         f"sweep: {summary}",
     ]
 

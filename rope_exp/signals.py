@@ -51,7 +51,6 @@ class StopSignal:
         self._is_rank = is_rank
         # When each signal came first, by the monotonic clock.
         self._received: dict[int, float] = {}
-        # In a dispatcher, submitit's handler of SIGUSR2 stays.
         heeded = (*STOP_SIGNALS, signal.SIGUSR2) if is_rank else STOP_SIGNALS
         self._handlers = {number: signal.signal(number, self._handle) for number in heeded}
         # A dispatcher starts its ranks with these signals blocked.

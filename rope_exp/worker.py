@@ -32,7 +32,7 @@ from rope_exp.folder import ENV, LOG, RESULT, describe, read_config, read_env
 from rope_exp.identity import choices, chosen, optional
 from rope_exp.machine import DISPATCHER_ID, MARKED, fact_text, machine_facts
 from rope_exp.sections import Kind, ModelConfig, PeConfig
-from rope_exp.signals import StopSignal
+from rope_exp.signals import StopSignal, on_signal
 
 
 def main() -> int:
@@ -63,6 +63,8 @@ def run_rank(read: Callable[[], RunConfig], stop: StopSignal) -> int:
             raise
         log(traceback.format_exc().rstrip())
         code = EXIT_FAILED
+    # A dispatcher may pass on a signal while Python, shutting down, has removed our handlers.
+    on_signal(signal.SIG_IGN)
     if code in (EXIT_FAILED, EXIT_USAGE) and os.environ.get("WORLD_SIZE", "1") != "1":
         os._exit(code)
     return code
@@ -153,11 +155,10 @@ def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
     write_json(trainer.folder / ENV, env)
     write_atomically(trainer.folder / "tokenizer.json", trainer.data.tokenizer_json)
 
-    compiling = "compiling" if train.compile else "not compiled"
     lines = [
         f"{config.pe.label} {config.model.name}, {trainer.num_parameters:,} parameters, on "
         f"{config.data.name}, {train.num_steps:,} steps, on {config.launch.device}, "
-        f"{train.precision}, {compiling}, in {trainer.folder}",
+        f"{train.precision}, {'' if train.compile else 'not '}compiled, in {trainer.folder}",
         *marks,
     ]
     if trainer.step:

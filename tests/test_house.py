@@ -68,10 +68,7 @@ def test_few_modules_know_a_variant_by_name() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and node.value in names:
                 knowing.add(str(path.relative_to(REPOSITORY)))
-    assert knowing == {
-        "rope_exp/sections.py",
-        "rope_exp/comparable.py",
-    }
+    assert knowing == {"rope_exp/sections.py", "rope_exp/comparable.py"}
 
 
 # The results of the campaign whose table the README shows.

@@ -52,9 +52,7 @@ def test_the_core_works_without(leaves: list[str], tmp_path: Path) -> None:
     data += ["data.cache_dir=cache"]
     done = subprocess.run(
         [sys.executable, "-c", CORE, *TINY, *data, "train.num_steps=2"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr

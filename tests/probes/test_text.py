@@ -62,8 +62,7 @@ def test_losses_by_position_are_those_of_a_plain_loop(data: DataConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "longest"),
-    [(17, 16), (32, 16), (33, 32), (128, 64), (129, 128), (5000, 128)],
+    ("num_tokens", "longest"), [(17, 16), (32, 16), (33, 32), (128, 64), (129, 128), (5000, 128)]
 )
 def test_a_short_held_out_set_has_shorter_windows(num_tokens: int, longest: int) -> None:
     """A window of n predictions needs n + 1 tokens; it has 8, 4, 2 or 1 training lengths."""

@@ -59,8 +59,7 @@ ROWS = '{"step": 1, "train/loss": 5.0}\n{"step": 2, "train/loss": 4.0}\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "step"),
-    [(ROWS + '{"st', 2), (ROWS + "\0\n", 2), ('{"st', 0), ("\0\n", 0), ("", 0)],
+    ("text", "step"), [(ROWS + '{"st', 2), (ROWS + "\0\n", 2), ('{"st', 0), ("\0\n", 0), ("", 0)]
 )
 def test_a_row_half_written_or_damaged_is_passed_over(tmp_path: Path, text: str, step: int) -> None:
     (tmp_path / "metrics.jsonl").write_text(text)

@@ -83,7 +83,7 @@ def run_campaign_command(
     folder: Path, *words: str, **environment: str
 ) -> "subprocess.CompletedProcess[str]":
     process = start_campaign(folder, *words, **environment)
-    stdout, stderr = process.communicate(timeout=120)
+    stdout, stderr = process.communicate(timeout=240)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 

@@ -101,7 +101,7 @@ def test_output_and_gradients_are_those_of_the_definition(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by torch's compiler
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.torture)])
 def test_in_bfloat16_it_errs_at_most_twice_as_torch_does(compiled: bool) -> None:
     # Torch's kernel keeps scores in float32; written-out products of bfloat16 are bfloat16.
     arguments = inputs(300, 2, 2, 64, 0, torch.bfloat16)

@@ -36,7 +36,7 @@ def test_a_rank_that_no_launcher_sets_is_refused(
     [
         ("launch.num_processes=2", "=2: but this launcher started 1"),
         # Otherwise every rank would run the whole sweep.
-        ("-m pe=glob(*)", "every rank of `accelerate launch`"),
+        ("-m pe=nope,vo_rope", "every rank of `accelerate launch`"),
     ],
 )
 def test_a_command_under_such_a_launcher_exits_with_2(

@@ -74,7 +74,7 @@ class StopSignal:
                 os._exit(EXIT_STOPPED)
 
 
-# -- while no run is in progress ------------------------------------------------------------------
+# -- while no run is in progress -------------------------------------------------------------------
 
 
 def on_signal(handler: Any) -> None:

@@ -29,11 +29,8 @@ def on_small_disk(mount: Path, kilobytes: int, script: str) -> Completed:
     mounted = f"mount -t tmpfs -o size={kilobytes}k tmpfs {mount}"
     return subprocess.run(
         [*space, "sh", "-c", f"set -e; {mounted}; cd {mount}; set +e; {script}"],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
 
 
 def test_a_broken_save_leaves_the_old_or_the_new(broken_files: Path) -> None:
@@ -42,10 +39,8 @@ def test_a_broken_save_leaves_the_old_or_the_new(broken_files: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "save.py"), str(broken_files)],
         env=os.environ | faults | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout[-40:] + done.stderr
 
 

@@ -42,6 +42,16 @@ def test_a_burst_of_signals_is_one_request(
     assert heard.repeated
 
 
+def test_each_signal_has_a_burst_of_its_own(
+    heard: StopSignal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A campaign at its deadline asks its runs to save; a scheduler's signals must not kill."""
+    send(signal.SIGALRM)
+    monkeypatch.setattr(signals.time, "monotonic", lambda: float("1e9"))
+    send(signal.SIGUSR1, signal.SIGUSR1)
+    assert (heard.requested, heard.repeated) == (True, False)
+
+
 def test_what_a_dispatcher_passes_on_is_no_second_signal(
     heard: StopSignal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

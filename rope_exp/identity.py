@@ -125,6 +125,7 @@ def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
     return ConfigError(key, ..., f"there is no such key; {hint}")
 
 
+@functools.cache
 def choices(folder: str) -> list[str]:
     """Return the names that `chosen` takes: the files of rope_exp/FOLDER."""
     return sorted(path.stem for path in (Path(__file__).parent / folder).glob("[!_]*.py"))

@@ -58,7 +58,7 @@ class Report:
     losses: pd.DataFrame  # by seed and row, for rows that have any
     noise: Noise | None  # None with fewer than two seeds
     # By family: the "published" relations, each row against the "reference", and "all" pairs. A
-    # frame has the columns of `judge`, and `..._alone` by paired t tests, which assume less.
+    # frame has the columns of `judge`, and `..._alone` by paired t tests, which plan no seeds.
     pairs: Mapping[str, pd.DataFrame]
 
     @property
@@ -275,7 +275,7 @@ def build(
     }
     pairs = {}
     for name, family in families.items():
-        paired = stats.judge(losses, family, alone).drop(columns=["a", "b"])
+        paired = stats.judge(losses, family, alone, plan=False).drop(columns=["a", "b"])
         pairs[name] = stats.judge(losses, family, noise).join(paired.add_suffix("_alone"))
     own = rows.get(label, Row(label, label, 0, []))
     return Report(keys, source, ordered, own, left_out, losses, noise, pairs)

@@ -113,8 +113,7 @@ def noise_of(table: pd.DataFrame, *, paired: bool = False) -> Noise | None:
         differences = (b - a)[~np.isnan(b - a)]
         # Some degrees must remain with which to compare the pair.
         if 1 < len(differences) <= df:
-            own = float(differences.var(ddof=1))
-            p.append(deviating(own, len(differences) - 1, variance, df))
+            p.append(deviating(differences.var(ddof=1), len(differences) - 1, variance, df))
     p_equal = float(holm(np.array(p)).min()) if len(p) > 1 else None
     is_unequal = p_equal is not None and p_equal < ALPHA
     return Noise(math.sqrt(variance), df, p_equal, paired or is_unequal)
@@ -128,8 +127,8 @@ def deviating(own: float, own_df: int, variance: float, df: int) -> float:
     """
     rest_df = df - own_df
     rest = max(df * variance - own_df * own / 2, np.finfo(float).tiny) / rest_df
-    f = stats.f(own_df, rest_df)
-    return 2 * float(min(f.cdf(own / 2 / rest), f.sf(own / 2 / rest)))
+    ratio = own / 2 / rest
+    return 2 * float(min(stats.f.cdf(ratio, own_df, rest_df), stats.f.sf(ratio, own_df, rest_df)))
 
 
 def holm(p: Array) -> Array:
@@ -140,7 +139,7 @@ def holm(p: Array) -> Array:
 
 
 def judge(
-    table: pd.DataFrame, family: Iterable[tuple[str, str]], noise: Noise | None
+    table: pd.DataFrame, family: Iterable[tuple[str, str]], noise: Noise | None, plan: bool = True
 ) -> pd.DataFrame:
     """Judge the pairs (a, b) of a family together; those without two shared seeds are left out.
 
@@ -150,7 +149,7 @@ def judge(
         -high, the 95 % interval of this pair alone; delta_wide_low and -high, which hold for the
         whole family (Bonferroni); p, of no difference, two-sided, of this pair alone, and
         p_adjusted, by Holm; p_equivalent, of a difference past the margin (two one-sided tests),
-        also by Holm; verdict on a, and sign; seeds_needed_low and -high, by `_seeds_needed`.
+        also by Holm; verdict on a, and sign; seeds_needed_low and -high, missing without `plan`.
     """
     lines = []
     for a, b in (pair for pair in family if {*pair} <= {*table}):
@@ -182,7 +181,7 @@ def judge(
     frame["verdict"] = np.select(cases, ["equivalent", "open", "better"], "worse")
     frame["sign"] = frame["verdict"].map(SIGNS)
 
-    needed = [_seeds_needed(pair) for pair in frame.to_dict("records")]
+    needed = [_seeds_needed(pair) for pair in frame.to_dict("records") if plan]
     return frame.join(pd.DataFrame(needed, columns=SEEDS_NEEDED, dtype="Int64"))
 
 

@@ -13,6 +13,7 @@ from hypothesis import settings
 from support.configs import TINY, composed
 
 from rope_exp.config import RunConfig
+from rope_exp.files import lock
 
 # Examples have no time limit: a shared machine can pause at any moment.
 settings.register_profile("shared", deadline=None)
@@ -20,8 +21,12 @@ settings.load_profile("shared")
 
 
 @pytest.fixture(autouse=True)
-def environment() -> Iterator[None]:
-    """Restore the environment after each test: a command may set wandb's mode."""
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Restore the environment after each test: a command may set wandb's mode.
+
+    Nor is anything that this process writes synced to disk: that is most of the time of a save.
+    """
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
     found = dict(os.environ)
     yield
     os.environ.clear()
@@ -48,19 +53,37 @@ def make(tiny: Callable[..., RunConfig], tmp_path: Path) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus")
-    for number in range(40):
-        words = " ".join(f"{word} {number * word % 7}" for word in range(60))
-        (folder / f"document{number:02d}.txt").write_text(
-            f"Document {number}. {words}.\n", encoding="utf-8"
-        )
-    return folder
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return `once`: `once("name", make)` is a folder that all workers share, made by one."""
+
+    def once(name: str, make: Callable[[Path], object] = lambda folder: None) -> Path:
+        base = tmp_path_factory.getbasetemp()
+        folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+        with os.fdopen(lock(folder.with_suffix(".lock"))):
+            if not (made := folder.with_suffix(".made")).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                make(folder)
+                made.touch()
+        return folder
+
+    return once
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+def corpus(once: Callable[..., Path]) -> Path:
+    def make(folder: Path) -> None:
+        for number in range(40):
+            words = " ".join(f"{word} {number * word % 7}" for word in range(60))
+            path = folder / f"document{number:02d}.txt"
+            path.write_text(f"Document {number}. {words}.\n", encoding="utf-8")
+
+    return once("corpus", make)
+
+
+@pytest.fixture(scope="session")
+def cache(once: Callable[..., Path]) -> Path:
+    return once("cache")
 
 
 @pytest.fixture
@@ -71,29 +94,31 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def whole(
-    tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path
-) -> tuple[Path, list[str]]:
+def whole(once: Callable[..., Path], corpus: Path, cache: Path) -> tuple[Path, list[str]]:
     """Return the folder of an uninterrupted run of 60 steps, and its command without run.dir."""
     from support.runs import train
 
-    folder = tmp_path_factory.mktemp("whole")
     command = [*TINY, f"data.path={corpus}", "data.holdout_fraction=0.2", f"data.cache_dir={cache}"]
     command += ["train.num_steps=60", "train.save_every=10", "train.eval_every=30", "pe=vo_rope"]
-    done = train(*command, f"run.dir={folder / 'run'}", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return folder / "run", command
+
+    def make(folder: Path) -> None:
+        done = train(*command, f"run.dir={folder / 'run'}", cwd=folder)
+        assert done.returncode == 0, done.stderr
+
+    return once("whole", make) / "run", command
 
 
 @pytest.fixture(scope="session")
-def recorded(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path) -> Path:
+def recorded(once: Callable[..., Path], corpus: Path, cache: Path) -> Path:
     """Return the folder of an undisturbed campaign of two runs; no test changes it."""
     from support.campaigns import make_home, run_campaign_command
 
-    folder = make_home(tmp_path_factory.mktemp("recorded"), corpus)
-    done = run_campaign_command(folder, ROPE_EXP_CACHE=str(cache))
-    assert done.returncode == 0, done.stderr
-    return folder
+    def make(folder: Path) -> None:
+        make_home(folder, corpus)
+        done = run_campaign_command(folder, ROPE_EXP_CACHE=str(cache))
+        assert done.returncode == 0, done.stderr
+
+    return once("recorded", make)
 
 
 @pytest.fixture

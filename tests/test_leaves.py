@@ -22,7 +22,7 @@ from rope_exp.folder import read_runs
 from rope_exp.report import build, files_of, write_all
 from rope_exp.sweep import dispatch
 
-assert len(compose_jobs(["+experiment=nine"], multirun=True).configs) == 9
+assert len(compose_jobs(["+experiment=nine", "pe=k_rope,nope"]).configs) == 2
 try:
     run_config(["train.num_steps=0"])
 except ConfigError as error:

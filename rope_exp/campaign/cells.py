@@ -188,7 +188,7 @@ def _cell(
         words = [str(overrides[key].input_line) for key in factors if key != "seed"]
         words = [*file.fixed, *entry.fixed, *file.rows[row], *words]
         jobs = composed(tuple(words))
-        if "${" in OmegaConf.to_yaml(compose.without_hydra(jobs.tree)):
+        if "${" in str(OmegaConf.to_container(compose.without_hydra(jobs.tree))):
             # A reference may be to the seed.
             jobs = composed((*words, f"seed={seed}"))
         if len(jobs.configs) > 1:

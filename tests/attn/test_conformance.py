@@ -77,17 +77,17 @@ def test_every_file_is_covered() -> None:
 @every_case
 @torch.no_grad()
 def test_any_parts_at_far_positions_are_the_whole(attn: Kind, sizes: dict[str, Any]) -> None:
-    """Under every subset, in windows, and where v and o have a base of their own."""
+    """Under every subset; none and all also in windows; and where v and o have their own base."""
     ids_BT = tokens(2, LENGTH)
     for sites in subsets_of(attn):
-        windows = (None, 1, 5) if attn.keeps_keys else (None,)
+        windows = (None, 1, 5) if attn.keeps_keys and sites in ((), all_sites(attn)) else (None,)
         tried: list[dict[str, Any]] = [{"window": window} for window in windows]
         if {"v", "o"} & {*sites}:
             tried.append({"base_vo": 7.0})
         for changes in tried:
             decoder = decoder_of(attn, sites, sizes, start=FAR, **changes)
             whole = decoder(ids_BT)
-            for parts in ([1] * LENGTH, [5, 1, 1, 5], [11, 1], [LENGTH]):
+            for parts in ([1, 5, 1, 1, 4], [11, 1], [LENGTH]):
                 assert deviation(fed(decoder, ids_BT, parts), whole) < TOLERANCE, (sites, parts)
 
 
@@ -163,7 +163,7 @@ def test_in_bf16_layer_and_cache_are_near(attn: Kind, sizes: dict[str, Any]) -> 
     After the projections, which both share, each path rounds at most eight times, and scores of
     size 1 count each rounding about once: the squares of sixteen errors add up to four times one.
     """
-    length = 200
+    length = 100
     sites = all_sites(attn)
     if getattr(attn, "form", None) == "both":
         # A rotated denominator may cancel to almost 0, and the quotient then has no correct digit.

@@ -39,17 +39,10 @@ def test_latent_is_deepseek_v3s(q_rank: int | None) -> None:
     attn = LatentConfig(kv_rank=10, q_rank=q_rank, nope_dim=6, rope_dim=4, value_dim=5)
     ours = make_layer(attn, ("q", "k")).double()
     config = v3.DeepseekV3Config(
-        hidden_size=WIDTH,
-        num_attention_heads=HEADS,
-        num_key_value_heads=HEADS,
-        q_lora_rank=q_rank,
-        kv_lora_rank=10,
-        qk_nope_head_dim=6,
-        qk_rope_head_dim=4,
-        v_head_dim=5,
-        rope_interleave=False,
-        attn_implementation="eager",
-    )
+        hidden_size=WIDTH, num_attention_heads=HEADS, num_key_value_heads=HEADS,
+        q_lora_rank=q_rank, kv_lora_rank=10, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5,
+        rope_interleave=False, attn_implementation="eager",
+    )  # fmt: skip
     theirs = v3.DeepseekV3Attention(config, 0).double().eval()
     theirs.load_state_dict(ours.state_dict())
 
@@ -88,19 +81,11 @@ def test_shared_s2_is_deepseek_v4s(has_norms: bool) -> None:
     attn = SharedConfig(form="s2", groups=1, nope_dim=6, rope_dim=4, norm=has_norms, sink=has_norms)
     ours = make_layer(attn, ("q", "k", "v", "o")).double()
     config = v4.DeepseekV4Config(
-        hidden_size=WIDTH,
-        rms_norm_eps=SIZES.rms_norm_eps,
-        num_hidden_layers=1,
-        num_attention_heads=HEADS,
-        head_dim=10,
-        q_lora_rank=WIDTH,
-        o_groups=1,
-        o_lora_rank=WIDTH,
-        sliding_window=LENGTH,
-        layer_types=["sliding_attention"],
-        partial_rotary_factor=0.4,
+        hidden_size=WIDTH, rms_norm_eps=SIZES.rms_norm_eps, num_hidden_layers=1,
+        num_attention_heads=HEADS, head_dim=10, q_lora_rank=WIDTH, o_groups=1, o_lora_rank=WIDTH,
+        sliding_window=LENGTH, layer_types=["sliding_attention"], partial_rotary_factor=0.4,
         attn_implementation="eager",
-    )
+    )  # fmt: skip
     theirs = v4.DeepseekV4Attention(config, 0).double().eval()
     order = interleaved(6, 4)
     theirs.sinks.fill_(-math.inf)
@@ -131,18 +116,10 @@ def test_shared_s2_with_values_unrotated_is_gemma_4s() -> None:
     attn = SharedConfig(form="s2", groups=2, nope_dim=6, rope_dim=4)
     ours = make_layer(attn, ("q", "k")).double()
     config = gemma.Gemma4TextConfig(
-        hidden_size=WIDTH,
-        num_hidden_layers=1,
-        num_attention_heads=HEADS,
-        num_key_value_heads=2,
-        num_global_key_value_heads=2,
-        head_dim=10,
-        global_head_dim=10,
-        attention_k_eq_v=True,
-        num_kv_shared_layers=0,
-        layer_types=["full_attention"],
-        attn_implementation="eager",
-    )
+        hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=HEADS, num_key_value_heads=2,
+        num_global_key_value_heads=2, head_dim=10, global_head_dim=10, attention_k_eq_v=True,
+        num_kv_shared_layers=0, layer_types=["full_attention"], attn_implementation="eager",
+    )  # fmt: skip
     theirs = gemma.Gemma4TextAttention(config, 0).double().eval()
     for norm in ("q_norm", "k_norm", "v_norm"):
         setattr(theirs, norm, nn.Identity())

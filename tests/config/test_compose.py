@@ -9,6 +9,7 @@ from support.configs import NINE
 from support.refused import refused
 
 from rope_exp.compose import CONFIGS, Composed, compose_jobs, run_config, titles
+from rope_exp.sections import SUBSETS
 
 
 def test_our_own_files_are_allowed_in_a_users_folder(tmp_path: Path) -> None:
@@ -89,9 +90,11 @@ def names(jobs: Composed) -> list[str]:
 def test_an_experiment_is_a_sweep_in_its_own_order() -> None:
     assert names(compose_jobs(["+experiment=nine"])) == [f"{pe}-s0" for pe in NINE]
     assert names(compose_jobs(["+experiment=nine", "pe=k_rope,nope"])) == ["k_rope-s0", "nope-s0"]
-    seeds = names(compose_jobs(["+experiment=seeds"]))
-    assert seeds == [f"{pe}-s{seed}" for seed in range(5) for pe in NINE]
-    assert len(set(names(compose_jobs(["+experiment=subsets"])))) == 16
+    seeds = names(compose_jobs(["+experiment=seeds", "pe=k_rope,nope"]))
+    assert seeds == [f"{pe}-s{seed}" for seed in range(5) for pe in ("k_rope", "nope")]
+    subsets = yaml.safe_load((CONFIGS / "experiment/subsets.yaml").read_text())
+    swept = subsets["hydra"]["sweeper"]["params"]["pe.rotate"]
+    assert swept == ",".join(f"[{','.join(sites)}]" for sites in SUBSETS)
 
 
 def test_a_sweep_is_every_value_with_every_other() -> None:

@@ -25,8 +25,8 @@ def test_the_nine_are_there_and_say_what_they_are() -> None:
 
 def test_any_subset_of_sites_names_itself() -> None:
     for sites in SUBSETS:
-        config = run_config([f"pe.rotate=[{','.join(reversed(sites))}]"]).pe
-        assert config.rotate == sites  # the order on the command line does not matter
+        config = RunConfig.from_dict({"pe": {"rotate": [*reversed(sites)]}}).pe
+        assert config.rotate == sites  # their order does not matter
         assert config.label == ("".join(sites) + "_rope" if sites else "nope")
 
 
@@ -50,7 +50,7 @@ def test_a_scheme_has_one_name_however_it_is_said(words: str, label: str) -> Non
     """A label follows from the values, so each spelling gives the same config and hash."""
     config = run_config(words.split())
     assert config.pe.label == label
-    assert run_config([*words.split(), "pe.name=QK-RoPE"]).config_sha256 == config.config_sha256
+    assert config.replace("pe", name="QK-RoPE").config_sha256 == config.config_sha256
 
 
 def test_a_size_brings_its_budget_and_tokenizer() -> None:

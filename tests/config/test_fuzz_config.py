@@ -106,7 +106,7 @@ def outcome(words: dict[str, str], corpus: Path, cache: Path) -> str:
     return "trained"
 
 
-@pytest.mark.parametrize("num_examples", [30, pytest.param(2000, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("num_examples", [15, pytest.param(2000, marks=pytest.mark.torture)])
 def test_every_command_line_is_refused_or_trains(
     corpus: Path, cache: Path, num_examples: int
 ) -> None:

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+from support.configs import composed
 from support.gpus import show_gpus
 from support.refused import refused
 
 from rope_exp import machine
-from rope_exp.compose import resolve, run_config
+from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
 
 
@@ -23,7 +24,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settled(*overrides: str) -> RunConfig:
-    return resolve(run_config(overrides))
+    return resolve(composed(*overrides))
 
 
 def test_on_two_gpus_two_runs_of_one_rank_go_at_a_time(two_gpus: None) -> None:

@@ -32,6 +32,7 @@ from support.refused import refused
 from tokenizers import Tokenizer
 
 from rope_exp import prepare as prepare_module
+from rope_exp.commands.prepare import main
 from rope_exp.errors import ConfigError, DataError
 from rope_exp.files import DiskError, json_sha256
 from rope_exp.prepare import BLOCK_BYTES, SIDES, library_files, prepare, token_dtype
@@ -128,7 +129,7 @@ def test_two_processes_prepare_once(tmp_path: Path) -> None:
 
 def test_a_killed_preparation_is_never_read(tmp_path: Path, empty_cache: Path) -> None:
     """The next preparation succeeds, and removes the leftover."""
-    path = write_parquet(tmp_path / "a.parquet", [text * 2000 for text in TEXTS])
+    path = write_parquet(tmp_path / "a.parquet", [text * 400 for text in TEXTS])
     child = start_python(CHILD, str(path))
     while not any(file.stat().st_size for file in empty_cache.glob(".*/tokenizer.json")):
         assert child.poll() is None, child.communicate()
@@ -142,19 +143,21 @@ def test_a_killed_preparation_is_never_read(tmp_path: Path, empty_cache: Path) -
     assert left_in(empty_cache) == [prepared.folder.name]
 
 
-def test_the_command_line_prepares_and_says_what_it_made(tmp_path: Path) -> None:
+def test_the_command_line_prepares_and_says_what_it_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write_parquet(tmp_path / "a.parquet", [text * 20 for text in TEXTS])
-    command = [sys.executable, "-m", "rope_exp", "prepare", "data=files", "tokenizer=bytes"]
-    good = subprocess.run([*command, f"data.path={path}"], capture_output=True, text=True)
+    words = ["data=files", "tokenizer=bytes"]
+    command = [sys.executable, "-m", "rope_exp", "prepare", *words, f"data.path={path}"]
+    good = subprocess.run(command, capture_output=True, text=True)
     assert good.returncode == 0, good.stderr
     assert "vocabulary: 257" in good.stdout
-    sweep = [*command, f"data.path={path}", "+experiment=nine"]
-    assert subprocess.check_output(sweep, text=True) == good.stdout
+    assert main([*words, f"data.path={path}", "+experiment=nine"]) == 0
+    assert capsys.readouterr().out == good.stdout
 
     missing = f"data.path={tmp_path / 'none'}"
-    bad = subprocess.run([*command, missing], capture_output=True, text=True)
-    assert bad.returncode == 2
-    assert bad.stderr == f"error: {missing}: there is no such file or folder\n"
+    with refused(f"{missing}: there is no such file or folder", by=ConfigError):
+        main([*words, missing])
 
 
 # -- refusals --------------------------------------------------------------------------------------

@@ -1,18 +1,22 @@
-"""End-to-end tests of generated data, in real processes."""
+"""Tests of runs on generated data, from their words to what they generate."""
 
 from pathlib import Path
 
 import pytest
 import torch
 from support.refused import refused
-from support.runs import train
+from support.trainers import build_trainer
 
 from rope_exp import load_run
 from rope_exp.commands.generate import main as generate
 from rope_exp.commands.prepare import main as prepare
+from rope_exp.compose import run_config
 from rope_exp.errors import ConfigError
 from rope_exp.files import read_json
 from rope_exp.folder import read_metrics, read_run
+from rope_exp.laws.certificate import certificate
+from rope_exp.sweep import admit, as_it_runs
+from rope_exp.worker import record_start
 
 SMALL = """
 model.hidden_size=32 model.intermediate_size=64 model.num_hidden_layers=2 pe=qkvo_rope
@@ -28,10 +32,13 @@ TASKS = {
 @pytest.fixture(scope="module", params=TASKS)
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
-    words = [*SMALL.split(), *TASKS[request.param].split()]
-    done = train(*words, f"run.dir={folder / 'run'}", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return folder / "run"
+    words = [*SMALL.split(), *TASKS[request.param].split(), f"run.dir={folder / 'run'}"]
+    config = run_config([*words, "launch.device=cpu"])
+    [job] = admit([as_it_runs(config)])
+    trainer = build_trainer(job.config, job.folder)
+    record_start(trainer, certificate(config.model, config.pe, config.attn, causal=config.causal))
+    assert trainer.train() == "finished"
+    return job.folder
 
 
 def test_it_learns_and_is_opened(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

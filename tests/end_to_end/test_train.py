@@ -1,16 +1,22 @@
-"""End-to-end tests of training, with real processes, signals and files."""
+"""End-to-end tests of training, with real signals and files."""
 
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.refused import refused
 from support.reports import FINISHED
 from support.runs import Trial, assert_same_losses, kill_the_tree, train
 
+from rope_exp.commands._rank import run_as_rank
+from rope_exp.compose import run_config
+from rope_exp.config import RunConfig
 from rope_exp.files import read_json
 from rope_exp.folder import read_metrics
+from rope_exp.sweep import dispatch
 
 
 def test_a_run_folder_holds_what_the_contract_says(whole: tuple[Path, list[str]]) -> None:
@@ -41,7 +47,7 @@ def test_a_run_folder_holds_what_the_contract_says(whole: tuple[Path, list[str]]
 
 
 def test_the_first_ten_losses_are_the_stored_curve(
-    tmp_path: Path, corpus: Path, tiny_overrides: list[str]
+    tmp_path: Path, tiny_overrides: list[str]
 ) -> None:
     """A change that moves these float32 losses past rounding changes all numbers of the project."""
     stored = json.loads((Path(__file__).parent / "stored_curve.json").read_text())
@@ -54,10 +60,10 @@ def test_the_first_ten_losses_are_the_stored_curve(
 def test_killed_and_started_again_it_is_the_same_run(
     whole: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
-    """The dispatcher is killed early, after a checkpoint, and late, with its child or alone."""
+    """The dispatcher is killed with its child before a checkpoint, and alone after one."""
     folder, command = whole
     trial = Trial(command=tuple(command), folder=tmp_path / "run", undisturbed=folder)
-    for rows, is_alone in ((3, False), (14, True), (37, False)):
+    for rows, is_alone in ((3, False), (14, True)):
         process = trial.start(rows=rows)
         if is_alone:
             # Its child must then end, and release the run.
@@ -68,20 +74,22 @@ def test_killed_and_started_again_it_is_the_same_run(
     trial.assert_goes_on()
 
 
-@pytest.mark.parametrize("rank", [{}, {"RANK": "0", "ACCELERATE_MIXED_PRECISION": "no"}])
+@pytest.mark.parametrize("run", [lambda config: dispatch([config], [""])[0], run_as_rank])
 def test_a_finished_run_is_not_run_again(
-    whole: tuple[Path, list[str]], rank: dict[str, str]
+    whole: tuple[Path, list[str]],
+    run: Callable[[RunConfig], int],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A launcher's rank says so, too."""
     folder, command = whole
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    done = train(*command, f"run.dir={folder}", cwd=folder.parent, **rank)
-    assert done.returncode == 0
-    assert f"{folder} is done: finished, val/loss" in done.stdout
-    assert f"with run.init_from={folder}" in done.stdout
-    longer = train(*command, f"run.dir={folder}", "train.num_steps=999", cwd=folder.parent, **rank)
-    assert longer.returncode == 2
-    assert "belongs to another config (train.num_steps: 60 -> 999)" in longer.stderr
+    words = [*command, f"run.dir={folder}"]
+    assert run(run_config(words)) == 0
+    stdout = capsys.readouterr().out
+    assert f"{folder} is done: finished, val/loss" in stdout
+    assert f"with run.init_from={folder}" in stdout
+    with refused("belongs to another config (train.num_steps: 60 -> 999)"):
+        run(run_config([*words, "train.num_steps=999"]))
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 

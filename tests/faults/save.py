@@ -18,6 +18,8 @@ from rope_exp import checkpoint
 KILLED_BEFORE, KILLED_AFTER, DISK_FULL, INPUT_OUTPUT_ERROR = range(1, 5)
 # How a child ends that is not killed: it met no fault, went on in spite of one, or failed by one.
 UNBROKEN, WENT_ON, FAILED, UNEXPLAINED = range(4)
+# A file system in memory syncs at once.
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 faults = ctypes.CDLL(sys.argv[1])
 
 
@@ -46,7 +48,7 @@ def break_save(folder: Path, number: int, how: int) -> int:
 newest_steps = set()
 for how in (KILLED_BEFORE, KILLED_AFTER, DISK_FULL, INPUT_OUTPUT_ERROR):
     for number in itertools.count(1):
-        with tempfile.TemporaryDirectory() as name:
+        with tempfile.TemporaryDirectory(dir=MEMORY) as name:
             folder = Path(name, "checkpoints")
             save(folder, 1)
             save(folder, 2)

@@ -70,7 +70,9 @@ campaign.admit = lambda *_: print("there", flush=True) or time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("hours", [(), ("--hours", "0.0001")])
+@pytest.mark.parametrize(
+    "hours", [pytest.param((), marks=pytest.mark.torture), ("--hours", "0.0001")]
+)
 def test_a_signal_or_a_deadline_before_any_run(home: Path, hours: tuple[str, ...]) -> None:
     """The command ends as `train` does: exit code 75, one sentence, no traceback."""
     process = start_campaign(home, *hours, prelude=WAITS)

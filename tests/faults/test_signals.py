@@ -58,6 +58,7 @@ def test_asked_to_stop_it_exits_75_and_goes_on(
     trial.assert_goes_on("train.save_every=3")
 
 
+@pytest.mark.torture
 def test_under_nohup_a_closed_terminal_stops_nothing(trial: Trial) -> None:
     process = start(*trial.words, cwd=trial.folder.parent, launcher=("-c", NOHUP))
     wait_for(lambda: trial.num_rows() >= 5, process)

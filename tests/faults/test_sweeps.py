@@ -1,12 +1,10 @@
-"""Tests of sweeps: broken runs, two dispatchers, and one that is stopped."""
+"""Tests of sweeps: two dispatchers at once, and one that is stopped."""
 
 import signal
 from pathlib import Path
 
 import pytest
-from support.runs import num_rows, processes_of, sabotage, start, stopped_by, train, wait_for
-
-from rope_exp.files import read_json
+from support.runs import num_rows, processes_of, start, starts, stopped_by, train, wait_for
 
 
 @pytest.fixture
@@ -20,29 +18,6 @@ def sweep(tiny_overrides: list[str], group: Path) -> list[str]:
     """Return the beginning of a sweep's command line."""
     words = [word for word in tiny_overrides if not word.startswith("run.dir=")]
     return ["-m", *words, f"run.group={group.name}"]
-
-
-def starts(runs: Path) -> dict[str, int]:
-    """Return how often each run of a group that is done was started, by variant."""
-    folders = [path.parent for path in runs.glob("*/seed0/result.json")]
-    return {path.parent.name: len(read_json(path / "env.json")["started"]) for path in folders}
-
-
-def test_broken_runs_are_named_and_rerun_alone(
-    tmp_path: Path, group: Path, sweep: list[str]
-) -> None:
-    """The other run finishes, and a rerun starts only the broken ones."""
-    command = [*sweep, "pe=vo_rope,qk_rope", "train.num_steps=30"]
-    runs = tmp_path / group
-    done = train(*command, cwd=tmp_path, **sabotage(step=5, vo_rope="memory"))
-    assert done.returncode == 1
-    log = "vo_rope/seed0/log.txt"
-    assert f"vo_rope-s0: failed (exit code 1), see {group}/{log}" in done.stderr
-    assert "allocate memory" in (runs / log).read_text()
-    assert starts(runs) == {"qk_rope": 1}
-
-    assert train(*command, cwd=tmp_path).returncode == 0
-    assert starts(runs) == {"qk_rope": 1, "vo_rope": 2}
 
 
 @pytest.mark.torture

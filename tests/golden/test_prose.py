@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Iterable
+from functools import cache
 
 import pandas as pd
 from scipy import stats
@@ -10,13 +11,14 @@ from support.configs import NINE, RECORDED, REPOSITORY
 
 import rope_exp
 
+load_runs = cache(rope_exp.load_runs)
 README = (REPOSITORY / "results/README.md").read_text(encoding="utf-8")
 TUNED = {"qkvo": 0.003, "qk": 0.006, "qkv": 0.003}  # the others: 0.0015
 
 
 def losses(campaign: str) -> pd.DataFrame:
     """Return the losses of a campaign at 26M tokens by seed, and by variant and learning rate."""
-    runs = rope_exp.load_runs(RECORDED / campaign)
+    runs = load_runs(RECORDED / campaign)
     long = runs[runs["steps"] == 6400]
     variant = long["pe"].str.removesuffix("_rope")
     return long.assign(pe=variant).pivot(
@@ -92,7 +94,7 @@ table table_warmup tokens warmup warmup_200"""
 
 def test_counts_across_settings() -> None:
     """A setting is a `group_sha256` with QK and QKVO at one seed; tuned rates are one each."""
-    runs = pd.concat([rope_exp.load_runs(RECORDED / x).assign(of=x) for x in COUNTED.split()])
+    runs = pd.concat([load_runs(RECORDED / x).assign(of=x) for x in COUNTED.split()])
     runs = runs[runs["pe"].isin(NINE) & runs["pe.precision"].isin([None, "float32"])]
     tuned = runs["of"].isin(["nine_26m", "shift_26m"]) & (runs["steps"] == 6400)
     groups = runs.groupby(runs["group_sha256"].mask(tuned, runs["of"]))

@@ -56,6 +56,17 @@ def test_another_config_on_an_old_folder_is_refused(
     assert {path: path.read_bytes() for path in begun.folder.rglob("*")} == before
 
 
+def test_a_group_takes_no_run_of_another_config(
+    on_cpu: OnCpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["run.group=mine", "pe=vo_rope", "optim.lr=0.5"]
+    begin(on_cpu(words[0]).replace("run", dir=None))
+    with refused("run.group=mine: holds runs of another config (optim.lr: 0.003 -> 0.5)"):
+        admit([on_cpu(*words).replace("run", dir=None)])
+    assert not (tmp_path / "results/runs/mine/vo_rope").exists()
+
+
 def test_a_stage_longer_than_the_corpus_is_refused(on_cpu: OnCpu) -> None:
     config = on_cpu("train.stages=[[16,5],[9000000,1,1]]")
     with refused("train.stages=[[16, 5], ", "a window needs 9000001 tokens and the corpus has"):

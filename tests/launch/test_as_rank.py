@@ -1,12 +1,14 @@
 """Tests of a process that a launcher starts as a rank, and of environments that are refused."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.command import assert_refused, command
 from support.refused import refused
 
-from rope_exp.commands._rank import check_ranks
+from rope_exp.commands._rank import check_ranks, run_as_rank
+from rope_exp.config import RunConfig
 
 ACCELERATE = "ACCELERATE_MIXED_PRECISION=no"
 
@@ -31,18 +33,18 @@ def test_a_rank_that_no_launcher_sets_is_refused(
         check_ranks()
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("launch.num_processes=2", "=2: but this launcher started 1"),
-        # Otherwise every rank would run the whole sweep.
-        ("-m pe=nope,vo_rope", "every rank of `accelerate launch`"),
-    ],
-)
-def test_a_command_under_such_a_launcher_exits_with_2(
-    tmp_path: Path, tiny_overrides: list[str], words: str, sentence: str
+def test_a_number_of_processes_that_no_launcher_started_is_refused(
+    tiny: Callable[..., RunConfig],
 ) -> None:
+    with refused("launch.num_processes=2: but this launcher started 1"):
+        run_as_rank(tiny("launch.num_processes=2"))
+
+
+def test_a_sweep_under_such_a_launcher_exits_with_2(
+    tmp_path: Path, tiny_overrides: list[str]
+) -> None:
+    """Otherwise every rank would run the whole sweep."""
     environment = dict([ACCELERATE.split("=")])
-    done = command(*tiny_overrides, *words.split(), cwd=tmp_path, **environment)
-    assert_refused(done, sentence)
+    done = command(*tiny_overrides, "-m", "pe=nope,vo_rope", cwd=tmp_path, **environment)
+    assert_refused(done, "every rank of `accelerate launch`")
     assert list(tmp_path.iterdir()) == []

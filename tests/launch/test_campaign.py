@@ -102,7 +102,7 @@ def test_a_cell_that_diverged_is_done(trained: Path, capsys: Capture) -> None:
     # A run that diverged has no probes.
     del values["probes_sha256"]
     (result.parent / "probes.json").unlink()
-    write_json(result, values | {"status": "diverged", "val/loss": None, "diverged_step": 201})
+    write_json(result, values | {"status": "diverged", "val/loss": None, "diverged_step": 61})
 
     for _ in range(2):
         assert run_campaign(progress(trained)) == 0
@@ -173,7 +173,7 @@ def test_another_python_has_another_embedded_corpus(
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("train.num_steps=201", "train.num_steps: 200 -> 201"),
+        ("train.num_steps=61", "train.num_steps: 60 -> 61"),
         ("launch.num_threads=2", "launch.num_threads: 1 -> 2"),
         ("train.probes=[windows]", 'train.probes: ["windows", "shift"] -> ["windows"]'),
     ],
@@ -190,7 +190,7 @@ def test_a_record_of_another_config_is_refused(clone: Path, word: str, said: str
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in ("english", "rates_26m") else pytest.mark.torture)
+        pytest.param(name, marks=() if name == "english" else pytest.mark.torture)
         for name in recorded_campaigns(RECORDED)
     ],
 )

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.configs import TINY
 from support.refused import refused
 from support.runs import until
 
@@ -15,6 +14,8 @@ from rope_exp.compose import resolve, run_config
 from rope_exp.folder import read_result, write_config
 from rope_exp.slurm.cluster import Queue
 from rope_exp.sweep import admit
+
+Capsys = pytest.CaptureFixture[str]
 
 
 def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, **outputs: str) -> None:
@@ -26,24 +27,22 @@ def commands(folder: Path, monkeypatch: pytest.MonkeyPatch, **outputs: str) -> N
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
 
-def test_a_sweep_is_rehearsed_on_this_machine(tmp_path: Path, corpus: Path, cache: Path) -> None:
+def test_a_sweep_is_rehearsed_on_this_machine(
+    tiny_overrides: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capsys
+) -> None:
     """One job trains both runs; the hash in their folders stays as the node resolves `auto`."""
-    data = [f"data.path={corpus}", "data.holdout_fraction=0.2", f"data.cache_dir={cache}"]
-    words = [*TINY, *data, "pe=nope,vo_rope", "launch=slurm_local"]
-
-    def command(*more: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "rope_exp", "sweep", *words, *more],
-            cwd=tmp_path, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        return done.stdout
-
-    assert command("--list").count("left") == 2
-    assert "submitted 2 runs, jobs " in command("launch.cells_per_job=2")
+    words = [*tiny_overrides[:-1], "pe=nope,vo_rope", "launch=slurm_local"]
+    monkeypatch.chdir(tmp_path)
+    assert sweep([*words, "--list"]) == 0
+    assert capsys.readouterr().out.count("left") == 2
+    # In a process of its own, because submitit's job outlives the command.
+    command = [sys.executable, "-m", "rope_exp", "sweep", *words, "launch.cells_per_job=2"]
+    assert "submitted 2 runs, jobs " in subprocess.check_output(command, text=True)
     runs = tmp_path / "results/runs"
     until(lambda: len([*filter(read_result, runs.glob("*/*/seed0"))]) == 2, 120)
-    assert command("--list").count("finished") == 2
-    assert "nothing to submit" in command()
+    assert sweep([*words, "--list"]) == sweep(words) == 0
+    listed = capsys.readouterr().out
+    assert (listed.count("finished"), listed.count("nothing to submit")) == (2, 1)
 
 
 def test_the_queue_tells_what_became_of_a_job(

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.configs import composed
 from support.gpus import show_gpus
 
-from rope_exp.compose import resolve, run_config
+from rope_exp.compose import resolve
 from rope_exp.sweep import Job
 
 
@@ -20,7 +21,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def waiting(*overrides: str) -> Job:
     """Return a run that waits for its GPUs."""
-    return Job(resolve(run_config(overrides)))
+    return Job(resolve(composed(*overrides)))
 
 
 def leased(*overrides: str) -> Job:

@@ -11,7 +11,7 @@ from rope_exp.decoder import Decoder
 # Raised by torch's compiler.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-SMALL = ("model.hidden_size=32", "model.intermediate_size=48", "model.num_hidden_layers=2")
+SMALL = ("model.hidden_size=32", "model.intermediate_size=48", "model.num_hidden_layers=1")
 VOCAB = 64
 
 

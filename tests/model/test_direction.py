@@ -12,7 +12,7 @@ from rope_exp.rope import rotate
 
 Rotation = Callable[..., Tensor]
 
-NUM_STEPS = 20
+NUM_STEPS = 8
 
 
 def other_way(x_BTHK: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Tensor:

@@ -23,13 +23,8 @@ def undrawn(tables: Mapping[str, Report]) -> str:
 
 
 @pytest.fixture(scope="module")
-def tables() -> dict[str, Report]:
-    return make_tables()
-
-
-@pytest.fixture(scope="module")
-def text(tables: dict[str, Report]) -> str:
-    return undrawn(tables)
+def text() -> str:
+    return undrawn(make_tables())
 
 
 def shown(table: str) -> list[list[str]]:
@@ -77,9 +72,9 @@ def test_texts_of_records_are_no_markup() -> None:
     assert html.escape(HOSTILE, quote=False).replace("'", "&#39;") in hostile
 
 
-def test_numbers_are_those_of_the_tables(text: str, tables: dict[str, Report]) -> None:
+def test_numbers_are_those_of_the_tables(text: str) -> None:
     head, first = text.split('<section class="setting" id="')[:2]
-    for place, report in tables.items():
+    for place, report in make_tables().items():
         markup = text.partition(f'<section class="setting" id="{place}"')[2].partition("</section>")
         # The first setting's table is above, in the answer.
         answer = head if first.startswith(f'{place}"') else ""

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.command import assert_refused, command
+from support.command import command
 from support.kinds import KINDS, subsets_of
 from support.models import VOCAB, make_pe, make_sizes, tokens
 from support.refused import refused
@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from rope_exp.attn.decay import Config as DecayConfig
 from rope_exp.attn.linear import Config as LinearConfig
 from rope_exp.attn.retention import Config as RetentionConfig
+from rope_exp.commands.plan import main as plan
 from rope_exp.compose import compose_jobs, resolve, run_config
 from rope_exp.config import Architecture, RunConfig
 from rope_exp.decoder import Decoder
@@ -145,11 +146,11 @@ def test_an_unknown_vocabulary_is_one_sentence() -> None:
         cost_lines(config)
 
 
-def test_the_command_plans_a_sweep(tmp_path: Path) -> None:
-    done = command("-m", "pe=nope,vo_rope", script="plan", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    done = command("pe=nope,vo_rope", script="plan", cwd=tmp_path)
-    assert_refused(done, "pe: several values make a sweep, which needs -m")
+def test_the_command_plans_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(["-m", "pe=nope,vo_rope"]) == 0
+    assert "2 runs" in capsys.readouterr().out
+    with refused("pe: several values make a sweep, which needs -m"):
+        plan(["pe=nope,vo_rope"])
 
 
 @pytest.mark.parametrize("words", [["attn=mla"], ["attn=shared_s2", "pe=qkvo_rope"], []])

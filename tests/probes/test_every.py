@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.configs import composed
 from support.models import VOCAB, make_sizes, opinionated
 from support.probes import END, HELD_OUT, Finished
 from support.refused import refused
 
-from rope_exp.compose import run_config
 from rope_exp.identity import choices
 from rope_exp.prepare import open_data
 from rope_exp.probes._windows import attentions
@@ -33,21 +33,17 @@ each_probe = pytest.mark.parametrize("name", choices("probes"))
 
 def model_of(name: str, **changes: Any) -> Finished:
     """Return a small model that can be asked for a probe, on text or on generated data."""
-    config = run_config(["pe=qkvo_rope", *SUITED.get(name, SMALL), f"train.probes=[{name}]"])
+    config = composed("pe=qkvo_rope", *SUITED.get(name, SMALL), f"train.probes=[{name}]")
     data: Any = SimpleNamespace(
         tokens={"validation": HELD_OUT}, corpus={"end_id": END}, vocab_size=VOCAB
     )
     if config.data.task:
         data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
     decoder = opinionated(
-        *"qkvo",
-        attn=config.attn,
-        sizes=make_sizes(token_shift=config.model.token_shift),
-        trainable=config.pe.trainable,
-        vocab_size=data.vocab_size,
-        causal=config.causal,
+        *"qkvo", attn=config.attn, sizes=make_sizes(token_shift=config.model.token_shift),
+        trainable=config.pe.trainable, vocab_size=data.vocab_size, causal=config.causal,
         num_outputs=config.data.task and config.data.task.num_outputs,
-    )
+    )  # fmt: skip
     return Finished(decoder, config, data, 4, **changes)
 
 
@@ -141,15 +137,15 @@ REFUSED = [
 
 @pytest.mark.parametrize("words", ASKED, ids=" ".join)
 def test_what_can_be_answered_can_be_asked(words: list[str]) -> None:
-    run_config(words)
+    composed(*words)
 
 
 @pytest.mark.parametrize(("words", "probe", "said"), REFUSED, ids=str)
 def test_what_cannot_be_answered_is_refused(words: list[str], probe: str, said: str) -> None:
     """The run may still ask for other probes."""
+    asked = composed(*words, "train.probes=[windows]")
     with refused(f'train.probes=["windows", "{probe}"]', said):
-        run_config([*words, f"train.probes=[windows,{probe}]"])
-    run_config([*words, "train.probes=[windows]"])
+        asked.replace("train", probes=("windows", probe))
 
 
 @each_probe
@@ -160,4 +156,4 @@ def test_generated_data_is_asked_for_its_own_probe(name: str) -> None:
             if name == own
             else refused(f'train.probes=["{name}"]', f"can be asked for {own} alone")
         ):
-            run_config([f"data={kind}", f"train.probes=[{name}]"])
+            composed(f"data={kind}").replace("train", probes=(name,))

@@ -124,7 +124,7 @@ time.sleep(60)
 def test_a_part_that_takes_too_long_ends_with_its_own(tmp_path: Path) -> None:
     """A surviving child would hold the GPU's memory while the next part is timed."""
     log = tmp_path / "slow.log"
-    assert gpu.run(["-c", FAMILY], 4.0, log) == EXIT_STOPPED
+    assert gpu.run(["-c", FAMILY], 2.0, log) == EXIT_STOPPED
     child = Path("/proc") / log.read_text().strip() / "stat"
     deadline = time.monotonic() + 5
     # A zombie has ended, too.

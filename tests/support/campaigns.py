@@ -23,7 +23,7 @@ DECIDED = (
 )  # fmt: skip
 FIXED = (*TINY, *DECIDED, "data.path=corpus", "data.holdout_fraction=0.2")
 # These runs are long enough for a test to interrupt them.
-LONG = ("train.num_steps=200", "train.save_every=10", "train.eval_every=100")
+LONG = ("train.num_steps=60", "train.save_every=10", "train.eval_every=30")
 # These runs are short, and save five checkpoints.
 SHORT = (*FIXED, "train.num_steps=20", "train.save_every=4")
 ROWS = {"qk": ["pe=qk_rope"], "vo": ["pe=vo_rope"]}
@@ -61,12 +61,9 @@ def start_campaign(
     code = f"{prelude}\n{COMMAND}"
     return subprocess.Popen(
         [sys.executable, "-c", code, "mine", "--config-dir", str(folder), *words],
-        cwd=folder,
-        env=os.environ | shared | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+        cwd=folder, env=os.environ | shared | environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
 def make_home(folder: Path, corpus: Path) -> Path:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,13 +22,9 @@ SUBSETS = [subset for size in range(5) for subset in itertools.combinations("qkv
 
 def make_sizes(**changes: Any) -> ModelConfig:
     sizes: dict[str, Any] = {
-        "name": "test",
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
+        "name": "test", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2,
+    }  # fmt: skip
     return ModelConfig(**(sizes | changes))
 
 
@@ -121,6 +118,7 @@ def bias_of(decoder: Decoder, length: int) -> Tensor:
     return bias_HTT
 
 
+@cache
 def rotation_matrix(position: int, dim: int, base: float = BASE) -> Tensor:
     """Return R_m as a dense matrix, written out pair by pair."""
     matrix = torch.zeros(dim, dim, dtype=torch.float64)

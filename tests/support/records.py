@@ -32,6 +32,7 @@ def report_on(campaign: str, *rows: str, seeds: Iterable[int] | None = None) -> 
     return build(runs_of(campaign, *rows, seeds=seeds), ["pe"])
 
 
+@cache
 def make_tables() -> dict[str, Report]:
     """Return the tables of two campaigns: nine variants, and a few at two budgets."""
     tables = {}

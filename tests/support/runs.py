@@ -35,10 +35,8 @@ def start(
         [*within, sys.executable, *launcher, TRAIN, *overrides],
         cwd=cwd,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"} | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
 def train(*overrides: str, cwd: Path, **kwargs: Any) -> Completed:
@@ -118,12 +116,18 @@ def until(is_so: Callable[[], object], seconds: float = 30.0) -> None:
     while not is_so():
         if time.monotonic() > end:
             raise TimeoutError(f"not within {seconds:.0f} s")
-        time.sleep(0.3)
+        time.sleep(0.05)
 
 
 def num_rows(folder: Path) -> int:
     path = folder / "metrics.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def starts(runs: Path) -> dict[str, int]:
+    """Return how often each run of a group that is done was started, by variant."""
+    folders = [path.parent for path in runs.glob("*/seed0/result.json")]
+    return {path.parent.name: len(read_json(path / "env.json")["started"]) for path in folders}
 
 
 def numbers(folder: Path) -> list[dict[str, Any]]:

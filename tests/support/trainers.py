@@ -14,7 +14,7 @@ from rope_exp.config import RunConfig
 from rope_exp.files import read_json
 from rope_exp.folder import PROBES, read_metrics, write_config
 from rope_exp.graphs.cuda import WARMUP_STEPS, StepGraphs
-from rope_exp.prepare import prepare
+from rope_exp.prepare import open_data, prepare
 from rope_exp.step import Parallel, optimizer_tensors
 from rope_exp.trainer import Outcome, Trainer
 
@@ -26,7 +26,7 @@ def build_trainer(config: RunConfig, folder: Path, **changes: Any) -> Trainer:
     config = resolve(config)
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder, config)
-    prepared = prepare(config.data, config.tokenizer, seq_len=config.train.seq_len)
+    prepared = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
     stop: Any = SimpleNamespace(requested=False)
     parallel = Parallel(config.launch.device, "fp32", 1)
     return Trainer(config, folder, replace(prepared, **changes), parallel, stop)

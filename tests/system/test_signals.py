@@ -25,6 +25,11 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[StopSignal]:
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
+def test_under_nohup_no_closed_terminal_stops_a_run() -> None:
+    code = "import signal, rope_exp.signals as ours; assert signal.SIGHUP not in ours.STOP_SIGNALS"
+    subprocess.run(["nohup", sys.executable, "-c", code], check=True, capture_output=True)
+
+
 def send(*numbers: signal.Signals) -> None:
     for number in numbers:
         os.kill(os.getpid(), number)

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.configs import composed
 from support.corpora import spell
 
 from rope_exp.batches import Batch, held_out_rows, training_batch
-from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
 from rope_exp.identity import choices
@@ -22,7 +22,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def config_of(kind: str, *overrides: str) -> RunConfig:
-    return run_config([f"data={kind}", "train.global_batch_size=4", *overrides])
+    return composed(f"data={kind}", "train.global_batch_size=4", *overrides)
 
 
 def data_of(config: RunConfig) -> Generated:
@@ -169,7 +169,7 @@ def test_the_hash_is_of_what_rows_follow_from(kind: str, monkeypatch: pytest.Mon
 @each_kind
 def test_the_choice_of_data_is_enough(kind: str) -> None:
     """It chooses its tokenizer, whatever the size prefers, its objective and its head."""
-    config = run_config([f"data={kind}", "model=10m"])
+    config = composed(f"data={kind}", "model=10m")
     facts = config.data.task
     assert (config.tokenizer.name, config.tokenizer.kind) == ("task", "task")
     assert config.train.objective == facts.objective

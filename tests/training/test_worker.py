@@ -21,10 +21,13 @@ def test_a_rank_listens_before_it_imports_torch() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+NO_GPU = "launch.device=cuda: torch finds no such device here"
+
+
 @pytest.mark.parametrize(
     ("arguments", "backend", "words"),
     [
-        ("'cuda', 'bf16', 1", "no", "launch.device=cuda: torch finds no such device here"),
+        pytest.param("'cuda', 'bf16', 1", "no", NO_GPU, marks=pytest.mark.torture),
         ("'cpu', 'fp32', 1", "inductor", "ACCELERATE_DYNAMO_BACKEND=INDUCTOR: must be unset"),
     ],
 )

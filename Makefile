@@ -54,7 +54,7 @@ format: setup-dev ## rewrite the source in the project's style
 	$(BIN)/ruff format .
 
 bench: setup-dev ## time a training step beside that of transformers' Trainer
-	GOMP_SPINCOUNT=10000 $(BIN)/python scripts/bench.py $(BENCH)
+	GOMP_SPINCOUNT=50000 $(BIN)/python scripts/bench.py $(BENCH)
 
 lock: setup-dev ## write constraints.txt from what .venv holds
 	(head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu//') > constraints.new

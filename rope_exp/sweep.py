@@ -125,7 +125,7 @@ class Job:
         # By default, threads that wait for a parallel region spin for long. Beside other work they
         # take the cores from the threads that they wait for (docs/performance.md).
         if "OMP_WAIT_POLICY" not in environment:
-            environment.setdefault("GOMP_SPINCOUNT", "10000")
+            environment.setdefault("GOMP_SPINCOUNT", "50000")
         if launch.device == "cpu":
             environment["ACCELERATE_USE_CPU"] = "true"
         if self.leases:

@@ -57,8 +57,8 @@ class Report:
     left_out: Mapping[str, str]  # folders without a readable run, and the reason
     losses: pd.DataFrame  # by seed and row, for rows that have any
     noise: Noise | None  # None with fewer than two seeds
-    # By family: the "published" relations, each row against the "reference", and "all" pairs. A
-    # frame has the columns of `judge`, and `..._alone` by paired t tests, which plan no seeds.
+    # By family ("published" relations, each row against the "reference", "all" pairs): the columns
+    # of `judge`, and `..._alone` by paired t tests, which assume less and plan no seeds.
     pairs: Mapping[str, pd.DataFrame]
 
     @property

@@ -40,8 +40,8 @@ def folder(tmp_path: Path) -> Path:
 
 def fewest(overrides: Sequence[Override]) -> list[list[str]]:
     """Return jobs of a sweep in which each value occurs: composing all of them takes longer."""
-    seen: set[str] = set()
-    return [job for job in split(overrides) if not seen >= {*job} and not seen.update(job)]
+    first = {word: tuple(job) for job in reversed(split(overrides)) for word in job}
+    return [[*job] for job in dict.fromkeys(first.values())]
 
 
 @pytest.mark.parametrize("words", dict.fromkeys(printed("python train.py")))

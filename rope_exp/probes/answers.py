@@ -102,7 +102,7 @@ def match_relations(report: Report) -> list[dict[Any, Any]]:
     for split, of_split in shares[shares["bin"] == 0].groupby("split", observed=True):
         wrong = 1 - of_split.pivot(index="seed", columns="pe", values="share")
         noise = noise_of(wrong, paired=report.is_always_paired)
-        for pair in judge(wrong, signs, noise).to_dict("records"):
+        for pair in judge(wrong, signs, noise, plan=False).to_dict("records"):
             a, b = pair["a"], pair["b"]
             of_both = wrong[[a, b]].to_numpy()
             has_room = np.nanmax(of_both) > ROOM and np.nanmin(of_both) < 1 - ROOM

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev table test torture cluster lint type format report bench lock floors clean
+.PHONY: help setup setup-dev table test torture cluster lint type format paper bench lock floors clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -26,12 +26,13 @@ INSTALL = $(BIN)/pip install --quiet --no-compile --constraint constraints.txt -
 	$(INSTALL) '.[dev]'
 	@touch $@ .venv/ready
 
-table: setup ## train the nine on the stdlib corpus; table and figures in results/
+table: setup ## train the nine on the stdlib corpus; table and figures in out/table/
 	$(BIN)/python train.py +experiment=nine run.group=table
 	$(BIN)/python scripts/report.py --group table
 
-report: setup ## every campaign's tables and figures again, from its records; results/report.html
-	$(BIN)/python scripts/report.py --campaign all
+paper: setup-dev ## the paper's tables again, from its records, and the tests of its pages
+	PYTHONPATH=. $(BIN)/python paper/tables.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal paper/tests
 
 test: setup-dev ## every test but the long faults
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal

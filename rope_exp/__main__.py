@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped with
 # Import nothing slow here: signals reach `leave` only after these imports.
 import signal
 import sys
+from typing import Protocol, cast
 
 from rope_exp.errors import explained
 from rope_exp.signals import leave, on_signal
@@ -29,15 +30,23 @@ def main(command: str | None = None) -> int:
     return code
 
 
+class Command(Protocol):
+    """A file of commands/."""
+
+    def main(self, words: list[str]) -> int:
+        """Run the command with the words after its name; return its exit code."""
+
+
 def _run(command: str, words: list[str]) -> int:
     if command == "--version":
-        from rope_exp import __version__
+        from rope_exp.version import __version__
 
         print(__version__)
         return 0
     from rope_exp.identity import chosen
 
-    return int(chosen("commands", command.replace("-", "_"), "command").main(words))
+    leaf: Command = cast("Command", chosen("commands", command.replace("-", "_"), "command"))
+    return leaf.main(words)
 
 
 if __name__ == "__main__":

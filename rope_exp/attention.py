@@ -6,7 +6,7 @@ for each query head and before the output projection. Values rotate once, before
 The cache holds keys and values, or their latent, in the dtype in which they are read, or a state in
 float32 at least: in a narrow sum over many tokens, the contribution of one more would vanish.
 
-Softmax attention is torch's fused kernel, or the one that rope_exp/kernels has for a device.
+Softmax attention is torch's fused kernel, or on a CPU our own (cpu_attention.py).
 
 Shapes: B batch, T position, D model width, H query heads, G key/value heads, K features of a key,
 V of a value and of an output, E entries kept in the cache, F frequencies.
@@ -15,13 +15,14 @@ V of a value and of an output, E entries kept in the cache, F frequencies.
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rope_exp.identity import choices, chosen
+from rope_exp import cpu_attention
+from rope_exp.identity import chosen
 from rope_exp.rope import rotate
 from rope_exp.sections import PAIRS, Kind, ModelConfig, SoftmaxConfig
 
@@ -221,18 +222,60 @@ class SoftmaxAttention(Attention):
         return self.turn("o", o_BTHK, at)
 
 
+class ShiftedAttention(SoftmaxAttention):
+    """Softmax attention whose keys and values project x_t + mu (x_{t-1} - x_t)."""
+
+    def __init__(self, config: ModelConfig, attn: SoftmaxConfig, sites: Collection[str]) -> None:
+        super().__init__(config, attn, sites)
+        self.token_shift = nn.Parameter(torch.full((config.hidden_size,), 0.5))
+
+    def project(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> tuple[Tensor, ...]:
+        shifted_BTD = x_BTD + self.token_shift * (previous(x_BTD, at, cache) - x_BTD)
+        return self.q_proj(x_BTD), *linears(shifted_BTD, self.k_proj, self.v_proj)
+
+
+def previous(x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:
+    """Return x_{t-1}; the first token of a row or of a document gives its own x_t."""
+    before_B1D = x_BTD[:, :1]
+    if cache is not None:
+        before_B1D = cache.states.get("newest", before_B1D)
+    previous_BTD = torch.cat([before_B1D, x_BTD[:, :-1]], dim=1)
+
+    if at.document_BT is not None:
+        earlier_BT = torch.cat([at.document_BT[:, :1], at.document_BT[:, :-1]], dim=1)
+        goes_on_BT1 = (at.document_BT == earlier_BT)[..., None]
+        previous_BTD = torch.where(goes_on_BT1, previous_BTD, x_BTD)
+
+    if cache is not None:
+        # A copy: a view would keep a whole prompt.
+        cache.states["newest"] = x_BTD[:, -1:].detach().clone()
+    return previous_BTD
+
+
+class AttentionLeaf(Protocol):
+    """A file of attn/: the keys of a kind of attention, and its layer."""
+
+    @property
+    def Config(self) -> type[Kind]: ...
+    @property
+    def Layer(self) -> type[Attention]: ...
+
+
+def attention_leaf(kind: str) -> AttentionLeaf:
+    """Return the file of attn/ that attn.kind names."""
+    return cast("AttentionLeaf", chosen("attn", kind, "attn.kind"))
+
+
 def make_attention(config: ModelConfig, attn: Kind, sites: Collection[str]) -> Attention:
     """Return the attention module of one layer in which these sites rotate."""
     layer: type[Attention] = SoftmaxAttention
     if not isinstance(attn, SoftmaxConfig):
-        layer = chosen("attn", attn.kind, "attn.kind").Layer
+        layer = attention_leaf(attn.kind).Layer
     elif config.token_shift:
-        layer = chosen("shift", "token", "model.token_shift").Layer
+        layer = ShiftedAttention
     return layer(config, attn, sites)
 
 
-# Our own kernels, by the type of their device.
-KERNELS = {device: chosen("kernels", device, "launch.device") for device in choices("kernels")}
 MAX_FLASH = 256  # features of a head, in the fast forms of torch's kernel
 
 
@@ -274,8 +317,8 @@ def attention(
 
     # Which keys each query attends to, [T, E] or [B, 1, T, T]; None: by `causal` alone.
     is_met = None
-    kernel: Any = KERNELS.get(q_BTHK.device.type)
-    has_kernel = kernel is not None and num_queries == num_keys <= kernel.MAX_LENGTH
+    on_cpu = q_BTHK.device.type == "cpu"
+    has_kernel = on_cpu and num_queries == num_keys <= cpu_attention.MAX_LENGTH
     if causal and (has_kernel or num_queries < num_keys or not is_plain):
         # int32 is as wide as the scores, so the mask vectorises.
         key_E = torch.arange(num_keys, dtype=torch.int32, device=q_BTHK.device)
@@ -291,7 +334,7 @@ def attention(
         return _fused(q_BTHK, k_BEGK, v_BEGV, is_met, bias_HTE, sink_H, causal)
     k_BTHK, v_BTHV = (for_queries(x, q_BTHK.shape[2]) for x in (k_BEGK, v_BEGV))
     more = (bias_HTE, is_met, window, causal, sink_H)
-    return kernel.attention(q_BTHK, k_BTHK, v_BTHV, *more)
+    return cpu_attention.attention(q_BTHK, k_BTHK, v_BTHV, *more)
 
 
 def _fused(

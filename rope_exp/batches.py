@@ -12,57 +12,19 @@ what else was drawn), N windows.
 
 import functools
 import hashlib
-import math
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rope_exp.config import RunConfig
-from rope_exp.prepare import TEST, TRAIN, VALIDATION, DataSet, Prepared
+from rope_exp.corpus import TEST, TRAIN, VALIDATION, Batch, DataSet, Ints
+from rope_exp.prepare import Prepared
 
-Ints = NDArray[np.int64]
 Tokens = NDArray[np.unsignedinteger]  # 1-D
-Reals = NDArray[np.float64]
-
-NO_TARGET = -1  # replaces a target where nothing is to be predicted
 # The seed and the step of held-out rows, so that every evaluation of every run hides the same
 # tokens. Training has no step 0.
 HELD_OUT = (0, 0)
-
-
-class Batch(NamedTuple):
-    """The rows that a model reads, and their targets: numpy's arrays, or tensors on a device."""
-
-    ids_BT: Any
-    target_BP: Any  # the target token at each place, or NO_TARGET; or real numbers, [B, P, O]
-    hashed_BS: Any  # the columns of each row that order_sha256 covers; None on a device
-    place_BP: Any = None  # of the targets in the row; None: all places, so that P = T
-    position_BT: Any = None  # None: 0, 1, 2, ...
-    document_BT: Any = None  # the number of each token's document, which limits attention
-
-    def rows(self, part: slice) -> "Batch":
-        """Return some of the rows."""
-        return Batch(*(None if column is None else column[part] for column in self))
-
-    def split(self, size: int) -> Iterator["Batch"]:
-        """Yield micro-batches of `size` rows; the last may have fewer."""
-        for start in range(0, len(self.ids_BT), size):
-            yield self.rows(slice(start, start + size))
-
-    @property
-    def num_targets(self) -> int:
-        """The number of tokens to predict, or of places at which real numbers are predicted."""
-        if self.target_BP.ndim == 3:
-            return math.prod(self.target_BP.shape[:2])
-        return int((self.target_BP != NO_TARGET).sum())
-
-    @property
-    def further(self) -> dict[str, Any]:
-        """The decoder's keyword arguments besides ids and targets."""
-        names = ("place_BP", "position_BT", "document_BT")
-        return {name: getattr(self, name) for name in names}
 
 
 def training_batch(config: RunConfig, data: DataSet, step: int) -> Batch:

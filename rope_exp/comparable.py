@@ -28,7 +28,7 @@ OWN_RATE = "optim.lr"  # each row of a campaign may have its own value of this k
 ORDER = "data.seed"
 SEEDS = ("seed", ORDER)  # runs of a block share these keys
 # Surroundings of a run (machine.MARKED) that must agree within a block. Other differences
-# are marked (docs/paper/protocol.md).
+# are marked (paper/protocol.md).
 REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")
 
 # Masking adds an id to the vocabulary.
@@ -106,7 +106,7 @@ def rows_of(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
     """
     factors = (*keys, "seed", *(OF_ROW if ROW in keys else ()))
     # A campaign can train every row at the learning rate that is best for it
-    # (docs/paper/protocol-2.md): the row's overrides set it, and it is no factor of the campaign.
+    # (paper/protocol-2.md): the row's overrides set it, and it is no factor of the campaign.
     if all(run.row and OWN_RATE not in run.factors for run in runs):
         factors = (*factors, OWN_RATE)
 
@@ -167,7 +167,7 @@ def row_factors(runs: Sequence[Run]) -> list[str]:
 
 
 def check_blocks(runs: Sequence[Run]) -> None:
-    """Refuse runs of one seed whose surroundings docs/paper/protocol.md does not let differ."""
+    """Refuse runs of one seed whose surroundings paper/protocol.md does not let differ."""
     for seed in sorted({run.config.seed for run in runs}):
         differing = differing_surroundings([run for run in runs if run.config.seed == seed])
         for key in REFUSED_WITHIN_A_BLOCK:
@@ -175,7 +175,7 @@ def check_blocks(runs: Sequence[Run]) -> None:
                 raise ReportError(
                     f"seed {seed} of {runs[0].group} has runs with {key} "
                     f"{' and '.join(differing[key])}, but a block must have only one "
-                    "(docs/paper/protocol.md); rerun one of them"
+                    "(paper/protocol.md); rerun one of them"
                 )
 
 

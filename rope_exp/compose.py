@@ -25,9 +25,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.resolvers import oc
 
+from rope_exp import hub
 from rope_exp.config import RunConfig, flat
 from rope_exp.errors import ConfigError, first_line
-from rope_exp.identity import Rule, chosen, optional, refuse, unknown_key
+from rope_exp.identity import Rule, broken, refuse, unknown_key
 from rope_exp.machine import PACKAGE, ROOT, gpus, has_bf16, has_compiler
 from rope_exp.sections import LaunchConfig
 
@@ -173,10 +174,15 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
 
     config = RunConfig.from_dict(plain)
     if config.model.match_params is not None:
-        config = chosen("plan", "costs", "model.match_params").with_matched(config)
+        # Imported where it is needed, here and below: torch takes seconds.
+        from rope_exp.costs import with_matched
+
+        config = with_matched(config)
     if config.pe.code is None or config.pe.source is not None:
         return config
-    return chosen("position", "own", "pe.code").with_source(config, [CONFIGS, *own_folders])
+    from rope_exp.custom_code import with_source
+
+    return with_source(config, [CONFIGS, *own_folders])
 
 
 def without_hydra(tree: DictConfig) -> DictConfig:
@@ -219,6 +225,44 @@ def explain(error: Exception) -> ConfigError:
 # -- on this machine -------------------------------------------------------------------------------
 
 
+def finalise(
+    config: RunConfig,
+    world_size: int | None = None,
+    *,
+    asks_hub: bool = True,
+    resolves: bool = True,
+) -> RunConfig:
+    """Return a config with nothing left open: as it runs, and as config.yaml keeps it.
+
+    `to_run_config` has filled in what depends on the command line alone: the width of the MLP that
+    model.match_params asks for, and the text of pe.code. Here follow, in this order, the commits of
+    data and tokenizer on the hub, the hash of the weights of run.init_from, and `auto` keys.
+
+    Args:
+        world_size: of the launcher that started this process; None: we start the processes.
+        asks_hub: false for a plan, which needs no network.
+        resolves: false where a node of a cluster does this later.
+    Raises:
+        ConfigError: a commit, a run or a device is not there, or a class of pe.code is mistaken:
+            it is measured here, before anything is written.
+    """
+    if asks_hub:
+        data, tokenizer = hub.pin(config.data, config.tokenizer)
+        config = replace(config, data=data, tokenizer=tokenizer)
+    if config.run.init_from is not None:
+        from rope_exp.init_from import with_weights
+
+        config = with_weights(config)
+    if not resolves:
+        return config
+    config = resolve(config, world_size)
+    if config.pe.code is not None:
+        from rope_exp.laws import measured_once
+
+        measured_once(config.model, config.pe, config.attn, causal=config.causal)
+    return config
+
+
 def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     """Return `config` with `auto` replaced by this machine's values; refuse what it lacks.
 
@@ -235,7 +279,7 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     launch = replace(launch, device=device, num_processes=processes)
     launch = replace(launch, max_parallel=runs_at_a_time(launch))
     config = replace(config, launch=launch)
-    refuse(config, _machine_rules(config, world_size is None))
+    refuse(config, broken(_machine_rules(config, world_size is None)))
 
     train = config.train
     resolved: dict[str, Any] = {}
@@ -244,9 +288,9 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     if train.compile == "auto":
         # On a GPU it pays by estimate from 1e14 operations at nano and 4e15 at 125m, and a run
         # worth a GPU takes more.
-        costs = optional("plan", "costs")
-        pays = device == "cuda" or (costs is not None and costs.pays_to_compile(config))
-        resolved["compile"] = pays and has_compiler(device)
+        from rope_exp.costs import pays_to_compile
+
+        resolved["compile"] = (device == "cuda" or pays_to_compile(config)) and has_compiler(device)
     if train.deterministic == "auto":
         resolved["deterministic"] = device == "cpu"
     return config.replace("train", **resolved)

@@ -6,16 +6,28 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cached_property, reduce
 from operator import attrgetter, getitem
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Self
+from typing import Any, Protocol, Self, cast
 
 from rope_exp import sections
+from rope_exp.corpus import Batch, TaskFacts
 from rope_exp.errors import show
 from rope_exp.files import json_sha256, text_sha256
-from rope_exp.identity import Rule, choices, chosen, numeric_values, one_of, parse, refuse, setting
+from rope_exp.identity import (
+    Refusal,
+    Rule,
+    broken,
+    choices,
+    chosen,
+    numeric_values,
+    one_of,
+    parse,
+    refuse,
+    setting,
+)
 
 FACTORS = ("pe", "seed")  # the keys in which runs of one group may differ
 DEFAULT_OUTPUT = Path("results/runs")
+DEFAULT_TABLES = Path("out")  # a folder for each group or campaign
 CORE_OBJECTIVES = ("causal", "regression")
 MAX_POSITION = 2**24  # float32 represents all integers up to this one
 
@@ -60,7 +72,7 @@ class RunConfig:
     run: sections.PlaceConfig = setting(sections.PlaceConfig())
 
     def __post_init__(self) -> None:
-        refuse(self, rules(self))
+        refuse(self, refusals(self))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -77,16 +89,26 @@ class RunConfig:
 
     def architecture(self, vocab_size: int) -> Architecture:
         """Return the specification of the decoder for a tokenizer's vocabulary."""
-        outputs = self.data.task.num_outputs if self.data.task else None
+        outputs = self.task.num_outputs if self.task else None
         size = vocab_size + self.num_own_ids
         places = self.num_positions
         return Architecture(self.model, self.pe, size, self.attn, self.causal, places, outputs)
 
     @property
-    def own_objective(self) -> ModuleType | None:
+    def task(self) -> TaskFacts | None:
+        """The facts about generated data; None for text."""
+        return task_of(self.data)
+
+    @property
+    def unit(self) -> str:
+        """The unit of losses."""
+        return "nats per token" if self.task is None else self.task.unit
+
+    @property
+    def own_objective(self) -> "Objective | None":
         """The file of the objective; None if it is one of the core's, causal or regression."""
         name = self.train.objective
-        return None if name in CORE_OBJECTIVES else chosen("objective", name, "train.objective")
+        return None if name in CORE_OBJECTIVES else objective_leaf(name)
 
     @property
     def num_own_ids(self) -> int:
@@ -97,7 +119,7 @@ class RunConfig:
         """Return P, the number of predicted places of a sequence."""
         if self.own_objective:
             return self.own_objective.num_predicted(seq_len)
-        return (self.data.task and self.data.task.num_queries) or seq_len
+        return (self.task and self.task.num_queries) or seq_len
 
     @property
     def num_warmup_steps(self) -> int:
@@ -159,6 +181,45 @@ class RunConfig:
         return reduce(getitem, key.split("."), self.numeric)
 
 
+class Objective(Protocol):
+    """A file of objective/: some tokens of each row are hidden and predicted."""
+
+    @property
+    def NUM_OWN_IDS(self) -> int:
+        """The decoder's ids beyond the tokenizer's vocabulary."""
+
+    def num_predicted(self, seq_len: int) -> int:
+        """Return the number of predicted places of a sequence."""
+
+    def hidden(self, plain: Batch, key: tuple[int, int], mask_id: int) -> Batch:
+        """Hide some tokens of all rows of a step; `key` is the data seed and the step."""
+
+
+def objective_leaf(name: str) -> Objective:
+    """Return the file of objective/ that train.objective names."""
+    return cast("Objective", chosen("objective", name, "train.objective"))
+
+
+class ProbeRule(Protocol):
+    """A file of probes/, as a config meets it; the trainer asks it (`trainer.Probe`)."""
+
+    def why_not(self, config: RunConfig) -> str:
+        """Return why a config cannot have the probe, or nothing."""
+
+
+def probe_leaf(name: str) -> ProbeRule:
+    """Return the file of probes/ that train.probes names."""
+    return cast("ProbeRule", chosen("probes", name, "train.probes"))
+
+
+def task_of(data: sections.DataConfig) -> TaskFacts | None:
+    """Return the facts about generated data; None for text."""
+    if data.kind in sections.TEXT:
+        return None
+    facts: TaskFacts = chosen("tasks", data.kind, "data.kind", core=", ".join(sections.TEXT)).FACTS
+    return facts
+
+
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of nested mappings by their dotted keys."""
     leaves: dict[str, Any] = {}
@@ -190,96 +251,143 @@ NEEDS = {
 }
 
 
-def rules(config: RunConfig) -> Iterator[Rule]:
-    """Yield every rule of a config. A rule may rely on those before it."""
-    pe, model, attn = config.pe, config.model, config.attn
-    data, task, tokenizer, train = config.data, config.data.task, config.tokenizer, config.train
+def refusals(config: RunConfig) -> Iterator[Refusal]:
+    """Yield what a config gets wrong, the first rule first; a rule may rely on those before it."""
+    yield from _void_keys(config)
+    yield from _of_data(config)
+    yield from _of_budget(config)
+    yield from _of_attention(config)
+    for name in config.train.probes:
+        if reason := probe_leaf(name).why_not(config):
+            yield Refusal("train.probes", reason)
+    yield from _of_positions(config)
 
+
+def _void_keys(config: RunConfig) -> Iterator[Refusal]:
+    """Keys that depart from their defaults and would have no effect."""
+    kind = config.data.kind
     for part in fields(config):
         values = getattr(config, part.name)
         for field in fields(values) if is_dataclass(values) else ():
+            if getattr(values, field.name) == field.default:
+                continue
             key = f"{part.name}.{field.name}"
-            departs = getattr(values, field.name) != field.default
-            kinds = field.metadata.get("kinds", (data.kind,))
-            yield departs and data.kind not in kinds, key, f"is for data={' or '.join(kinds)} alone"
+            kinds = field.metadata.get("kinds", (kind,))
+            if kind not in kinds:
+                yield Refusal(key, f"is for data={' or '.join(kinds)} alone")
             for needed in field.metadata.get("needs", "").split():
                 name, _, wanted = needed.partition("=")
                 value = attrgetter(name)(config)
-                is_missing = value != wanted if wanted else not value
-                reason = NEEDS.get(needed, f"needs {needed}").format(config)
-                yield departs and is_missing, key, reason
+                if value != wanted if wanted else not value:
+                    yield Refusal(key, NEEDS.get(needed, f"needs {needed}").format(config))
 
-    # The corpus and its tokenizer.
-    for name in ("path", "text_column") if data.kind in sections.DATASETS else ():
-        yield not getattr(data, name), f"data.{name}", f"must be set for data={data.kind}"
-    lacks_bytes = tokenizer.kind == "bpe" and tokenizer.train_bytes is None
-    yield lacks_bytes, "tokenizer.train_bytes", "must be set for tokenizer.kind=bpe"
+
+def _of_data(config: RunConfig) -> Iterator[Refusal]:
+    """The corpus, its tokenizer, and the tracker."""
+    data, tokenizer = config.data, config.tokenizer
+    if data.kind in sections.DATASETS:
+        for name in ("path", "text_column"):
+            if not getattr(data, name):
+                yield Refusal(f"data.{name}", f"must be set for data={data.kind}")
+    if tokenizer.kind == "bpe" and tokenizer.train_bytes is None:
+        yield Refusal("tokenizer.train_bytes", "must be set for tokenizer.kind=bpe")
     for name, kind in (("vocab_size", "bpe"), ("path", "pretrained")):
         is_set = getattr(tokenizer, name) is not None
-        reason = f"must be set for tokenizer.kind={kind}, and only there"
-        yield is_set != (tokenizer.kind == kind), f"tokenizer.{name}", reason
-    reason = "must be task for generated data, such as data=addition, and only there"
-    yield (tokenizer.kind == "task") != bool(task), "tokenizer.kind", reason
+        if is_set != (tokenizer.kind == kind):
+            reason = f"must be set for tokenizer.kind={kind}, and only there"
+            yield Refusal(f"tokenizer.{name}", reason)
+    if (tokenizer.kind == "task") != bool(config.task):
+        reason = "must be task for generated data, such as data=addition, and only there"
+        yield Refusal("tokenizer.kind", reason)
 
-    known = ("none", *choices("trackers"))
-    yield config.tracker.name not in known, "tracker.name", f"must be one of {', '.join(known)}"
+    trackers = ("none", *choices("trackers"))
+    if config.tracker.name not in trackers:
+        yield Refusal("tracker.name", f"must be one of {', '.join(trackers)}")
 
-    # The budget.
-    known = (*CORE_OBJECTIVES, *choices("objective"))
-    yield train.objective not in known, "train.objective", f"must be one of {', '.join(known)}"
+
+def _of_budget(config: RunConfig) -> Iterator[Refusal]:
+    """The objective, the stages, and what generated data refuse."""
+    train = config.train
+    objectives = (*CORE_OBJECTIVES, *choices("objective"))
+    if train.objective not in objectives:
+        yield Refusal("train.objective", f"must be one of {', '.join(objectives)}")
+    tokens = train.tokens_per_step
     for seq_len, _, *sequences in train.stages or ():
-        tokens = train.tokens_per_step
-        reason = f"sequences of {seq_len} do not divide the {tokens} tokens of a step; add a number"
-        yield not sequences and tokens % seq_len, "train.stages", f"{reason} of sequences"
+        if not sequences and tokens % seq_len:
+            reason = f"sequences of {seq_len} do not divide the {tokens} tokens of a step"
+            yield Refusal("train.stages", f"{reason}; add a number of sequences")
     steps = train.staged[-1].steps[-1]
-    yield steps != train.num_steps, "train.num_steps", f"must be the {steps} of train.stages"
-    if task:
-        yield from task.rules(config)
-    else:
-        yield not config.predicts_tokens, "train.objective", "is for data=spikes alone"
+    if steps != train.num_steps:
+        yield Refusal("train.num_steps", f"must be the {steps} of train.stages")
+    if config.task:
+        yield from broken(_task_rules(config, config.task))
+    elif not config.predicts_tokens:
+        yield Refusal("train.objective", "is for data=spikes alone")
 
-    # Attention.
+
+def _of_attention(config: RunConfig) -> Iterator[Refusal]:
+    """Heads, and what the kind of attention refuses."""
+    model, attn = config.model, config.attn
     heads = model.num_attention_heads
-    reason = f"must divide model.num_attention_heads={heads}"
-    yield heads % model.num_key_value_heads, "model.num_key_value_heads", reason
-    refused = [site for site in pe.rotate if site not in attn.sites()]
-    yield refused, "pe.rotate", f"{' and '.join(refused)} cannot rotate: {attn.why_not}"
+    if heads % model.num_key_value_heads:
+        yield Refusal("model.num_key_value_heads", f"must divide model.num_attention_heads={heads}")
+    if refused := [site for site in config.pe.rotate if site not in attn.sites()]:
+        yield Refusal("pe.rotate", f"{' and '.join(refused)} cannot rotate: {attn.why_not}")
     if attn.takes_heads:
-        reason = f"must divide model.hidden_size={model.hidden_size}, or model.head_dim be set"
-        is_broken = model.head_dim is None and model.hidden_size % heads
-        yield is_broken, "model.num_attention_heads", reason
-    else:
+        if model.head_dim is None and model.hidden_size % heads:
+            reason = f"must divide model.hidden_size={model.hidden_size}, or model.head_dim be set"
+            yield Refusal("model.num_attention_heads", reason)
+    elif model.num_key_value_heads != heads:
         reason = f"attn.kind={attn.kind} has no such heads; leave model.num_attention_heads"
-        yield model.num_key_value_heads != heads, "model.num_key_value_heads", reason
-    yield from attn.rules(model)
-    reason = f"looks both ways, and the state that attn.kind={attn.kind} keeps goes one way alone"
-    yield not (config.causal or attn.keeps_keys), "train.objective", reason
+        yield Refusal("model.num_key_value_heads", reason)
+    yield from broken(attn.rules(model))
+    if not (config.causal or attn.keeps_keys):
+        state = f"the state that attn.kind={attn.kind} keeps goes one way alone"
+        yield Refusal("train.objective", f"looks both ways, and {state}")
 
-    # The questions to a finished model.
-    for name in train.probes:
-        probe = chosen("probes", name, "train.probes")
-        reason = probe.why_not(config) if hasattr(probe, "why_not") else ""
-        yield reason, "train.probes", reason
 
-    # Positions. Every variant must be possible at a size, so NoPE must satisfy these, too.
-    is_other = pe.source is not None and pe.code_sha256 != text_sha256(pe.source)
-    yield is_other, "pe.source", "was changed: pe.code_sha256 is of another text"
-    is_taken = pe.code and pe.name in sections.OUR_NAMES
-    yield is_taken, "pe.name", "is taken; pe.code needs one of its own"
-    for key in ("pe.layers", "pe.layers_vo", "model.window_layers"):
-        pattern = attrgetter(key)(config) or sections.EVERY
-        yield 1 not in pattern[: model.num_hidden_layers], key, "reaches none of the layers"
-    rotary_dim = attn.rotary_dim(model)
-    key = "model.num_attention_heads" if model.head_dim is None else "model.head_dim"
-    reason = f"leaves heads of {rotary_dim} features; rotation pairs them: it must be even"
-    yield rotary_dim % 2, key, reason
+def _of_positions(config: RunConfig) -> Iterator[Refusal]:
+    """Positions. Every variant must be possible at a size, so NoPE must satisfy these, too."""
+    pe, model, data = config.pe, config.model, config.data
+    if pe.source is not None and pe.code_sha256 != text_sha256(pe.source):
+        yield Refusal("pe.source", "was changed: pe.code_sha256 is of another text")
+    if pe.code and pe.name in sections.OUR_NAMES:
+        yield Refusal("pe.name", "is taken; pe.code needs one of its own")
+    patterns = {
+        "pe.layers": pe.layers,
+        "pe.layers_vo": pe.layers_vo,
+        "model.window_layers": model.window_layers,
+    }
+    for key, pattern in patterns.items():
+        if 1 not in (pattern or sections.EVERY)[: model.num_hidden_layers]:
+            yield Refusal(key, "reaches none of the layers")
+
+    rotary_dim = config.attn.rotary_dim(model)
+    if rotary_dim % 2:
+        key = "model.num_attention_heads" if model.head_dim is None else "model.head_dim"
+        reason = f"leaves heads of {rotary_dim} features; rotation pairs them: it must be even"
+        yield Refusal(key, reason)
     for pair, key in (("qk", "pe.fraction"), ("vo", "pe.fraction_vo")):
-        reason = f"leaves no pair to rotate in heads of {rotary_dim} features"
-        yield pe.num_features(rotary_dim, pair) < 2, key, reason
-    reason = f"has no rows for positions between whole ones, as those of data={data.kind} are"
-    yield pe.input == "learned" and not config.predicts_tokens, "pe.input", reason
-    is_odd = pe.input == "sinusoidal" and model.hidden_size % 2
-    yield is_odd, "model.hidden_size", "must be even for pe.input=sinusoidal"
-    key = "data.random_start" if data.random_start > pe.start else "pe.start"
-    reason = f"positions past {MAX_POSITION:,} are not exact in float32"
-    yield config.num_positions > MAX_POSITION, key, reason
+        if pe.num_features(rotary_dim, pair) < 2:
+            yield Refusal(key, f"leaves no pair to rotate in heads of {rotary_dim} features")
+    if pe.input == "learned" and not config.predicts_tokens:
+        between = f"positions between whole ones, as those of data={data.kind} are"
+        yield Refusal("pe.input", f"has no rows for {between}")
+    if pe.input == "sinusoidal" and model.hidden_size % 2:
+        yield Refusal("model.hidden_size", "must be even for pe.input=sinusoidal")
+    if config.num_positions > MAX_POSITION:
+        key = "data.random_start" if data.random_start > pe.start else "pe.start"
+        yield Refusal(key, f"positions past {MAX_POSITION:,} are not exact in float32")
+
+
+def _task_rules(config: RunConfig, task: TaskFacts) -> Iterator[Rule]:
+    """Yield what generated data refuse."""
+    train = config.train
+    kind = config.data.kind
+    reason = f"must be {task.objective} for data={kind}"
+    yield train.objective != task.objective, "train.objective", reason
+    yield train.stages, "train.stages", f"data={kind} has rows of one length; leave null"
+    reason = f"must be at least {task.least_seq_len} for these data"
+    yield train.seq_len < task.least_seq_len, "train.seq_len", reason
+    reason = f"data={kind} can be asked for {task.probe} alone"
+    yield set(train.probes) - {task.probe}, "train.probes", reason

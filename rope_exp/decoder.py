@@ -12,20 +12,22 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rope_exp.attention import Cache, LayerCache, Positions, Tables, linears, make_attention, wide
-from rope_exp.batches import NO_TARGET, Batch
+from rope_exp import custom_code
+from rope_exp.attention import Cache, LayerCache, Positions, linears, make_attention, wide
 from rope_exp.config import Architecture
+from rope_exp.corpus import NO_TARGET, Batch
 from rope_exp.errors import ConfigError
 from rope_exp.identity import chosen
-from rope_exp.rope import angles, frequencies
-from rope_exp.sections import INIT_STD, PAIRS, ModelConfig, PeConfig
+from rope_exp.position._encoding import Position, Sizes
+from rope_exp.rotary import LearnedRotary, Rotary
+from rope_exp.sections import INIT_STD, ModelConfig, PeConfig
 
 # Tokens per chunk of the loss. Each chunk passes once over the head's gradient, which takes a
 # tenth of the time of its products.
@@ -156,45 +158,6 @@ class Block(nn.Module):
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
 
 
-class Rotary(nn.Module):
-    """The rotation tables of every layer, from a head's `rotary_dim` features that could rotate.
-
-    q and k share tables, and so do v and o; all four do if nothing can move the two pairs apart.
-    """
-
-    def __init__(
-        self, rotary_dim: int, pe: PeConfig, num_layers: int = 1, num_heads: int = 1
-    ) -> None:
-        super().__init__()
-        self.pe = pe
-        self.num_layers = num_layers
-        # Learned frequencies only start equal.
-        self.is_shared = pe.base_vo is None and pe.fraction_vo is None and not pe.trainable
-        for pair in PAIRS:
-            theta_F = frequencies(pe.num_features(rotary_dim, pair), pe.base_of(pair))
-            # Computed on the CPU: on the meta device this would import torch's compiler.
-            theta_F = theta_F.to(torch.get_default_device())
-            # Rebuilt from the config, never stored: a checkpoint holds learned values only.
-            self.register_buffer(f"theta0_{pair}", theta_F, persistent=False)
-
-    def theta(self, pair: str) -> Tensor:
-        """Return the frequencies of qk or vo, in radians a position."""
-        return self.get_buffer("theta0_qk" if self.is_shared else f"theta0_{pair}")
-
-    def forward(self, position_T: Tensor) -> list[Positions]:
-        """Return each layer's inputs for positions, [T] or [B, T]."""
-        qk, vo = self.theta("qk"), self.theta("vo")
-        # Compare identity, not values: a probe may extend either pair alone.
-        vo_tables = [None] * self.num_layers if vo is qk else self.tables(vo, position_T)
-        return list(map(Positions, self.tables(qk, position_T), vo_tables))
-
-    def tables(self, theta: Tensor, position_T: Tensor) -> list[Tables]:
-        """Return the tables of each layer."""
-        theta = theta.bfloat16() if self.pe.precision == "bf16" else theta
-        angle = angles(theta, position_T)
-        return [(angle.cos(), angle.sin())] * self.num_layers
-
-
 # Name prefix of learned frequencies, which are not drawn at random.
 FREQUENCIES = "model.rotary_emb."
 # Name prefixes of the parameters that encode positions.
@@ -202,12 +165,39 @@ POSITIONS = (FREQUENCIES, "model.added_positions.", "model.score_bias.")
 OWN = ".own."  # in the name of each parameter of a user's class
 
 
-def encodings(architecture: Architecture, layer: int | None) -> dict[str, Any]:
+class PositionLeaf(Protocol):
+    """A file of position/: an encoding at the input or of the scores."""
+
+    def make(self, pe: PeConfig, sizes: Sizes) -> Position: ...
+
+
+def position_leaf(name: str) -> PositionLeaf:
+    """Return the file of position/ that pe.input or pe.bias names."""
+    return cast("PositionLeaf", chosen("position", name, "pe"))
+
+
+def encodings(architecture: Architecture, layer: int | None) -> dict[str, Position]:
     """Return the encodings besides rotation at the input (layer None) or in a layer, by name."""
+    model = architecture.model
     pe = architecture.pe
-    if (pe.input, pe.bias, pe.code) == ("none", "none", None):
-        return {}
-    return chosen("position", "encodings", "pe").encodings(architecture, layer)
+    sizes = Sizes(
+        model.hidden_size,
+        model.num_attention_heads,
+        model.num_key_value_heads,
+        model.features_per_head,
+        model.num_hidden_layers,
+        architecture.num_positions,
+        architecture.causal,
+        layer,
+    )
+    made: dict[str, Position] = {}
+    if layer is None:
+        for name, choice in (("added_positions", pe.input), ("score_bias", pe.bias)):
+            if choice != "none":
+                made[name] = position_leaf(choice).make(pe, sizes)
+    if pe.code is not None and (own := custom_code.make(pe, sizes)) is not None:
+        made["own"] = own
+    return made
 
 
 class Trunk(nn.Module):
@@ -226,9 +216,7 @@ class Trunk(nn.Module):
         self.embed_tokens = nn.Embedding.from_pretrained(undrawn_VD, freeze=False)  # type: ignore[no-untyped-call]
         self.layers = nn.ModuleList(Block(architecture, number) for number in range(num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        rotary = Rotary
-        if pe.trainable:
-            rotary = chosen("position", "trainable", "pe.trainable").LearnedRotary
+        rotary = LearnedRotary if pe.trainable else Rotary
         attn = architecture.attn
         self.rotary_emb = rotary(attn.rotary_dim(config), pe, num_layers, attn.key_heads(config))
 
@@ -440,9 +428,18 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
     return Batch(*map(copy, batch._replace(hashed_BS=None)))
 
 
+class Ranks(Protocol):
+    """The processes of a run, as a sum over them needs them (parallel.py)."""
+
+    rank: int
+    world_size: int
+
+    def sum(self, tensor: Tensor) -> Tensor: ...
+
+
 @torch.no_grad()
 def held_out_loss(
-    model: nn.Module, held_out: Batch, micro_batch_size: int, parallel: Any = None
+    model: nn.Module, held_out: Batch, micro_batch_size: int, parallel: "Ranks | None" = None
 ) -> float:
     """Return the mean nats per predicted token, or mean squared error, the same on every rank."""
     rank, world_size = (parallel.rank, parallel.world_size) if parallel else (0, 1)

@@ -1,12 +1,10 @@
-"""Exceptions, exit codes, and what a user sees: sentences, log lines and progress."""
+"""Exceptions, exit codes, and what a user sees: sentences and log lines."""
 
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -114,42 +112,3 @@ def log(line: str) -> None:
         # It is closed, or on a full disk. Its buffer would fail again when Python exits, and change
         # the exit code.
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (until the process ends)
-
-
-LINE_SECONDS = 10.0  # between two lines about one task
-
-
-def describe_row(row: Mapping[str, Any]) -> str:
-    """Return the losses and the speed of a row of metrics, each after a comma."""
-    formats = {
-        "train/loss": ", loss {:.4f}",
-        "val/loss": ", val/loss {:.4f}",
-        "tokens_per_s": ", {:,.0f} tokens/s",
-    }
-    shown = [key for key in formats if isinstance(row.get(key), int | float)]
-    return "".join(formats[key].format(row[key]) for key in shown)
-
-
-class Progress:
-    """The progress of a long task, as a line every few seconds."""
-
-    def __init__(self, name: str, total: int | None) -> None:
-        self._name = name
-        self._total = total
-        self._last_line = time.monotonic()
-        self._began: tuple[float, int] | None = None
-
-    def show(self, done: int, words: str, *, at_once: bool = False) -> None:
-        """Log the progress, unless a line was logged a moment ago."""
-        now = time.monotonic()
-        # Time counts from the first call, after the first steps, which compile.
-        began, first = self._began = self._began or (now, done)
-        if at_once or now - self._last_line >= LINE_SECONDS:
-            self._last_line = now
-            if self._total:
-                left = "no estimate yet"
-                if done > first:
-                    seconds = (now - began) / (done - first) * max(self._total - done, 0)
-                    left = f"{timedelta(seconds=round(seconds))} left"
-                words += f", {left}"
-            log(f"{self._name}: {words}")

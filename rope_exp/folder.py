@@ -54,8 +54,6 @@ _GONE = {
 }
 
 Status = Literal["finished", "diverged", "unfinished"]
-# The test of differences that a campaign's file states; its records repeat it.
-Test = Literal["paired"]
 
 MetricsRow = TypedDict(
     "MetricsRow", {"step": Count, "train/loss": FiniteFloat, "val/loss": NotRequired[FiniteFloat]}
@@ -327,8 +325,6 @@ class Run:
     factors: dict[str, Any] = field(default_factory=dict)
     # Its model's answers; NaN replaces a number that is not finite.
     probes: dict[str, Any] = field(default_factory=dict)
-    # Its campaign's way of judging differences; None: as in docs/paper/protocol.md.
-    test: Test | None = None
 
     @property
     def status(self) -> Status:

@@ -1,16 +1,16 @@
-"""Typed sections of a config, one sentence for a mistake, and leaves by name. Knows no key."""
+"""Typed sections of a config, one sentence for a mistake, and choices by name. Knows no key."""
 
 import dataclasses
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any, dataclass_transform
+from typing import Any, NamedTuple, dataclass_transform
 
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
@@ -19,6 +19,20 @@ from rope_exp.errors import ConfigError, first_line
 
 # A rule between keys: whether it is broken, the key at fault, and the reason.
 Rule = tuple[Any, str, str]
+
+
+class Refusal(NamedTuple):
+    """A rule between keys that a config breaks: the key at fault, and the reason."""
+
+    key: str
+    reason: str
+
+
+def broken(rules: Iterable[Rule]) -> Iterator[Refusal]:
+    """Yield the rules that are broken."""
+    for is_broken, key, reason in rules:
+        if is_broken:
+            yield Refusal(key, reason)
 
 
 @dataclass_transform(frozen_default=True)
@@ -63,13 +77,12 @@ def facts_of(section: Any, fact: str, prefix: str = "") -> dict[str, Any]:
     return {prefix + key.name: key.metadata[fact] for key in fields if fact in key.metadata}
 
 
-def refuse(config: Any, rules: Iterable[Rule]) -> None:
-    """Raise ConfigError for the first rule that a config breaks, with the key and its value."""
-    for is_broken, key, reason in rules:
-        if is_broken:
-            value = attrgetter(key)(config)
-            # The text of a file is not shown.
-            raise ConfigError(key, ... if "\n" in str(value) else value, reason)
+def refuse(config: Any, refusals: Iterable[Refusal]) -> None:
+    """Raise ConfigError for the first refusal, with the key and its value."""
+    for key, reason in refusals:
+        value = attrgetter(key)(config)
+        # The text of a file is not shown.
+        raise ConfigError(key, ... if "\n" in str(value) else value, reason)
 
 
 def settle(section: Any, **values: Any) -> None:
@@ -140,11 +153,6 @@ def chosen(folder: str, name: str, key: str, *, core: str = "") -> ModuleType:
         allowed = ", ".join(filter(None, [core, *names]))
         raise ConfigError(key, name, f"must be one of {allowed}")
     return import_module(f"rope_exp.{folder}.{name}")
-
-
-def optional(folder: str, name: str) -> ModuleType | None:
-    """Import rope_exp/FOLDER/NAME.py; None: there is no such file."""
-    return chosen(folder, name, folder) if name in choices(folder) else None
 
 
 def class_of(field: dataclasses.Field[Any], values: Any) -> Any:

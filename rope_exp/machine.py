@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rope_exp import __version__
 from rope_exp.errors import ConfigError, first_line
+from rope_exp.version import __version__
 
 PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE.parent  # the checkout; site-packages if the package is installed

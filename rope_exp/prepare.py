@@ -12,8 +12,8 @@ import re
 import sys
 import sysconfig
 import tokenize
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,7 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from rope_exp.errors import ConfigError, DataError, Progress, RecordError, first_line, log
+from rope_exp import hub
+from rope_exp.config import task_of
+from rope_exp.corpus import SIDES, TRAIN, VALIDATION, Corpus, DataSet, corpus_leaf
+from rope_exp.errors import ConfigError, DataError, RecordError, first_line, log
 from rope_exp.files import (
     files_sha256,
     free_bytes,
@@ -36,13 +39,10 @@ from rope_exp.files import (
     write_atomically,
     write_json,
 )
-from rope_exp.identity import chosen, facts_of
+from rope_exp.identity import facts_of
+from rope_exp.progress import Progress
 from rope_exp.sections import DataConfig, TokenizerConfig
-
-TRAIN = "train"
-VALIDATION = "validation"
-SIDES = (TRAIN, VALIDATION)
-TEST = "test"  # the held-out split of generated data
+from rope_exp.tasks._rows import open_task
 
 FORMAT = 3  # of the folder
 META = "meta.json"
@@ -60,50 +60,11 @@ LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__p
 
 
 @dataclass(frozen=True)
-class DataSet:
-    """The data of a run: a prepared corpus, or the generated rows of a file of tasks/."""
-
-    vocab_size: int
-    data_sha256: str
-    corpus: dict[str, Any]  # its entry in the record: source and fingerprint, counts of tokens
-    tokenizer_json: str
-    num_train_tokens: int | None  # of one epoch; None: the data has no end
-
-    def batch(self, split: str, indices: Iterable[int], seed: int = 0) -> Any:
-        """Return the Batch of generated rows of a split by their numbers, counted from 0."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
 class Prepared(DataSet):
     """A prepared corpus: its folder, and the token ids of each side, mapped into memory."""
 
     folder: Path
     tokens: Mapping[str, NDArray[np.unsignedinteger]]
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Streams of documents: `read` yields those of one of the values of `splits`."""
-
-    data: DataConfig
-    splits: Mapping[str, Any]
-    read: Callable[[Any], Iterable[str]]
-    # Further entries of the record; complete once all documents have been read.
-    facts: dict[str, Any] = field(default_factory=dict)
-
-    def documents(self, split: str) -> Iterator[tuple[str, str]]:
-        """Yield (side, text) of each non-empty document of a split.
-
-        Without a validation split, a hash of the text decides, so equal texts share a side.
-        """
-        for text in filter(None, self.read(self.splits[split])):
-            side = split
-            if VALIDATION not in self.splits:
-                digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-                if int.from_bytes(digest) < self.data.holdout_fraction * 2**64:
-                    side = VALIDATION
-            yield side, text
 
 
 def library_files() -> dict[str, Path]:
@@ -142,14 +103,14 @@ def fingerprint(data: DataConfig) -> str:
     """Return 64 hexadecimal digits that change with the corpus, without network access."""
     if data.kind == "stdlib":
         return files_sha256(library_files())
-    return json_sha256(chosen("corpora", data.kind, "data.kind").state(data))
+    return json_sha256(corpus_leaf(data.kind).state(data))
 
 
 def open_data(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int) -> DataSet:
     """Open the data set of a run, and prepare its corpus if necessary; errors as in `prepare`."""
-    if data.task is None:
+    if (task := task_of(data)) is None:
         return prepare(data, tokenizer, seq_len=seq_len)
-    return data.task.open(data, seq_len)
+    return open_task(data, task, seq_len)
 
 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -> Prepared:
@@ -158,7 +119,7 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -
     A corpus without a whole window on a side is a ConfigError; a network without answer and a
     damaged folder are DataErrors.
     """
-    data, tokenizer = pin(data, tokenizer)
+    data, tokenizer = hub.pin(data, tokenizer)
     folder = _folder(data, tokenizer)
     if not folder.exists():
         path = folder.parent / "locks" / folder.name
@@ -210,19 +171,11 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -
     )
 
 
-def pin(data: DataConfig, tokenizer: TokenizerConfig) -> tuple[DataConfig, TokenizerConfig]:
-    """Return both configs with the commits that their revisions name on the hub now."""
-    if data.kind == "hub" or tokenizer.kind == "pretrained":
-        hub = chosen("corpora", "hub", "data.kind")
-        data, tokenizer = hub.pin(data, tokenizer)
-    return data, tokenizer
-
-
 def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
     """Return the folder of a prepared corpus, named by a hash of what determines its tokens."""
     tokens = {name: getattr(tokenizer, name) for name in ("kind", "vocab_size", "train_bytes")}
     if tokenizer.kind == "pretrained":
-        tokens |= chosen("corpora", "hub", "tokenizer.kind").tokenizer_state(tokenizer)
+        tokens |= hub.tokenizer_state(tokenizer)
     values = {
         "format": FORMAT,
         "corpus": fingerprint(data),
@@ -238,7 +191,7 @@ def _make(data: DataConfig, tokens: TokenizerConfig, folder: Path) -> None:
     if data.kind == "stdlib":
         corpus = open_library(data)
     else:
-        corpus = chosen("corpora", data.kind, "data.kind").open_corpus(data)
+        corpus = corpus_leaf(data.kind).open_corpus(data)
     # The size of the tokens is unknown; if the disk fills up, it exceeds the free space.
     needed_bytes = free_bytes(folder.parent)
     with new_folder(folder, needed_bytes, f"preparing data={data.name}") as temporary:
@@ -368,7 +321,6 @@ def token_dtype(num_ids: int) -> np.dtype[np.unsignedinteger]:
 def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> tuple[Tokenizer, int]:
     """Make the tokenizer of a config, bpe from these texts; return also the id that ends a text."""
     if config.kind == "pretrained":
-        hub = chosen("corpora", "hub", "tokenizer.kind")
         return hub.pretrained_tokenizer(config)
     tokenizer = train_bpe(config, texts) if config.kind == "bpe" else byte_tokenizer()
     return tokenizer, tokenizer.get_vocab()[END_OF_TEXT]

@@ -1,14 +1,15 @@
 """The table of a report: rows by label, judged pairs, columns for readers, and files.
 
-A file of words/, probes/, figures/, page/ or studies/ adds to a report by functions of agreed
+A file of notes/, probes/, figures/ or studies/ adds to a report by functions of agreed
 names, such as `notes` or `figure`, which `leaf_functions` finds (docs/extending.md).
 """
 
 import itertools
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -19,15 +20,17 @@ import pandas as pd
 from rope_exp import comparable, stats
 from rope_exp.comparable import OWN_RATE, ROW, Published, Row, spelled
 from rope_exp.config import RunConfig
-from rope_exp.files import write_atomically
+from rope_exp.files import read_json, write_atomically
 from rope_exp.folder import ReportError, Run
-from rope_exp.identity import choices, chosen, optional
-from rope_exp.stats import SEEDS_NEEDED, Noise, Pair
+from rope_exp.identity import choices, chosen
+from rope_exp.published import about
+from rope_exp.stats import FULL_SEEDS, SEEDS_NEEDED, Pair
 
 # A pair's verdict is on its first row, here the reference; the word is on the other row.
 WORDS = {"better": "worse", "worse": "better", "equivalent": "equivalent", "open": "open"}
+PROVISIONAL = "(provisional)"  # what fewer than `FULL_SEEDS` seeds show
+LISTING = ".written.json"  # in the folder of a table: the files that were written with it
 NOTHING = "—"  # a cell without a value
-OWN = "95 % interval, paired"  # the heading of the second interval, where the first one is pooled
 
 
 def perplexity(loss: float) -> float:
@@ -56,9 +59,7 @@ class Report:
     reference: Row  # without runs if the comparison has none
     left_out: Mapping[str, str]  # folders without a readable run, and the reason
     losses: pd.DataFrame  # by seed and row, for rows that have any
-    noise: Noise | None  # None with fewer than two seeds
-    # By family ("published" relations, each row against the "reference", "all" pairs): the columns
-    # of `judge`, and `..._alone` by paired t tests, which assume less and plan no seeds.
+    # By family ("published" relations, each row against the "reference", "all" pairs): `judge`.
     pairs: Mapping[str, pd.DataFrame]
 
     @property
@@ -67,14 +68,9 @@ class Report:
         return [run for row in self.rows.values() for run in row.runs]
 
     @property
-    def is_pooled(self) -> bool:
-        """True if the intervals also use the noise of other pairs."""
-        return self.noise is not None and not self.noise.is_paired and len(self.pairs["all"]) > 1
-
-    @property
-    def is_always_paired(self) -> bool:
-        """True if the campaign of these runs always uses the paired test."""
-        return any(run.test == "paired" for run in self.runs)
+    def is_tested(self) -> bool:
+        """True if any two rows share two seeds."""
+        return len(self.pairs["all"]) > 0
 
     @property
     def groups(self) -> str:
@@ -97,7 +93,7 @@ class Report:
     @property
     def unit(self) -> str:
         """The unit of losses."""
-        return " or ".join(dict.fromkeys(run.config.data.unit for run in self.runs))
+        return " or ".join(dict.fromkeys(run.config.unit for run in self.runs))
 
     @property
     def margin_unit(self) -> str:
@@ -113,17 +109,18 @@ class Report:
         return {label: given for label, given in answers.items() if given}
 
     def texts(self, name: str) -> list[str]:
-        """Return the texts of the functions in words/ and probes/ of this name, such as `notes`."""
-        functions = leaf_functions(name, "words", "probes").values()
+        """Return the texts of the functions in notes/ and probes/ of this name, such as `notes`."""
+        functions = leaf_functions(name, "notes", "probes").values()
         return [text for function in functions for text in function(self)]
 
     @cached_property
     def charts(self) -> dict[str, bytes]:
         """The figures that the runs allow, as SVG files by name."""
-        if (style := optional("figures", "style")) is None:
-            return {}
+        # Imported late: altair takes a second, which a table need not wait for.
+        from rope_exp.svg import drawn
+
         functions = leaf_functions("figure", "figures", "probes")
-        charts = {name: style.drawn(figure, self) for name, figure in functions.items()}
+        charts = {name: drawn(figure, self) for name, figure in functions.items()}
         return {name: svg for name, svg in charts.items() if svg is not None}
 
     def against_reference(self, family: str) -> pd.DataFrame:
@@ -145,6 +142,9 @@ class Report:
     @cached_property
     def frame(self) -> pd.DataFrame:
         """The numbers of each row, by its label: the columns of table.csv, and ranks."""
+        # Imported late: it takes torch, which `report --help` need not wait for.
+        from rope_exp.costs import kept
+
         labels, rows = [*self.rows], [*self.rows.values()]
         runs = [row.runs[0] for row in rows]
         configs = [run.config for run in runs]
@@ -161,9 +161,7 @@ class Report:
         measured = zip(loss, runs, strict=True)
         bits = [bits_per_byte(mean, run.config, run.env) for mean, run in measured]
         params = [[run.result["params"] for run in row.runs if run.result] for row in rows]
-        caches = [(None, None)] * len(configs)
-        if costs := optional("plan", "costs"):
-            caches = [costs.kept(config.attn, config.model, config.pe) for config in configs]
+        caches = [kept(config.attn, config.model, config.pe) for config in configs]
         columns: dict[str, Any] = {
             "group": [run.group for run in runs],
             "pe": [config.pe.label for config in configs],
@@ -187,9 +185,6 @@ class Report:
             "params": [numbers[0] if numbers else None for numbers in params],
             "cached": [cached for cached, _ in caches],
             "state": [state for _, state in caches],
-            **judged[["delta_ci_low_alone", "delta_ci_high_alone"]],
-            "p_holm_alone": judged["p_adjusted_alone"],
-            "verdict_alone": [self._verdict(row, "verdict_alone") for row in rows],
             "perplexity": loss.map(perplexity).where(pd.notna(bits)),
             "bits_per_byte": bits,
             "rank": ours["rank"],
@@ -198,10 +193,12 @@ class Report:
         counts = dict.fromkeys(("params", "cached", "state"), "Int64")
         return pd.DataFrame(columns, index=labels).astype(counts)
 
-    def _verdict(self, row: Row, test: str = "verdict") -> str:
+    def _verdict(self, row: Row) -> str:
         """Return a verdict as words for a row; empty without one."""
         judged = self.decided.get(row.label)
-        return f"{WORDS[judged[test]]} {row.mark}".rstrip() if judged else ""
+        if judged is None:
+            return ""
+        return " ".join(filter(None, (WORDS[judged["verdict"]], provisional(judged), row.mark)))
 
     @cached_property
     def lines(self) -> dict[str, dict[str, Any]]:
@@ -256,29 +253,22 @@ def build(
             f"Available: {', '.join(rows)}"
         )
     [label] = labels
-    source = Published()
-    if published := optional("published", "about"):
-        source = published.about(runs, keys)
+    source = about(runs, keys)
     if source.losses and source.losses.keys().isdisjoint(rows):
         source = Published()
 
     table = stats.table_of({row.label: row.losses for row in rows.values()})
     ordered = {row: rows[row] for row in stats.summary(table, label).index}
     losses = table[[*ordered]].dropna(axis="columns", how="all")
-    noise = stats.noise_of(losses, paired=any(run.test == "paired" for run in runs))
-    alone = noise and replace(noise, is_paired=True)
     trained = [*map(str, losses)]
     families: dict[str, Iterable[tuple[str, str]]] = {
         "published": source.signs,
         "reference": [(label, row) for row in trained if row != label],
         "all": [*itertools.combinations(trained, 2)],
     }
-    pairs = {}
-    for name, family in families.items():
-        paired = stats.judge(losses, family, alone, plan=False).drop(columns=["a", "b"])
-        pairs[name] = stats.judge(losses, family, noise).join(paired.add_suffix("_alone"))
+    pairs = {name: stats.judge(losses, family) for name, family in families.items()}
     own = rows.get(label, Row(label, label, 0, []))
-    return Report(keys, source, ordered, own, left_out, losses, noise, pairs)
+    return Report(keys, source, ordered, own, left_out, losses, pairs)
 
 
 class Column(NamedTuple):
@@ -337,10 +327,9 @@ def main_table(report: Report) -> Table:
         Column("bits per byte", "bits_per_byte", ".4f"): has_text,
         Column("sd over seeds", "loss_sd", ".4f"): True,
         Column(delta, "delta", "+.4f"): True,
-        Column("95 % interval", "interval"): report.noise,
-        Column(OWN, "interval_alone"): report.is_pooled,
-        Column("p (Holm)", "p"): report.noise,
-        Column("verdict", "marked"): report.noise,
+        Column("95 % interval", "interval"): report.is_tested,
+        Column("p (Holm)", "p"): report.is_tested,
+        Column("verdict", "marked"): report.is_tested,
         Column("published loss", "published_loss", ".3f"): report.source.losses,
         Column(f"published {delta}", "published_delta", "+.3f"): report.source.losses,
         Column("rank", "rank", "d"): True,
@@ -359,8 +348,6 @@ def _words(report: Report, row: Row) -> dict[str, Any]:
     if decided := report.decided.get(row.label):
         p = adjusted_p(decided)
         marked = line["verdict"]
-        if marked != line["verdict_alone"]:
-            marked += " †"
         if ci and low * high > 0 and decided["verdict"] == "open":
             ci += f" (adjusted: {interval(decided['delta_wide_low'], decided['delta_wide_high'])})"
     sizes = {"{:,}": line["cached"], "{:,} fixed": line["state"]}
@@ -374,10 +361,15 @@ def _words(report: Report, row: Row) -> dict[str, Any]:
         "learning_rate": spelled(config, OWN_RATE),
         "loss": f"{loss} ‡" if row.label in report.uneven else loss,
         "interval": ci,
-        "interval_alone": interval(line["delta_ci_low_alone"], line["delta_ci_high_alone"]),
         "p": p,
         "marked": marked,
     }
+
+
+def provisional(pair: Pair) -> str:
+    """Return the word for a difference or an equality that few seeds show; else empty text."""
+    is_full = pair["verdict"] == "open" or pair["num_seeds"] >= FULL_SEEDS
+    return "" if is_full else PROVISIONAL
 
 
 def adjusted_p(pair: Pair) -> str:
@@ -415,24 +407,29 @@ def bullets(title: str, items: Sequence[str]) -> list[str]:
     return [title, "\n".join(lines)] if lines else []
 
 
-def files_of(report: Report) -> dict[str, bytes]:
+def files_of(report: Report, *, figures: bool = True) -> dict[str, bytes]:
     """Return the files of a table."""
-    texts = {"table.md": table_md(report, report.charts), "table.csv": table_csv(report)}
-    for further in leaf_functions("files", "words", "probes").values():
+    charts = report.charts if figures else {}
+    texts = {"table.md": table_md(report, charts), "table.csv": table_csv(report)}
+    for further in leaf_functions("files", "notes", "probes").values():
         texts |= further(report)
-    figures = {f"figures/{name}.svg": svg for name, svg in report.charts.items()}
-    return {name: text.encode() for name, text in texts.items()} | figures
-
-
-def pages_of(tables: Mapping[str, Report], runs: Sequence[Run]) -> dict[str, bytes]:
-    """Return the pages of all tables, by folder, and of all runs on record."""
-    pages = leaf_functions("page", "page")
-    return {f"{name}.html": page(tables, runs) for name, page in pages.items()}
+    drawn = {f"figures/{name}.svg": svg for name, svg in charts.items()}
+    return {name: text.encode() for name, text in texts.items()} | drawn
 
 
 def write_all(out: Path, files: Mapping[str, bytes]) -> None:
-    """Write files by their paths below `out`."""
-    for name, content in files.items():
+    """Write files by their paths below `out`, and remove those of its last table that are gone.
+
+    `LISTING` names what was written; files that it does not name are never touched.
+    """
+    listing = out / LISTING
+    last = read_json(listing)["files"] if listing.exists() else []
+    for name in {*last} - {*files}:
+        path = out / name
+        if path.resolve().is_relative_to(out.resolve()):
+            path.unlink(missing_ok=True)
+    listed = json.dumps({"files": sorted(files)}, indent=1).encode()
+    for name, content in {LISTING: listed, **files}.items():
         path = out / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)

@@ -10,11 +10,11 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from rope_exp.identity import Rule, choices, chosen, must, numeric, section, setting, settle, suffix
+from rope_exp.identity import Rule, choices, must, numeric, section, setting, settle, suffix
 
 SITES = ("q", "k", "v", "o")
 EVERY = (1,)  # as a pattern of layers
@@ -316,18 +316,6 @@ class DataConfig:
             name = subset if subset.startswith(dataset) else f"{dataset}-{subset}"
             name = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")[:64]
         settle(self, name=name)
-
-    @property
-    def task(self) -> Any:
-        """The FACTS of a file of tasks/, about generated data; None for text."""
-        if self.kind in TEXT:
-            return None
-        return chosen("tasks", self.kind, "data.kind", core=", ".join(TEXT)).FACTS
-
-    @property
-    def unit(self) -> str:
-        """The unit of losses."""
-        return "nats per token" if self.task is None else self.task.unit
 
 
 @section

@@ -1,4 +1,4 @@
-"""A training step on the ranks of a run: its learning rate, optimizer, update and speed."""
+"""A training step on the ranks of a run: its learning rate, update and speed."""
 
 import math
 import os
@@ -7,20 +7,36 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
-from torch import Tensor, distributed, nn
-from torch.optim import AdamW, Optimizer
+from torch import Tensor, nn
 
-from rope_exp.batches import Batch, chain_sha256, training_batch
+from rope_exp.batches import chain_sha256, training_batch
 from rope_exp.config import RunConfig
-from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder, on_device
-from rope_exp.errors import ConfigError
-from rope_exp.identity import chosen, optional
-from rope_exp.prepare import DataSet
-from rope_exp.sections import OptimConfig
+from rope_exp.corpus import Batch, DataSet
+from rope_exp.costs import flops_per_token, peak_flops_per_s
+from rope_exp.cuda_graphs import StepGraphs
+from rope_exp.decoder import Decoder, on_device
+from rope_exp.identity import chosen
+from rope_exp.optimizer import build_optimizer
+from rope_exp.parallel import Parallel
+from rope_exp.sections import ScheduleConfig
+
+
+class ScheduleLeaf(Protocol):
+    """A file of schedule/: the keys of a schedule, and its height above the last rate."""
+
+    @property
+    def Config(self) -> type[ScheduleConfig]: ...
+
+    # Each has its own Config.
+    def height(self, config: Any, step: int, num_warmup_steps: int, num_steps: int) -> float: ...
+
+
+def schedule_leaf(name: str) -> ScheduleLeaf:
+    """Return the file of schedule/ that schedule.name names."""
+    return cast("ScheduleLeaf", chosen("schedule", name, "schedule.name"))
 
 
 def learning_rate(step: int, config: RunConfig) -> float:
@@ -39,108 +55,9 @@ def learning_rate(step: int, config: RunConfig) -> float:
         done = (step - warmup) / (num_steps - warmup)
         height = 0.5 * (1 + math.cos(math.pi * done))
     else:
-        leaf = chosen("schedule", schedule.name, "schedule.name")
-        height = leaf.height(schedule, step, warmup, num_steps)
+        height = schedule_leaf(schedule.name).height(schedule, step, warmup, num_steps)
     floor = schedule.final_fraction
     return config.optim.lr * (floor + (1 - floor) * height)
-
-
-def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
-    """Return fused AdamW, or the optimizer of optim/; vectors and positions get no weight decay."""
-    decaying: dict[str, Any] = {"params": [], "weight_decay": config.weight_decay}
-    staying: dict[str, Any] = {"params": [], "weight_decay": 0.0}
-    # Their learning rate is a multiple of the others'.
-    rate = decoder.architecture.pe.trainable_lr
-    frequencies: dict[str, Any] = {"params": [], "weight_decay": 0.0, "rate": rate}
-    for name, parameter in decoder.named_parameters():
-        group = decaying
-        if name.startswith(FREQUENCIES):
-            group = frequencies
-        elif parameter.ndim < 2 or name.startswith(POSITIONS):
-            group = staying
-        group["params"].append(parameter)
-    learned = [frequencies] if frequencies["params"] else []
-    groups = [decaying, staying, *learned]
-
-    optimizer: Optimizer
-    if config.name == "adamw":
-        optimizer = AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-    else:
-        leaf = chosen("optim", config.name, "optim.name")
-        optimizer = leaf.Optimizer(decoder, groups, config)
-    if learned:
-        chosen("position", "trainable", "pe.trainable").count_crossings(decoder, optimizer)
-    return optimizer
-
-
-def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """Return the optimizer's state as `<parameter>.<moment>`; {} before the first step."""
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        for moment, tensor in optimizer.state[parameter].items():
-            tensors[f"{name}.{moment}"] = tensor
-    return tensors
-
-
-def make_state(optimizer: Any, model: nn.Module) -> None:
-    """Create an optimizer's state, so that it can be loaded, by a step that updates nothing."""
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.found_inf = torch.ones((), device=parameter.device)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    optimizer.found_inf = None
-
-
-class Parallel:
-    """This process among the ranks of its run; rank 0 (`is_main`) writes the run's record.
-
-    Launchers have started fewer processes or chosen another strategy than requested, so a world
-    other than that of launch.device, train.precision and launch.num_processes is a ConfigError.
-    """
-
-    def __init__(self, device: str, precision: str, num_processes: int | str) -> None:
-        self.accelerator = Accelerator(
-            cpu=device == "cpu",
-            mixed_precision="bf16" if precision == "bf16" else "no",
-            kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
-        )
-        self.rank: int = self.accelerator.process_index
-        self.world_size: int = self.accelerator.num_processes
-        self.is_main = self.rank == 0
-        self.device: torch.device = self.accelerator.device
-
-        if self.world_size != num_processes:
-            reason = f"but this launcher started {self.world_size}"
-            raise ConfigError("launch.num_processes", num_processes, reason)
-        if self.device.type != device:
-            reason = f"torch finds no such device here, and gives {self.device}"
-            raise ConfigError("launch.device", device, reason)
-        # Emulated bf16 is slower than fp32.
-        if precision == "bf16" and device == "cuda" and not torch.cuda.is_bf16_supported(False):
-            raise ConfigError("train.precision", precision, "this GPU has no bf16; use fp32")
-        backend = self.accelerator.state.dynamo_plugin.backend.name
-        if backend != "NO":
-            reason = "must be unset: use train.compile"
-            raise ConfigError("ACCELERATE_DYNAMO_BACKEND", backend, reason)
-        strategy = self.accelerator.distributed_type.name
-        plain = "MULTI_GPU" if device == "cuda" else "MULTI_CPU"
-        # torchrun may also start one process.
-        if strategy != plain and (strategy, self.world_size) != ("NO", 1):
-            raise ConfigError("accelerate's distributed_type", strategy, f"must be {plain}")
-
-        # The other processes, if a launcher has started several.
-        self.group: Any = None
-        if distributed.is_initialized():
-            self.group = chosen("ddp", "group", "launch.num_processes").Group()
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum of `tensor` over all ranks, on every rank."""
-        return tensor if self.world_size == 1 else self.accelerator.reduce(tensor, reduction="sum")
-
-    def any(self, flag: bool) -> bool:
-        """Return whether `flag` is true on any rank; all ranks must call it at the same places."""
-        return flag if self.world_size == 1 else bool(self.group.any(flag))
 
 
 class Outcome(NamedTuple):
@@ -174,10 +91,23 @@ class TrainingStep:
         device = self.parallel.device
         self.first_bad_step = torch.zeros((), dtype=torch.int64, device=device)
 
-        self.graphs: Any = None
+        self.graphs: StepGraphs | None = None
         is_wanted = os.environ.get("ROPE_EXP_GRAPHS") != "0" and self.parallel.world_size == 1
-        if is_wanted and (leaf := optional("graphs", device.type)):
-            self.graphs = leaf.StepGraphs(self)
+        if is_wanted and device.type == "cuda":
+            self.graphs = StepGraphs(
+                self.config.name, self.update, self.optimizer, self.first_bad_step, self.decoder
+            )
+
+    def settle_sums(self, step: int) -> None:
+        """Make a pass over a step's first rows, and throw its gradients away.
+
+        DistributedDataParallel reorders its buckets after its first average, and a sum of three or
+        more ranks depends on the order: without this pass, a resume would not be exact.
+        """
+        inputs, *_ = self.get_batch(step)
+        rows = next(inputs.split(self.config.train.rows_at_once(*inputs.ids_BT.shape)))
+        self.model(rows.ids_BT, rows.target_BP, **rows.further).backward()
+        self.optimizer.zero_grad(set_to_none=True)
 
     def __call__(self, step: int) -> Callable[[], Outcome] | None:
         """Update the model once, and return a function that waits for the step's Outcome.
@@ -281,10 +211,10 @@ class Throughput:
         self.flops_per_token = {stage.seq_len: 1 for stage in config.train.staged}
         # Dense bf16, of all ranks' devices together; None if unknown, and on a CPU.
         self.peak_flops_per_s: float | None = None
-        if device.type == "cuda" and (costs := optional("plan", "costs")):
+        if device.type == "cuda":
             for length in self.flops_per_token:
-                self.flops_per_token[length] = costs.flops_per_token(config, vocab_size, length)
-            peak = costs.peak_flops_per_s(torch.cuda.get_device_name(device))
+                self.flops_per_token[length] = flops_per_token(config, vocab_size, length)
+            peak = peak_flops_per_s(torch.cuda.get_device_name(device))
             if config.train.peak_tflops is not None:
                 peak = config.train.peak_tflops * 1e12
             if peak:

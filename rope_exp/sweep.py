@@ -10,10 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from rope_exp.compose import resolve
+from rope_exp import gpu_leases
+from rope_exp.compose import finalise
 from rope_exp.config import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_keys
 from rope_exp.errors import (
     EXIT_CODES,
@@ -40,11 +41,11 @@ from rope_exp.folder import (
     read_result,
     write_config,
 )
-from rope_exp.identity import choices, chosen
 from rope_exp.machine import DISPATCHER_ID, child_environment, num_cores
-from rope_exp.prepare import open_data, pin
+from rope_exp.prepare import open_data
+from rope_exp.progress import SweepProgress
 from rope_exp.signals import PASSED_ON, StopSignal, held_back
-from rope_exp.worker import certificate
+from rope_exp.trackers._base import tracker_class
 
 POLL_SECONDS = 0.1
 # Between two attempts to start waiting runs, whose GPU or folder another dispatcher may release.
@@ -105,13 +106,14 @@ class Job:
         """Lease as many GPUs as the run has ranks, or none; return whether it did."""
         if self.config.launch.device != "cuda":
             return True
-        return chosen("leases", "gpus", "launch.device").lease(self)
+        if not self.leases:
+            launch = self.config.launch
+            self.leases = gpu_leases.lease(int(launch.num_processes), launch.runs_per_gpu)
+        return bool(self.leases)
 
     def release_gpus(self) -> None:
         """Release every GPU; a child that inherited a lease keeps it while it lives."""
-        for descriptor in itertools.chain(*self.leases.values()):
-            os.close(descriptor)
-        self.leases.clear()
+        gpu_leases.release(self.leases)
 
     def start(self) -> None:
         """Start one process per rank, which inherit the run's lock and leases."""
@@ -198,28 +200,6 @@ class Job:
 # -- checks ----------------------------------------------------------------------------------------
 
 
-def as_it_runs(config: RunConfig, world_size: int | None = None) -> RunConfig:
-    """Return a config with nothing left to the machine, to time, or to the launcher of ranks."""
-    config = resolve(pinned_config(config), world_size)
-    if config.pe.code is not None:
-        # A mistake in a class of one's own ends here, before anything is written.
-        certificate(config.model, config.pe, config.attn, causal=config.causal)
-    return config
-
-
-def pinned_config(config: RunConfig) -> RunConfig:
-    """Return a config with the commits of its data and tokenizer, and the hash of init_from."""
-    data, tokenizer = pin(config.data, config.tokenizer)
-    return with_origin(replace(config, data=data, tokenizer=tokenizer))
-
-
-def with_origin(config: RunConfig) -> RunConfig:
-    """Return a config with init_weights, the hash of the weights of run.init_from, if any."""
-    if config.run.init_from is None:
-        return config
-    return chosen("init_from", "origin", "run.init_from").with_weights(config)
-
-
 def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]:
     """Check the runs of a command, whose configs are resolved; prepare data, and make folders."""
     jobs = list(map(Job, configs, titles or [""] * len(configs)))
@@ -236,10 +216,9 @@ def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]
         _check_group(config)
 
     left = [job for job in jobs if job.exit_code is None]
-    for tracker in {job.config.tracker for job in left}:
-        if tracker.name != "none":
-            leaf = chosen("trackers", tracker.name, "tracker.name", core="none")
-            leaf.Tracker.check(tracker)
+    for section in {job.config.tracker for job in left}:
+        if (tracker := tracker_class(section.name)) is not None:
+            tracker.check(section)
     # Many runs read one corpus.
     open_once = functools.cache(open_data)
     for job in left:
@@ -365,7 +344,7 @@ def _folder_error(job: Job, reason: str) -> ConfigError:
 
 def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, list[Job]]:
     """Resolve, admit and complete every run; return the exit code, of a sweep 0, 1 or 75."""
-    jobs = admit([as_it_runs(config) for config in configs], titles)
+    jobs = admit([finalise(config) for config in configs], titles)
     if len(jobs) > 1:
         return run_all(jobs), jobs
 
@@ -387,8 +366,7 @@ def run_all(
     """Bring a sweep to its end and return its exit code; ranks write to a log in each folder."""
     for job in jobs:
         job.log = job.folder / LOG
-    views = [chosen("view", name, "view").View(jobs) for name in choices("view")]
-    bring_to_end(jobs, [on_end, *(view.show for view in views)])
+    bring_to_end(jobs, [on_end, SweepProgress(jobs).show])
 
     failed = [job for job in jobs if job.status in ("failed", "diverged")]
     for job in failed:

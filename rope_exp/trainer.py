@@ -5,31 +5,28 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import Any, NotRequired, Protocol, cast
 
 import torch
 from typing_extensions import TypedDict
 
-from rope_exp import checkpoint
+from rope_exp import checkpoint, init_from
 from rope_exp.batches import held_out_rows
 from rope_exp.config import RunConfig
+from rope_exp.corpus import DataSet
 from rope_exp.decoder import Decoder, held_out_loss, llama_weights, weights, weights_sha256
-from rope_exp.errors import CheckpointError, Progress, describe_row, log
+from rope_exp.errors import CheckpointError, log
 from rope_exp.files import json_sha256, read_json, write_json
 from rope_exp.folder import PROBES, RESULT, MetricsWriter, checked, list_steps
 from rope_exp.identity import chosen
-from rope_exp.prepare import DataSet
+from rope_exp.optimizer import make_state, optimizer_tensors
+from rope_exp.parallel import Parallel
+from rope_exp.probes._windows import Finished
+from rope_exp.progress import Progress, describe_row
 from rope_exp.sections import Natural, NonNegative, OrderSha256, Sha256, TrainConfig
 from rope_exp.signals import Stopped, StopSignal
-from rope_exp.step import (
-    Outcome,
-    Parallel,
-    Throughput,
-    TrainingStep,
-    learning_rate,
-    make_state,
-    optimizer_tensors,
-)
+from rope_exp.step import Outcome, Throughput, TrainingStep, learning_rate
+from rope_exp.trackers._base import BaseTracker, tracker_class
 
 
 class State(TypedDict):
@@ -66,8 +63,7 @@ class Trainer:
         self.decoder = Decoder(config.architecture(data.vocab_size))
         self.decoder.initialise(config.seed)
         if config.init_weights is not None and not list_steps(self.checkpoints):
-            origin = chosen("init_from", "origin", "run.init_from")
-            beginning = origin.load_weights(self.decoder, config, data.tokenizer_json)
+            beginning = init_from.load_weights(self.decoder, config, data.tokenizer_json)
             if parallel.is_main:
                 log(f"{config.name}: {beginning}")
         self.identity = {
@@ -89,7 +85,9 @@ class Trainer:
         self.step = self.saved_step = self.start["step"]
         self.train_step.order_sha256 = self.start["order_sha256"]
         if parallel.group is not None:
-            parallel.group.begin(self.start | self.identity, self.train_step)
+            parallel.group.begin(self.start | self.identity, folder)
+            if parallel.world_size > 2 and self.step < train.num_steps:
+                self.train_step.settle_sums(self.step + 1)
 
     def load(self) -> dict[str, Any]:
         """Load the newest checkpoint, if there is one, and return its state or that of step 0."""
@@ -231,8 +229,20 @@ class Trainer:
     def ask(self, probes: Sequence[str]) -> dict[str, Any] | None:
         """Return each probe's answer, as plain values, by its name; None if asked to stop."""
         with torch.compiler.set_stance("force_eager"), suppress(Stopped):
-            return {name: chosen("probes", name, "train.probes").ask(self) for name in probes}
+            return {name: probe_leaf(name).ask(self) for name in probes}
         return None
+
+
+class Probe(Protocol):
+    """A file of probes/, as the trainer asks it; a config meets it as a `config.ProbeRule`."""
+
+    def ask(self, model: Finished) -> dict[str, Any]:
+        """Return the answer, as plain values."""
+
+
+def probe_leaf(name: str) -> Probe:
+    """Return the file of probes/ that train.probes names."""
+    return cast("Probe", chosen("probes", name, "train.probes"))
 
 
 def due_after(train: TrainConfig, step: int) -> set[str]:
@@ -257,10 +267,9 @@ class Record:
         start = trainer.start
         checkpoint.clear_leftovers(trainer.checkpoints)
         self.writer = MetricsWriter(trainer.folder, start["step"])
-        self.tracker: Any = None
-        if (name := self.config.tracker.name) != "none":
-            leaf = chosen("trackers", name, "tracker.name")
-            self.tracker = leaf.Tracker(self.config, trainer.folder)
+        self.tracker: BaseTracker | None = None
+        if (tracker := tracker_class(self.config.tracker.name)) is not None:
+            self.tracker = tracker(self.config, trainer.folder)
         self.progress = Progress(self.config.name, self.config.train.num_steps)
         # The time at which the run would have begun without interruptions.
         self.began = time.perf_counter() - start["elapsed_s"]

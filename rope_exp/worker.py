@@ -5,7 +5,6 @@ directly if its process is already a rank of `accelerate launch` or torchrun.
 """
 
 import ctypes
-import functools
 import gc
 import os
 import signal
@@ -29,9 +28,7 @@ from rope_exp.errors import (
 )
 from rope_exp.files import read_json, write_atomically, write_json
 from rope_exp.folder import ENV, LOG, RESULT, describe, read_config, read_env
-from rope_exp.identity import choices, chosen, optional
 from rope_exp.machine import DISPATCHER_ID, MARKED, fact_text, machine_facts
-from rope_exp.sections import Kind, ModelConfig, PeConfig
 from rope_exp.signals import StopSignal, on_signal
 
 
@@ -84,14 +81,16 @@ def run(config: RunConfig, stop: StopSignal) -> int:
     gc.disable()
     set_up_process(config)
 
+    from rope_exp.custom_code import explaining
+    from rope_exp.laws import measured_once
+    from rope_exp.parallel import Parallel
     from rope_exp.prepare import open_data
-    from rope_exp.step import Parallel
     from rope_exp.trainer import Trainer
 
     gc.freeze()
     gc.enable()
 
-    laws = certificate(config.model, config.pe, config.attn, causal=config.causal)
+    laws = measured_once(config.model, config.pe, config.attn, causal=config.causal)
     data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
     parallel = Parallel(config.launch.device, config.train.precision, config.launch.num_processes)
     trainer = Trainer(config, folder, data, parallel, stop)
@@ -101,8 +100,7 @@ def run(config: RunConfig, stop: StopSignal) -> int:
     gc.collect()
     gc.freeze()
     code = config.pe.code
-    own = chosen("position", "own", "pe.code").explaining(code, every=False) if code else None
-    with own or nullcontext():
+    with explaining(code, every=False) if code else nullcontext():
         status = trainer.train()
 
     del trainer
@@ -150,8 +148,9 @@ def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
         "corpus": trainer.data.corpus,
     }
     if config.init_weights is not None:
-        origin = chosen("init_from", "origin", "run.init_from")
-        env["init_from"] = old.get("init_from") or origin.facts(config)
+        from rope_exp.init_from import facts
+
+        env["init_from"] = old.get("init_from") or facts(config)
     write_json(trainer.folder / ENV, env)
     write_atomically(trainer.folder / "tokenizer.json", trainer.data.tokenizer_json)
 
@@ -165,15 +164,6 @@ def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
         lines.append(f"resumes from step {trainer.step}")
     for line in lines:
         log(f"{config.name}: {line}")
-
-
-@functools.cache
-def certificate(model: ModelConfig, pe: PeConfig, attn: Kind, *, causal: bool) -> Mapping[str, Any]:
-    """Measure the laws of a variant, once a process; LawError if one is broken."""
-    laws: dict[str, Any] = {}
-    for name in choices("laws"):
-        laws |= chosen("laws", name, "laws").certificate(model, pe, attn, causal=causal)
-    return laws
 
 
 def set_up_process(config: RunConfig) -> None:
@@ -192,8 +182,10 @@ def set_up_process(config: RunConfig) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if config.launch.num_threads != "auto":
         torch.set_num_threads(config.launch.num_threads)
-    if config.launch.device == "cpu" and (kernel := optional("kernels", "cpu")):
-        kernel.keep_freed_memory()
+    if config.launch.device == "cpu":
+        from rope_exp.cpu_attention import keep_freed_memory
+
+        keep_freed_memory()
 
 
 if __name__ == "__main__":

@@ -26,9 +26,10 @@ from torch.utils.data import Dataset
 from rope_exp.batches import training_batch
 from rope_exp.compose import resolve, run_config
 from rope_exp.config import RunConfig
+from rope_exp.corpus import DataSet
 from rope_exp.decoder import Decoder, weights
 from rope_exp.errors import EXIT_DONE, explained
-from rope_exp.prepare import DataSet, open_data
+from rope_exp.prepare import open_data
 from rope_exp.worker import set_up_process
 
 

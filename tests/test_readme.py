@@ -1,4 +1,4 @@
-"""Tests that the commands printed in README.md, guide.md and skypilot.yaml compose."""
+"""Tests that the commands printed in README.md and guide.md compose."""
 
 import argparse
 import re
@@ -10,19 +10,17 @@ import pytest
 from hydra.core.override_parser.types import Override
 from support.configs import REPOSITORY
 
-from rope_exp.campaign.cells import read_campaign
 from rope_exp.compose import compose_jobs, split
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 GUIDE = (REPOSITORY / "docs" / "guide.md").read_text(encoding="utf-8")
-SKYPILOT = (REPOSITORY / "docs" / "skypilot.yaml").read_text(encoding="utf-8")
 # The shell expands the first; the others need optional plugins.
 NOT_OURS = ("SLURM_ARRAY_TASK_ID", "launch=slurm", "sweeper=optuna")
 
 
 def printed(begin: str) -> Iterator[str]:
     """Yield the words after `begin` in each command of an indented block, without comments."""
-    for line in (README + GUIDE + SKYPILOT).replace("\\\n", " ").splitlines():
+    for line in (README + GUIDE).replace("\\\n", " ").splitlines():
         _, found, words = line.partition(begin)
         if found and line.startswith("    ") and not any(each in words for each in NOT_OURS):
             yield shlex.join(shlex.split(words.split(" || ")[0], comments=True))
@@ -58,8 +56,3 @@ def test_a_printed_command_composes(
     monkeypatch.setattr("rope_exp.compose.split", fewest)
     command = parser.parse_intermixed_args(shlex.split(words))
     assert compose_jobs(command.overrides, command.config_dir, multirun=command.multirun).configs
-
-
-@pytest.mark.parametrize("words", dict.fromkeys(printed("rope-exp campaign")))
-def test_a_printed_campaign_is_there(words: str) -> None:
-    assert read_campaign(words.split()[0], None).cells

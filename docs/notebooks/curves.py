@@ -11,7 +11,7 @@ import rope_exp
 
 HERE = Path(rope_exp.__file__).parents[1]
 parser = argparse.ArgumentParser()
-parser.add_argument("--records", default=HERE / "results/records/noise")
+parser.add_argument("--records", default=HERE / "paper/records/noise")
 # An editor starts a kernel with words of its own.
 curves = rope_exp.load_metrics(parser.parse_known_args()[0].records)
 print(f"{len(curves):,} rows of {curves['where'].nunique()} runs")

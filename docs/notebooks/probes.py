@@ -13,7 +13,7 @@ import rope_exp
 
 HERE = Path(rope_exp.__file__).parents[1]
 parser = argparse.ArgumentParser()
-parser.add_argument("--records", default=HERE / "results/records/noise")
+parser.add_argument("--records", default=HERE / "paper/records/noise")
 # An editor starts a kernel with words of its own.
 answers = rope_exp.load_probes(parser.parse_known_args()[0].records)
 if answers.empty:

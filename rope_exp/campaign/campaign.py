@@ -14,14 +14,13 @@ from pathlib import Path
 
 from rope_exp.campaign.cells import Campaign, Cell
 from rope_exp.campaign.records import PACKED, read_record, stored_records, write_record
-from rope_exp.compose import runs_at_a_time
+from rope_exp.compose import finalise, runs_at_a_time
 from rope_exp.config import differing_keys
 from rope_exp.errors import EXIT_DONE, ConfigError, RecordError, log
 from rope_exp.files import write_atomically
 from rope_exp.folder import Run, last_step
-from rope_exp.identity import optional
 from rope_exp.machine import git_state
-from rope_exp.sweep import Job, admit, as_it_runs, run_all
+from rope_exp.sweep import Job, admit, run_all
 
 # Keys that a record must share with its cell, in addition to those that can change a number:
 # rounding depends on the threads, and a record contains the probes' results.
@@ -78,13 +77,13 @@ class Progress:
         count = len(self.campaign.cells)
         words = f"{self.campaign.name}: {len(self.done)} of {count} cells have a record"
         finished = [run for run in self.done.values() if run.status == "finished"]
-        costs = optional("plan", "costs")
-        if not (self.left and finished and costs):
+        if not (self.left and finished):
             return words
 
-        size = costs.operations
-        pace = statistics.median(run.result["wall_s"] / size(run.config) for run in finished)
-        seconds = pace * sum(size(cell.config) for cell in self.left)
+        from rope_exp.costs import operations
+
+        pace = statistics.median(run.result["wall_s"] / operations(run.config) for run in finished)
+        seconds = pace * sum(operations(cell.config) for cell in self.left)
         parallel = max(runs_at_a_time(cell.config.launch) for cell in self.left)
         left = timedelta(seconds=round(seconds / parallel))
         return f"{words}; {len(self.left)} are left, about {left} with {parallel} at a time"
@@ -113,7 +112,7 @@ def run_campaign(progress: Progress) -> int:
 
     check_here(progress)
     cells = {cell.name: cell for cell in progress.left}
-    jobs = admit([as_it_runs(cell.config) for cell in cells.values()], list(cells))
+    jobs = admit([finalise(cell.config) for cell in cells.values()], list(cells))
 
     def keep_records(ended: Sequence[Job]) -> None:
         """Write records, or keep those that arrived meanwhile; if that fails, the run fails."""
@@ -123,7 +122,7 @@ def run_campaign(progress: Progress) -> int:
             cell = cells[job.title]
             path = progress.folder / f"{cell.name}.json"
             try:
-                write_record(path, job.folder, cell.row, cell.factors, cell.test)
+                write_record(path, job.folder, cell.row, cell.factors)
                 progress.add(cell, read_record(path))
             except (ConfigError, RecordError, OSError) as error:
                 job.fail(error)

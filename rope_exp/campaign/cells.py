@@ -25,8 +25,7 @@ from rope_exp.campaign.records import cell_name
 from rope_exp.comparable import ORDER, SEEDS
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, first_line, show
-from rope_exp.folder import Test
-from rope_exp.identity import Rule, convert, optional, refuse
+from rope_exp.identity import Rule, broken, convert, refuse
 from rope_exp.sections import Name, Natural
 
 
@@ -61,11 +60,10 @@ def _to_entry(entry: Any) -> Any:
 
 
 class CampaignFile(BaseModel, strict=True, extra="forbid"):
-    """The content of a campaign's file; `test` is the rule of docs/paper/protocol-2.md, or None."""
+    """The content of a campaign's file."""
 
     about: str = ""
     python: str | None = None
-    test: Test | None = None
     fixed: list[str] = []
     rows: Annotated[dict[Name, list[str]], BeforeValidator(_to_rows), Field(min_length=1)]
     cells: Annotated[list[Annotated[Entry, BeforeValidator(_to_entry)]], Field(min_length=1)]
@@ -103,7 +101,6 @@ class Cell:
     row: str
     factors: Mapping[str, Any]
     config: RunConfig
-    test: Test | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,9 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
     file = read_campaign(name, config_dir)
     # Cells that differ only in their seed are composed once: each takes a tenth of a second.
     composed = functools.cache(functools.partial(compose.compose_jobs, config_dir=config_dir))
-    costs = optional("plan", "costs")
+    # Imported where it is needed: it takes torch.
+    from rope_exp.costs import operations
+
     listed: dict[str, tuple[tuple[int, int], str, Cell]] = {}
     for number, entry in enumerate(file.cells):
         where = f"{compose.CAMPAIGNS}/{name}.cells.{number}"
@@ -137,9 +136,7 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
                 if cell.name in listed:
                     raise ConfigError(cell.name, ..., "is listed twice")
                 place = seeds.setdefault(tuple(map(cell.factors.get, SEEDS)), len(seeds))
-                # Without operations, cells keep the order of the file.
-                size = costs.operations(cell.config) if costs else 0
-                listed[cell.name] = (place, -size), where, cell
+                listed[cell.name] = (place, -operations(cell.config)), where, cell
 
     # Seed by seed, and longest first within a seed, so that a partial campaign is balanced and
     # the last run to end is a short one.
@@ -197,9 +194,9 @@ def _cell(
             raise ConfigError("launch", ..., "is given to `rope-exp campaign NAME launch=...`")
 
         config = replace(jobs.configs[0], seed=seed)
-        refuse(config, _rules(config))
+        refuse(config, broken(_rules(config)))
         config = config.replace("run", dir=str(runs / name))
-    return Cell(name, row, factors, config, file.test)
+    return Cell(name, row, factors, config)
 
 
 def _named(cells: Sequence[Cell]) -> Sequence[Cell]:

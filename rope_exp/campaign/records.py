@@ -10,7 +10,7 @@ import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NotRequired
+from typing import Any, Literal
 
 from pydantic import FiniteFloat
 from typing_extensions import TypedDict
@@ -37,7 +37,6 @@ class _Record(TypedDict):
     result: dict[str, Any]
     curve: _Curve
     probes: dict[str, Any]
-    test: NotRequired[folder.Test]
 
 
 def cell_name(row: str, factors: Mapping[str, Any]) -> str:
@@ -48,9 +47,7 @@ def cell_name(row: str, factors: Mapping[str, Any]) -> str:
     return re.sub(r"[^\w.+=,-]", "_", name)
 
 
-def write_record(
-    path: Path, run_dir: Path, row: str, factors: Mapping[str, Any], test: folder.Test | None = None
-) -> None:
+def write_record(path: Path, run_dir: Path, row: str, factors: Mapping[str, Any]) -> None:
     """Write the record of a finished run's folder, unless there is one; its code is in a commit."""
     if path.exists():
         return
@@ -79,7 +76,6 @@ def write_record(
         "result": run.result,
         "curve": {key: [line.get(key) for line in run.metrics] for key in _Curve.__annotations__},
         "probes": files.read_json(probes) if probes.exists() else {},
-        **({"test": test} if test else {}),
     }
     text = canonical({**record, "sha256": digest(record)})
     # A record that cannot be read back is not written; otherwise the cell would count as done.
@@ -156,7 +152,6 @@ def read_record(path: Path, content: bytes | None = None) -> folder.Run:
         row=record["row"],
         factors=record["factors"],
         probes=folder.with_nan(record["probes"]),
-        test=record.get("test"),
     )
     run.check()
     return run

@@ -1,13 +1,14 @@
 """The tables of campaigns, from their records."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rope_exp.campaign.records import read_records, recorded_campaigns
 from rope_exp.comparable import ORDER, SEEDS, check_blocks, row_factors, spelled
 from rope_exp.errors import RecordError, log
 from rope_exp.folder import Run
-from rope_exp.report import Report, build, files_of, leaf_functions, pages_of, write_all
+from rope_exp.page import page
+from rope_exp.report import Report, build, files_of, leaf_functions, write_all
 
 
 def tables_of(runs: Sequence[Run]) -> dict[str, Report]:
@@ -40,35 +41,61 @@ def tables_of(runs: Sequence[Run]) -> dict[str, Report]:
     return tables
 
 
-def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
-    """Rebuild a campaign's files from its records, in <out>/<name>, and return their paths.
+def campaign_files(
+    records: Path,
+    asked: Sequence[str] = (),
+    further: Iterable[Callable[..., dict[str, bytes]]] = (),
+    *,
+    figures: bool = True,
+) -> dict[str, bytes]:
+    """Make the files of campaigns from their records, by their paths NAME/...
 
     Args:
-        name: the campaign's name; None: every campaign with records, and the page of all.
+        asked: the campaigns' names; without any, every campaign with records, and the page of all.
+        further: functions like the `files` of studies/, for files of your own.
     """
     names = recorded_campaigns(records)
     if not names:
         reason = "holds no campaign records; `rope-exp campaign NAME` creates them"
         raise RecordError(f"{records} {reason}")
-    if name is not None and name not in names:
-        available = ", ".join(names)
-        raise RecordError(f"{records} holds no records of campaign {name}. Available: {available}")
+    for name in asked:
+        if name not in names:
+            reason = f"holds no records of campaign {name}. Available: {', '.join(names)}"
+            raise RecordError(f"{records} {reason}")
 
-    # Make all files before writing any. A table may include another campaign's rows.
+    # A table may include another campaign's rows.
     runs = {campaign: read_records(records, campaign) for campaign in names}
-    asked = names if name is None else [name]
     tables: dict[str, Report] = {}
     made: dict[str, bytes] = {}
-    for campaign in asked:
+    for campaign in asked or names:
         log(f"{campaign}: {len(runs[campaign])} records")
         for level, report in sorted(tables_of(runs[campaign]).items()):
             place = str(Path(campaign, level))
             tables[place] = report
-            made |= {f"{place}/{file}": content for file, content in files_of(report).items()}
+            of_table = files_of(report, figures=figures)
+            made |= {f"{place}/{file}": content for file, content in of_table.items()}
 
-    for files in leaf_functions("files", "studies").values():
-        made |= files(asked, runs, tables)
-    if name is None:
-        made |= pages_of(tables, [run for campaign in names for run in runs[campaign]])
-    write_all(out, made)
+    for files in (*leaf_functions("files", "studies").values(), *further):
+        made |= files(asked or names, runs, tables)
+    if not asked:
+        everything = [run for campaign in names for run in runs[campaign]]
+        made["report.html"] = page(tables, everything)
+    return made
+
+
+def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
+    """Write the files of a campaign, or of all, below `out`, and return their paths."""
+    # All files are made before any is written.
+    made = campaign_files(records, [] if name is None else [name])
+    for folder, files in by_folder(made).items():
+        write_all(out / folder, files)
     return [str(out / file) for file in made]
+
+
+def by_folder(files: Mapping[str, bytes]) -> dict[str, dict[str, bytes]]:
+    """Return files by the first folder of their path, which is empty for none, and by the rest."""
+    folders: dict[str, dict[str, bytes]] = {}
+    for path, content in files.items():
+        folder, _, file = path.rpartition("/") if "/" not in path else path.partition("/")
+        folders.setdefault(folder, {})[file] = content
+    return folders

@@ -3,12 +3,13 @@
 import os
 from collections.abc import Iterator
 
+from rope_exp.compose import finalise
 from rope_exp.config import RunConfig
 from rope_exp.errors import EXIT_CODES, ConfigError
 from rope_exp.folder import read_result
 from rope_exp.identity import Rule
 from rope_exp.signals import StopSignal
-from rope_exp.sweep import acquire_or_refuse, admit, as_it_runs
+from rope_exp.sweep import acquire_or_refuse, admit
 from rope_exp.worker import run_rank
 
 
@@ -59,7 +60,7 @@ def run_as_rank(config: RunConfig) -> int:
     # 1 is the default, and `all` leaves the number to the launcher.
     if asked not in (1, "all", world_size):
         raise ConfigError("launch.num_processes", asked, f"but this launcher started {world_size}")
-    config = as_it_runs(config, world_size)
+    config = finalise(config, world_size)
     name = "ACCELERATE_MIXED_PRECISION"
     precision = os.environ.get(name, "no").lower()
     if precision not in ("no", config.train.precision):

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from rope_exp.campaign import campaign as campaigns
 from rope_exp.campaign.campaign import Progress
-from rope_exp.campaign.cells import campaign_files, load_campaign
+from rope_exp.campaign.cells import load_campaign
 from rope_exp.commands._parser import CONFIG_DIR, DEFAULT_RECORDS, Parser
 from rope_exp.commands._rank import is_rank
 from rope_exp.compose import compose_jobs
@@ -18,7 +18,7 @@ from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.errors import ConfigError
 from rope_exp.identity import convert
 from rope_exp.sections import Count
-from rope_exp.slurm.cluster import FOLDER, Queue, submit
+from rope_exp.slurm import FOLDER, Queue, submit
 
 # The keys that say how a cluster runs a campaign; all of hydra.launcher does, too.
 ALLOWED = ("launch", "launch.cells_per_job", "launch.runs_per_gpu")
@@ -29,7 +29,7 @@ def main(words: list[str]) -> int:
     started = time.monotonic()
     parser = Parser("campaign", "Run the cells of a campaign that have no record yet.")
     add = parser.add_argument
-    add("name", metavar="NAME", help=f"one of {', '.join(campaign_files())}")
+    add("name", metavar="NAME", help="a file campaign/NAME.yaml of --config-dir, or of configs/")
     about = f"submit its cells as jobs, with hydra.launcher.* and {' and '.join(ALLOWED[1:])}"
     # Without a default argparse would name it as missing, too.
     add("words", nargs="*", default=[], metavar="launch=slurm", help=about)

@@ -12,7 +12,7 @@ from rope_exp.commands._parser import Parser
 from rope_exp.decoder import Decoder
 from rope_exp.errors import ConfigError
 from rope_exp.identity import convert
-from rope_exp.load.run import end_of_text, load_run
+from rope_exp.load import end_of_text, load_run
 from rope_exp.sections import Count, Natural, NonNegative
 
 _TOP_P = Annotated[float, Field(gt=0, le=1)]

@@ -9,11 +9,10 @@ def main(words: list[str]) -> int:
     _, jobs = parse_jobs(parser, words)
 
     # Imported late: a mistake is told before torch is imported.
-    from rope_exp.compose import resolve
-    from rope_exp.plan.costs import cost_lines, sweep_lines
-    from rope_exp.sweep import with_origin
+    from rope_exp.compose import finalise
+    from rope_exp.costs import cost_lines, sweep_lines
 
-    configs = [resolve(with_origin(config)) for config in jobs.configs]
+    configs = [finalise(config, asks_hub=False) for config in jobs.configs]
     print("\n".join(cost_lines(configs[0])))
     if len(configs) > 1:
         print("\n".join(sweep_lines(configs)))

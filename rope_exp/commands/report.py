@@ -5,10 +5,11 @@ from pathlib import Path
 
 from rope_exp.commands._parser import DEFAULT_RECORDS, Parser
 from rope_exp.comparable import REFERENCE
-from rope_exp.config import DEFAULT_OUTPUT
+from rope_exp.config import DEFAULT_OUTPUT, DEFAULT_TABLES
 from rope_exp.errors import ConfigError, RecordError
 from rope_exp.folder import ReportError, is_run, read_runs
-from rope_exp.report import build, files_of, leaf_functions, pages_of, write_all
+from rope_exp.page import page
+from rope_exp.report import build, files_of, leaf_functions, write_all
 
 
 def main(words: list[str]) -> int:
@@ -16,14 +17,14 @@ def main(words: list[str]) -> int:
     parser = Parser("report", "Compile run folders into the table and its figures.")
     parser.add_argument("--runs", type=Path, help=f"where groups of runs lie ({DEFAULT_OUTPUT})")
     parser.add_argument("--group", help="which of them; may be left out where there is one")
-    parser.add_argument("--out", type=Path, help=f"where to write ({DEFAULT_OUTPUT.parent})")
+    parser.add_argument("--out", type=Path, help=f"where to write ({DEFAULT_TABLES}/GROUP)")
     parser.add_argument("--reference", help=f"the row that differences are against ({REFERENCE})")
     rows = "what tells rows apart: pe (the default), optim.lr, model, ...; --group may hold *"
     parser.add_argument("--factors", nargs="+", metavar="KEY", help=rows)
     parser.add_argument("--campaign", metavar="NAME", help="records of one campaign, or of `all`")
     parser.add_argument("--records", type=Path, default=DEFAULT_RECORDS, help="(%(default)s)")
     asked = parser.parse_args(words)
-    out = asked.out or DEFAULT_OUTPUT.parent
+    out = asked.out or DEFAULT_TABLES
     if any(place.is_file() for place in (out, *out.parents)):
         raise ConfigError("--out", str(out), "must be a folder, not a file or below one")
     if asked.campaign is not None:
@@ -40,7 +41,7 @@ def main(words: list[str]) -> int:
     else:
         factors = tuple(asked.factors or ["pe"])
         runs = asked.runs or DEFAULT_OUTPUT
-        lines = write(runs, asked.group, out, asked.reference, factors)
+        lines = write(runs, asked.group, asked.out, asked.reference, factors)
     print("\n".join(lines))
     return 0
 
@@ -48,11 +49,11 @@ def main(words: list[str]) -> int:
 def write(
     runs: Path,
     group: str | None,
-    out: Path,
+    out: Path | None = None,
     reference: str | None = None,
     factors: tuple[str, ...] = ("pe",),
 ) -> list[str]:
-    """Write the files of a table of runs below `out`, and return the lines to print.
+    """Write the files of a table of runs in `out`, or out/GROUP, and return the lines to print.
 
     `group` names the folder of `runs` with the rows; None: the only one. If rows are not variants,
     it is a pattern for several; None: all. RecordError: runs are unreadable or may not share a
@@ -67,7 +68,8 @@ def write(
     if not keys:
         raise ReportError("--factors seed: rows need another factor besides the seed, such as pe")
     report = build(read, keys, reference, left_out)
-    files = files_of(report) | pages_of({".": report}, report.runs)
+    out = out or DEFAULT_TABLES / report.groups.replace(", ", "+")
+    files = files_of(report) | {"report.html": page({".": report}, report.runs)}
     if factors != ("pe",):
         for of_group in leaf_functions("of_group", "studies").values():
             files |= of_group(report.runs)

@@ -5,13 +5,13 @@ import io
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
-from rope_exp.errors import ConfigError, DataError, first_line, show
-from rope_exp.prepare import TRAIN, VALIDATION, Corpus
+from rope_exp.corpus import TRAIN, VALIDATION, Corpus
+from rope_exp.errors import ConfigError, show
+from rope_exp.hub import explaining
 from rope_exp.sections import DataConfig
 
 PACKED = (".gz", ".zst")
@@ -51,25 +51,6 @@ def corpus_of(data: DataConfig, splits: Any, reader: str = "", options: Any = No
     facts = {key: getattr(data, key) for key in keys}
     read = functools.partial(_read, data=data, reader=reader, options=options)
     return Corpus(data, sides, read, facts)
-
-
-@contextmanager
-def explaining(key: str, value: object, *, from_hub: bool = False) -> Iterator[None]:
-    """Explain any error of a library by the path `value` of `key`, or by a hub without answer."""
-    try:
-        yield
-    except (ConfigError, MemoryError):
-        raise
-    except Exception as error:
-        from datasets.exceptions import DatasetNotFoundError
-        from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
-
-        # A missing subset or an invalid Parquet file raises a ValueError.
-        absent = (DatasetNotFoundError, RepositoryNotFoundError, RevisionNotFoundError)
-        if not from_hub or isinstance(error, (ValueError, *absent)):
-            raise ConfigError(key, value, f"cannot be read: {first_line(error)}") from None
-        reason = f"the hub did not give it: {first_line(error)}; the same command tries again"
-        raise DataError(f"{key}={value}: {reason}") from None
 
 
 def set_up_datasets() -> None:

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from rope_exp.corpora import _datasets as readers
-from rope_exp.corpora._datasets import TEXTS, explaining, format_of
+from rope_exp.corpora._datasets import TEXTS, format_of
+from rope_exp.corpus import TRAIN, Corpus
 from rope_exp.errors import ConfigError
-from rope_exp.prepare import TRAIN, Corpus
+from rope_exp.hub import explaining
 from rope_exp.sections import DataConfig
 
 

@@ -1,21 +1,11 @@
-"""data=hub: datasets of the Hugging Face hub; and pretrained tokenizers, from there or a folder."""
+"""data=hub: datasets of the Hugging Face hub."""
 
-import functools
-import re
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, models
-
-from rope_exp.corpora._datasets import explaining, set_up_datasets, with_card
-from rope_exp.errors import ConfigError, first_line
-from rope_exp.files import files_sha256
-from rope_exp.prepare import Corpus
-from rope_exp.sections import DataConfig, TokenizerConfig
-
-# The files of a tokenizer on the hub or in a folder.
-TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
+from rope_exp.corpora._datasets import set_up_datasets, with_card
+from rope_exp.corpus import Corpus
+from rope_exp.hub import explaining
+from rope_exp.sections import DataConfig
 
 
 def state(data: DataConfig) -> list[Any]:
@@ -28,76 +18,3 @@ def open_corpus(data: DataConfig) -> Corpus:
     set_up_datasets()
     with explaining("data.path", data.path, from_hub=True):
         return with_card(data, str(data.path))
-
-
-def pin(data: DataConfig, tokenizer: TokenizerConfig) -> tuple[DataConfig, TokenizerConfig]:
-    """Return both configs with the commits that their revisions name now."""
-    if data.kind == "hub":
-        revision = newest_commit("data.path", data.path, data.revision, "dataset")
-        data = replace(data, revision=revision)
-    path = tokenizer.path
-    if path is not None and not Path(path).expanduser().is_dir():
-        revision = newest_commit("tokenizer.path", path, tokenizer.revision, "model")
-        tokenizer = replace(tokenizer, revision=revision)
-    return data, tokenizer
-
-
-@functools.cache
-def newest_commit(key: str, path: str, revision: str | None, repo_type: str) -> str:
-    """Return the commit of a revision; the hub is asked once, so that all runs get the same."""
-    if revision is not None and re.fullmatch("[0-9a-f]{40}", revision):
-        return revision
-    from huggingface_hub import HfApi
-
-    with explaining(key, path, from_hub=True):
-        return str(HfApi().repo_info(path, revision=revision, repo_type=repo_type).sha)
-
-
-def tokenizer_state(config: TokenizerConfig) -> dict[str, Any]:
-    """Return plain values that change with a pretrained tokenizer."""
-    folder = Path(str(config.path)).expanduser()
-    if not folder.is_dir():
-        return {"path": config.path, "revision": config.revision}
-    files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
-    used = {name: path for name, path in files.items() if name.endswith(TOKENIZER_SUFFIXES)}
-    return {"files_sha256": files_sha256(used)}
-
-
-def pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
-    """Read a transformers tokenizer from a folder or the hub, set to encode plain text."""
-    from transformers import AutoTokenizer
-
-    path = str(config.path)
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        from huggingface_hub import snapshot_download
-
-        # transformers itself skips a file that it cannot fetch, and would build another tokenizer.
-        names = [f"*{suffix}" for suffix in TOKENIZER_SUFFIXES]
-        with explaining("tokenizer.path", path, from_hub=True):
-            folder = Path(snapshot_download(path, revision=config.revision, allow_patterns=names))
-    try:
-        pretrained = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        tokenizer = Tokenizer.from_str(pretrained.backend_tokenizer.to_str())
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # a panic of the library is no Exception
-        raise ConfigError("tokenizer.path", path, f"cannot be read: {first_line(error)}") from None
-    if pretrained.eos_token_id is None:
-        reason = "has no end-of-text token, which must end each document"
-        raise ConfigError("tokenizer.path", path, reason)
-
-    # The tokenizer then encodes plain text, which the model was trained on.
-    tokenizer.encode_special_tokens = True
-    tokenizer.post_processor = None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    if isinstance(tokenizer.model, models.BPE):
-        # Dropout draws other tokens each time, and data_sha256 with them.
-        tokenizer.model.dropout = None
-
-    for id_, token in tokenizer.get_added_tokens_decoder().items():
-        if token.special and id_ in tokenizer.encode(token.content, add_special_tokens=False).ids:
-            reason = f"reads the text {token.content!r} as a special token, even in documents"
-            raise ConfigError("tokenizer.path", path, reason)
-    return tokenizer, pretrained.eos_token_id

@@ -28,7 +28,7 @@ from transformers.models.llama.modeling_llama import (
     eager_attention_forward,
 )
 
-from rope_exp import Position, Sizes
+from rope_exp.position._encoding import Position, Sizes
 from rope_exp.rope import angles, frequencies, rotate
 
 # The name of the argument, which changes from version 5.24 on.
@@ -65,7 +65,7 @@ class RopeExpConfig(LlamaConfig):
 def encodings(config: RopeExpConfig, layer: int | None) -> dict[str, Position]:
     """Return the encodings that act in a layer, or on the input (None), by name."""
     values = [getattr(config, key) for key in Sizes._fields[:-2]]
-    sizes = Sizes(*values, config.is_causal, layer)
+    sizes = Sizes._make([*values, config.is_causal, layer])
     acting = {}
     for name, make in MAKERS.items():
         encoding = make(config, sizes) if layer is None or name == "own" else None

@@ -18,15 +18,17 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from rope_exp import Position, __version__
 from rope_exp.config import Architecture, RunConfig
 from rope_exp.decoder import Decoder, weights, weights_sha256
 from rope_exp.errors import ConfigError, show
 from rope_exp.export import modeling_rope_exp as ours
 from rope_exp.folder import read_config, read_env, read_result
-from rope_exp.identity import Rule, chosen, numeric_values, refuse
+from rope_exp.identity import Refusal, Rule, broken, numeric_values, refuse
+from rope_exp.load import end_of_text, load_checkpoint
+from rope_exp.position._encoding import Position
 from rope_exp.prepare import vocab_size
 from rope_exp.sections import PAIRS, PeConfig, SoftmaxConfig
+from rope_exp.version import __version__
 
 Code = Literal["auto", "always"]
 # The keys of a model that LlamaConfig has, too.
@@ -45,10 +47,9 @@ def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = Non
         raise ConfigError("OUT", str(out), "holds something; name a new folder")
     if out.resolve().is_relative_to(run_dir.resolve()):
         raise ConfigError("OUT", str(out), "lies in the run's own folder, which is its record")
-    load = chosen("load", "run", "RUN_FOLDER")
-    decoder, tokenizer, step = load.load_checkpoint(run_dir, step)
+    decoder, tokenizer, step = load_checkpoint(run_dir, step)
     config = read_config(run_dir)
-    end_id = load.end_of_text(run_dir, decoder)
+    end_id = end_of_text(run_dir, decoder)
     model = exported(decoder, code, end_id, max_position_embeddings=config.train.longest)
     name = type(model).__name__
     readme = card(run_dir, config, step, name, out.name, weights_sha256(weights(decoder)))
@@ -91,8 +92,8 @@ def exported(
         if architecture.num_outputs is not None:
             raise ConfigError("train.objective", "regression", "has no logits to export")
         end = "and cannot be exported to transformers"
-        rules = _rules(architecture)
-        refuse(architecture, ((broken, key, f"{why}, {end}") for broken, key, why in rules))
+        refusals = broken(_rules(architecture))
+        refuse(architecture, (Refusal(key, f"{why}, {end}") for key, why in refusals))
         # Some files have no copy.
         copied(architecture.pe.source or "", architecture.pe)
         model_class = ours.RopeExpForCausalLM if architecture.causal else ours.RopeExpForMaskedLM
@@ -292,7 +293,7 @@ def card(run_dir: Path, config: RunConfig, step: int, name: str, place: str, sha
     env = read_env(run_dir)
     loss = f"not measured at step {step:,}"
     if step == result.get("steps") and result["val/loss"] is not None:
-        loss = f"{result['val/loss']:.4f} {config.data.unit}"
+        loss = f"{result['val/loss']:.4f} {config.unit}"
     facts = {
         "validation loss": loss,
         "corpus": config.data.name,

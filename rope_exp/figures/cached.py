@@ -7,7 +7,7 @@ import altair as alt
 import pandas as pd
 
 from rope_exp.comparable import ROW
-from rope_exp.figures import style
+from rope_exp.figures import _style as style
 from rope_exp.report import Report
 
 ORDER = 6

@@ -8,7 +8,7 @@ import pandas as pd
 from scipy.optimize import isotonic_regression
 
 from rope_exp.comparable import Row
-from rope_exp.figures import style
+from rope_exp.figures import _style as style
 from rope_exp.folder import Run
 from rope_exp.report import Report
 

@@ -6,8 +6,9 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from rope_exp.figures import style
+from rope_exp.figures import _style as style
 from rope_exp.report import Report, leaf_functions
+from rope_exp.svg import GREY
 
 ORDER = 5
 _DASHES = {"uniform": [5, 4], "bound": [1, 2]}
@@ -67,7 +68,7 @@ def levels(report: Report) -> pd.DataFrame:
     tables: list[pd.DataFrame] = []
     for (kind, *line), answer in lines.items():
         weight = np.mean(answer["uniform"]) / np.mean(line) * np.array(line)
-        table = pd.DataFrame({"distance": answer["m"], "weight": weight, "color": style.GREY})
+        table = pd.DataFrame({"distance": answer["m"], "weight": weight, "color": GREY})
         table["line"] = f"{kind} {len(tables)}"
         table["dash"] = pd.Series([_DASHES[kind]] * len(table))
         tables.append(table)

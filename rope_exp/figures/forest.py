@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import altair as alt
 import pandas as pd
 
-from rope_exp.figures import style
+from rope_exp.figures import _style as style
 from rope_exp.report import Report
 from rope_exp.stats import MARGIN
 
@@ -83,9 +83,8 @@ def figure(report: Report) -> alt.LayerChart | None:
 def _sentences(report: Report, is_published: bool, is_cut: bool) -> Iterator[str]:
     yield f"Group {report.groups}. Grey band: margin of {MARGIN:g} {report.margin_unit}."
     if num_pairs := len(report.pairs["reference"]):
-        test = "pooled" if report.is_pooled else "paired"
         yield (
-            f"Thick: 95 % interval of the {test} t test; thin: interval that holds for all "
+            f"Thick: 95 % interval of the paired t test; thin: interval that holds for all "
             f"{num_pairs} differences (Bonferroni). The table has the verdicts."
         )
     else:

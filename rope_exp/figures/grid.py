@@ -3,9 +3,10 @@
 import altair as alt
 import pandas as pd
 
-from rope_exp.figures import style
+from rope_exp.figures import _style as style
 from rope_exp.report import Report
 from rope_exp.stats import MARGIN
+from rope_exp.svg import INK
 
 ORDER = 3
 
@@ -48,7 +49,7 @@ def figure(report: Report) -> alt.LayerChart | None:
     ]
     if report.source.losses:
         sentences.append("Italics in the corner: published difference.")
-    text = base.encode(color=alt.condition(is_dark, alt.value("white"), alt.value(style.INK)))
+    text = base.encode(color=alt.condition(is_dark, alt.value("white"), alt.value(INK)))
     known = base.transform_filter("isValid(datum.delta)").mark_rect()
     corner = text.mark_text(dx=56, dy=-25, align="right", fontStyle="italic")
     return alt.layer(

@@ -5,7 +5,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from rope_exp.figures import style
+from rope_exp.figures import _style as style
 from rope_exp.report import Report, leaf_functions
 from rope_exp.sections import SITES
 

@@ -15,7 +15,7 @@ Shapes: B rows, T positions, P places, S hashed columns, W = T + 2 P words.
 
 import numpy as np
 
-from rope_exp.batches import Batch
+from rope_exp.corpus import Batch
 
 NUM_OWN_IDS = 1  # the mask is the decoder's only id beyond the tokenizer's
 

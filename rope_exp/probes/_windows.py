@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rope_exp.attention import Attention, wide
-from rope_exp.batches import Batch, Ints, read, validation_ids
+from rope_exp.batches import read, validation_ids
 from rope_exp.comparable import Row
 from rope_exp.config import RunConfig
+from rope_exp.corpus import VALIDATION, Batch, Ints
 from rope_exp.decoder import Decoder, at_places, chunks, on_device
 from rope_exp.folder import Run
-from rope_exp.prepare import VALIDATION
 from rope_exp.signals import Stopped, StopSignal
 
 
@@ -34,6 +34,11 @@ class Finished(Protocol):
     data: Any
     rows_at_once: int  # of the training length, in a micro-batch
     stop: StopSignal
+
+
+def always(config: RunConfig) -> str:
+    """Return why a config cannot have the probe: nothing."""
+    return ""
 
 
 def batches(model: Finished, rows: Batch, at_once: int) -> Iterator[Batch]:

@@ -4,10 +4,12 @@ from typing import Any
 
 from torch import Tensor
 
-from rope_exp.probes._windows import Finished, Places, attentions, loss, replaced, rounded
+from rope_exp.probes._windows import Finished, Places, always, attentions, loss, replaced, rounded
 
 ORDER = 3
 PLACES = Places(ablation=("without", "loss"))
+
+why_not = always
 
 
 def ask(model: Finished) -> dict[str, Any]:

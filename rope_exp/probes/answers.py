@@ -12,12 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from rope_exp.attention import wide
-from rope_exp.batches import NO_TARGET
 from rope_exp.config import RunConfig
-from rope_exp.prepare import TRAIN
+from rope_exp.corpus import NO_TARGET, TRAIN
 from rope_exp.probes._windows import Finished, batches, rounded
 from rope_exp.report import Column, Report, Table, interval, number, span, spell_p
-from rope_exp.stats import ROOM, judge, noise_of, outcome
+from rope_exp.stats import ROOM, judge, outcome
 
 ORDER = 3
 _PLACE = ["split", "bin", "span_first", "span_last"]
@@ -25,13 +24,15 @@ _PLACE = ["split", "bin", "span_first", "span_last"]
 
 def why_not(config: RunConfig) -> str:
     """Return why a run's model cannot be asked, or ""."""
-    return "" if config.data.task else "answers are asked of generated data, such as data=addition"
+    return "" if config.task else "answers are asked of generated data, such as data=addition"
 
 
 def ask(model: Finished) -> dict[str, Any]:
     """Return, for each split, the examples of each span, those without a wrong token, the loss."""
     answer = {}
-    for split in model.config.data.task.splits:
+    task = model.config.task
+    assert task is not None
+    for split in task.splits:
         if split == TRAIN:
             continue
         rows = model.data.rows(split, range(model.config.train.eval_sequences))
@@ -76,8 +77,10 @@ def tables(report: Report) -> list[str]:
         for cell in cells.to_dict("records"):
             mean, sd = (number(100 * cell[f"right_{name}"], ".1f") for name in ("mean", "sd"))
             lines[cell["pe"]][key] = f"{mean} ± {sd}" if sd and not part else mean
+    task = report.runs[0].config.task
+    assert task is not None
     about = (
-        f"Exact matches in %, by {report.runs[0].config.data.task.span} (mean over seeds; for a "
+        f"Exact matches in %, by {task.span} (mean over seeds; for a "
         "whole split, with the SD over seeds):"
     )
     return [about, Table(columns, pd.DataFrame(lines.values())).markdown(), *_relations(report)]
@@ -101,8 +104,7 @@ def match_relations(report: Report) -> list[dict[Any, Any]]:
     relations = []
     for split, of_split in shares[shares["bin"] == 0].groupby("split", observed=True):
         wrong = 1 - of_split.pivot(index="seed", columns="pe", values="share")
-        noise = noise_of(wrong, paired=report.is_always_paired)
-        for pair in judge(wrong, signs, noise, plan=False).to_dict("records"):
+        for pair in judge(wrong, signs, plan=False).to_dict("records"):
             a, b = pair["a"], pair["b"]
             of_both = wrong[[a, b]].to_numpy()
             has_room = np.nanmax(of_both) > ROOM and np.nanmin(of_both) < 1 - ROOM
@@ -135,7 +137,7 @@ def _shares(report: Report) -> pd.DataFrame:
         for split, answer in run.probes.get("answers", {}).items():
             spans = pd.DataFrame(answer, columns=["span", "count", "right"])
             parts.append(spans.assign(split=split, pe=label, seed=run.config.seed))
-    tasks = {run.config.data.kind: run.config.data.task for run in report.runs}
+    tasks = {run.config.data.kind: task for run in report.runs if (task := run.config.task)}
     if len(tasks) > 1 or not parts:
         return pd.DataFrame()
 

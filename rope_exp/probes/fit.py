@@ -20,7 +20,7 @@ ORDER = 3
 
 def why_not(config: RunConfig) -> str:
     """Return why a run's model cannot be asked, or ""."""
-    return "" if config.data.task else "fit is asked of generated data, such as data=spikes"
+    return "" if config.task else "fit is asked of generated data, such as data=spikes"
 
 
 def ask(model: Finished) -> dict[str, Any]:

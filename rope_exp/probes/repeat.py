@@ -15,7 +15,7 @@ from rope_exp.report import Report, markdown_table
 ORDER = 5
 PLACES = Places(repeat=("reading", "loss"))
 # A run copies if a text's second reading has a loss lower by so many nats
-# (docs/paper/protocol-2.md).
+# (paper/protocol-2.md).
 COPIES = 0.3
 
 

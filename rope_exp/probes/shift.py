@@ -3,11 +3,13 @@
 from typing import Any
 from unittest.mock import patch
 
-from rope_exp.probes._windows import Finished, Places, loss, rounded
+from rope_exp.probes._windows import Finished, Places, always, loss, rounded
 
 ORDER = 2
 PLACES = Places(shift=("start", "loss"))
 SHIFTS = (0, 0.25, 1, 4, 16)  # in training lengths: from within the first window to far outside
+
+why_not = always
 
 
 def ask(model: Finished) -> dict[str, Any]:

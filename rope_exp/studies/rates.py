@@ -1,6 +1,6 @@
 """Learning rates: each variant's best one, and the differences between variants there.
 
-They show whether a difference is due to tuning (docs/paper/protocol.md). Learning rates are
+They show whether a difference is due to tuning (paper/protocol.md). Learning rates are
 compared within a seed; a seed that was run at a single learning rate says nothing about them.
 """
 
@@ -21,7 +21,7 @@ from rope_exp.report import Report, build, markdown_table, number, paragraphs, s
 from rope_exp.stats import adjusted_means
 
 # In nats. The runs of 26M tokens that ended low gain 0.19 to 0.23, all others of rates_26m at most
-# 0.16 (docs/paper/protocol-2.md, section 6).
+# 0.16 (paper/protocol-2.md, section 6).
 FAR_GAIN = 0.18
 BEST = "Δ, each at its best"
 

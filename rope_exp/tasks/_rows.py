@@ -10,19 +10,17 @@ the last bits of its logarithm and cosine.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from rope_exp.batches import NO_TARGET, Batch, Ints, Reals
-from rope_exp.config import RunConfig
+from rope_exp.corpus import NO_TARGET, Batch, DataSet, Ints, Reals, TaskFacts
 from rope_exp.files import json_sha256
-from rope_exp.identity import Rule, chosen
-from rope_exp.prepare import TEST, TRAIN, DataSet
+from rope_exp.identity import chosen
 from rope_exp.sections import DataConfig
 
 Bools = NDArray[np.bool_]
@@ -38,64 +36,27 @@ NO_ANSWER = -1
 Row = tuple[str, Ints, Ints]
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Facts about a task; each file of tasks/ has them as FACTS.
+class AnyRows(Protocol):
+    """Rows of a task, which make a batch."""
 
-    Attributes:
-        least_seq_len: the smallest T at which rows hold its longest examples.
-        key: the key of `data` that only this kind has; empty: none.
-        span: the unit of an example's span; empty: there are no examples to be right or wrong.
-        bins: the first span of each bin in a table of matches.
-        num_queries: the places of a row at which something is predicted; None: all.
-        num_outputs: the count of real numbers predicted there; None: a token is predicted.
-    """
+    @property
+    def batch(self) -> Batch: ...
 
-    tokens: Sequence[str]  # in the order of ids
-    least_seq_len: int
-    splits: tuple[str, ...] = (TRAIN, TEST)
-    version: int = 1
-    unit: str = "nats per answer token"
-    objective: Literal["causal", "regression"] = "causal"
-    probe: str = "answers"
-    key: str = ""
-    span: str = ""
-    bins: tuple[int, ...] = ()
-    num_queries: int | None = None
-    num_outputs: int | None = None
 
-    def rules(self, config: RunConfig) -> Iterator[Rule]:
-        """Yield what these data refuse, as `config.rules` does."""
-        train = config.train
-        kind = config.data.kind
-        reason = f"must be {self.objective} for data={kind}"
-        yield train.objective != self.objective, "train.objective", reason
-        yield train.stages, "train.stages", f"data={kind} has rows of one length; leave null"
-        reason = f"must be at least {self.least_seq_len} for these data"
-        yield train.seq_len < self.least_seq_len, "train.seq_len", reason
-        reason = f"data={kind} can be asked for {self.probe} alone"
-        yield set(train.probes) - {self.probe}, "train.probes", reason
+class TaskLeaf(Protocol):
+    """A file of tasks/."""
 
-    def open(self, data: DataConfig, seq_len: int) -> "Generated":
-        """Open the data set of a run."""
-        tokens = list(self.tokens)
-        # END also ends a completion.
-        end = {"end_id": tokens.index(END)} if END in tokens else {}
-        corpus = {"name": data.name, "kind": data.kind, "version": self.version}
-        # All but seed and length. A key beside `order` counts if it departs: old hashes stay.
-        determines = [data.kind, data.order, self.version, tokens]
-        own = getattr(data, self.key, None)
-        if self.key != "order" and own != getattr(DataConfig, self.key, None):
-            determines.append(own)
-        return Generated(
-            vocab_size=len(tokens),
-            data_sha256=json_sha256(determines),
-            corpus={**corpus, "vocabulary": tokens, **end},
-            tokenizer_json=_tokenizer(tokens).to_str(),
-            num_train_tokens=None,
-            data=data,
-            seq_len=seq_len,
-        )
+    @property
+    def FACTS(self) -> TaskFacts: ...
+
+    def rows(
+        self, data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int
+    ) -> AnyRows: ...
+
+
+def task_leaf(kind: str) -> TaskLeaf:
+    """Return the file of tasks/ that data.kind names."""
+    return cast("TaskLeaf", chosen("tasks", kind, "data.kind"))
 
 
 @dataclass(frozen=True)
@@ -105,14 +66,35 @@ class Generated(DataSet):
     data: DataConfig
     seq_len: int
 
-    def rows(self, split: str, indices: Iterable[int], seed: int = 0) -> Any:
+    def rows(self, split: str, indices: Iterable[int], seed: int = 0) -> "AnyRows":
         """Return the task's rows of a split by their numbers, counted from 0."""
-        task = chosen("tasks", self.data.kind, "data.kind")
-        return task.rows(self.data, seed, split, indices, self.seq_len)
+        return task_leaf(self.data.kind).rows(self.data, seed, split, indices, self.seq_len)
 
     def batch(self, split: str, indices: Iterable[int], seed: int = 0) -> Batch:
         """Return the batch of rows of a split."""
-        return cast("Batch", self.rows(split, indices, seed).batch)
+        return self.rows(split, indices, seed).batch
+
+
+def open_task(data: DataConfig, task: TaskFacts, seq_len: int) -> "Generated":
+    """Open the generated data set of a run."""
+    tokens = list(task.tokens)
+    # END also ends a completion.
+    end = {"end_id": tokens.index(END)} if END in tokens else {}
+    corpus = {"name": data.name, "kind": data.kind, "version": task.version}
+    # All but seed and length. A key beside `order` counts if it departs: old hashes stay.
+    determines = [data.kind, data.order, task.version, tokens]
+    own = getattr(data, task.key, None)
+    if task.key != "order" and own != getattr(DataConfig, task.key, None):
+        determines.append(own)
+    return Generated(
+        vocab_size=len(tokens),
+        data_sha256=json_sha256(determines),
+        corpus={**corpus, "vocabulary": tokens, **end},
+        tokenizer_json=_tokenizer(tokens).to_str(),
+        num_train_tokens=None,
+        data=data,
+        seq_len=seq_len,
+    )
 
 
 def _tokenizer(tokens: Sequence[str]) -> Tokenizer:

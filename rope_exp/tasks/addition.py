@@ -14,14 +14,14 @@ the pairs up to 6 digits. The exception is pairs of one-digit numbers, which are
 import hashlib
 from collections.abc import Iterable
 
-from rope_exp.prepare import TEST, TRAIN
+from rope_exp.corpus import TEST, TRAIN, TaskFacts
 from rope_exp.sections import DataConfig
-from rope_exp.tasks._rows import END, LONGER, PAD, Draws, Example, Facts, Rows, pack, stack
+from rope_exp.tasks._rows import END, LONGER, PAD, Draws, Example, Rows, pack, stack
 
 # The fewest and the most digits of an operand.
 DIGITS = {TRAIN: (1, 6), TEST: (1, 6), LONGER: (7, 10)}
 
-FACTS = Facts(
+FACTS = TaskFacts(
     tokens="0123456789+=" + END + PAD,
     least_seq_len=33,
     splits=tuple(DIGITS),

@@ -10,15 +10,15 @@ since there are only 4^L of length L.
 
 from collections.abc import Iterable
 
-from rope_exp.prepare import TEST, TRAIN
+from rope_exp.corpus import TEST, TRAIN, TaskFacts
 from rope_exp.sections import DataConfig
-from rope_exp.tasks._rows import END, LONGER, PAD, Draws, Example, Facts, Rows, pack, stack
+from rope_exp.tasks._rows import END, LONGER, PAD, Draws, Example, Rows, pack, stack
 
 LETTERS = "abcd"
 # The fewest and the most letters of a string.
 LENGTHS = {TRAIN: (1, 32), TEST: (1, 32), LONGER: (33, 64)}
 
-FACTS = Facts(
+FACTS = TaskFacts(
     tokens=LETTERS + "|" + END + PAD,
     least_seq_len=129,
     splits=tuple(LENGTHS),

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from rope_exp.corpus import TaskFacts
 from rope_exp.sections import DataConfig
-from rope_exp.tasks._rows import NO_ANSWER, Draws, Facts, Row, Rows, stack
+from rope_exp.tasks._rows import NO_ANSWER, Draws, Row, Rows, stack
 
 LETTERS = "acgt"
 MARK = ">"
@@ -21,7 +22,7 @@ MOST_BETWEEN = 11
 # The fewest tokens that always contain the whole first repeat.
 FEWEST = STRETCH + MOST_BETWEEN + len(MARK) + STRETCH
 
-FACTS = Facts(
+FACTS = TaskFacts(
     tokens=LETTERS + MARK,
     least_seq_len=FEWEST,
     span="letters back to the stretch",

@@ -13,8 +13,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from rope_exp.corpus import TaskFacts
 from rope_exp.sections import DataConfig
-from rope_exp.tasks._rows import NO_ANSWER, Draws, Facts, Row, Rows, stack
+from rope_exp.tasks._rows import NO_ANSWER, Draws, Row, Rows, stack
 
 FILLER = string.ascii_lowercase
 KEYS = string.ascii_uppercase
@@ -22,7 +23,7 @@ VALUES = string.digits
 NUM_PAIRS = 8
 NEAREST = 4  # the least distance: a needle, one token of filler, and a question
 
-FACTS = Facts(
+FACTS = TaskFacts(
     tokens=FILLER + KEYS + VALUES + "?",
     # Another pair's needle and question rule out at most 16 places of a needle and its question:
     # 3 for needle and needle, twice 4 for needle and question, 5 for question and question. A

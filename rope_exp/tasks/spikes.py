@@ -24,9 +24,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_exp.batches import Batch, Ints, Reals
+from rope_exp.corpus import Batch, Ints, Reals, TaskFacts
 from rope_exp.sections import PERIOD_S, DataConfig
-from rope_exp.tasks._rows import Draws, Facts
+from rope_exp.tasks._rows import Draws
 
 NUM_UNITS = 16
 QUERY = NUM_UNITS
@@ -40,7 +40,7 @@ VARIANCE_F = (1 / FREQUENCY_F) / (1 / FREQUENCY_F).sum()
 
 GAPS_AT_ONCE = 64
 
-FACTS = Facts(
+FACTS = TaskFacts(
     tokens=[*(f"unit{number:02d}" for number in range(NUM_UNITS)), "query", "pad"],
     least_seq_len=NUM_QUERIES + 1,
     unit="mean squared error",

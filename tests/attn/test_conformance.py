@@ -22,11 +22,11 @@ from support.models import (
 from torch import Tensor
 
 from rope_exp.attention import Attention, LayerCache, Positions
+from rope_exp.costs import kept as kept_of
 from rope_exp.decoder import Decoder
 from rope_exp.errors import LawError
 from rope_exp.identity import choices
-from rope_exp.laws.certificate import certificate, expected_class
-from rope_exp.plan.costs import kept as kept_of
+from rope_exp.laws import certificate, expected_class
 from rope_exp.sections import PAIRS, Kind
 
 # Past the end of a table of 4,096 positions.

@@ -21,7 +21,7 @@ from rope_exp.compose import run_config
 from rope_exp.config import Architecture, RunConfig
 from rope_exp.decoder import Decoder
 from rope_exp.identity import choices, section
-from rope_exp.laws.certificate import certificate, expected_class
+from rope_exp.laws import certificate, expected_class
 from rope_exp.sections import Kind, ModelConfig
 
 

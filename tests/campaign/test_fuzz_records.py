@@ -15,9 +15,8 @@ from support.configs import RECORDED
 from rope_exp.campaign.records import digest, read_record, stored_records
 from rope_exp.comparable import row_factors
 from rope_exp.errors import ConfigError, RecordError
-from rope_exp.figures import style
 from rope_exp.folder import Run
-from rope_exp.page.report import page
+from rope_exp.page import page
 from rope_exp.report import build, leaf_functions, table_csv, table_md
 
 GONE = object()
@@ -58,7 +57,7 @@ def judge(runs: Sequence[Run]) -> None:
     report = build(runs, row_factors(runs))
     table_md(report)
     table_csv(report)
-    for files in leaf_functions("files", "words", "probes").values():
+    for files in leaf_functions("files", "notes", "probes").values():
         files(report)
     assert not report.charts
     page({runs[0].group: report}, runs)
@@ -73,7 +72,7 @@ def test_a_harmed_record_is_judged_or_refused(
     Answers to probes are left out: their digest alone protects them.
     """
     # Figures are built, but not drawn, which takes most of the time.
-    monkeypatch.setattr(style, "drawn", lambda draw, report: draw(report) and None)
+    monkeypatch.setattr("rope_exp.svg.drawn", lambda draw, report: draw(report) and None)
     stored = {path.stem: each for path, each in stored_records(RECORDED, "english").items()}
     first, *others = CELLS
     clean = [read_record(tmp_path / "english" / f"{cell}.json", stored[cell]) for cell in others]

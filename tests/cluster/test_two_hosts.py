@@ -15,8 +15,8 @@ import pytest
 from support.runs import Process, Trial, assert_same_run, start, train, wait_for
 
 from rope_exp.checkpoint import load
-from rope_exp.ddp.group import BEAT_SECONDS, PATIENCE
 from rope_exp.files import read_json
+from rope_exp.parallel import BEAT_SECONDS, PATIENCE
 
 pytestmark = pytest.mark.cluster
 

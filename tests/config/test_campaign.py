@@ -98,7 +98,7 @@ def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
     mine = load(tmp_path, "noise", about="my own", cells=["row=vo seed=0"])
     assert (mine.about, names(mine)) == ("my own", ["vo-s0"])
     write_campaign(tmp_path, "other")
-    assert {"noise", "other"} <= campaign_files(tmp_path).keys()
+    assert "other" in campaign_files(tmp_path)
     assert "other" not in campaign_files()
 
 
@@ -133,7 +133,6 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, text: str) -> None:
     ("values", "sentence"),
     [
         ({"about": 3}, "mine.about=3: must be a valid string"),
-        ({"test": "welch"}, "mine.test=welch: must be 'paired'"),
         ({"fixed": "pe=nope"}, "mine.fixed=pe=nope: must be a valid array"),
         ({"rows": {}}, "at least 1 item"),
         ({"rows": {"../x": []}}, "must be 1 to 64"),

@@ -1,6 +1,6 @@
-"""Tests that every choice, experiment and campaign makes the runs that it always made.
+"""Tests that every choice and experiment makes the runs that it always made.
 
-tests/stored/compositions.json holds a hash for each group of choices and each campaign. A hash that
+tests/stored/compositions.json holds a hash for each group of choices. A hash that
 differs means that a committed file or a default changed what it says. A new choice changes the hash
 of its group; `python tests/config/test_compositions.py` then writes the file anew.
 """
@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import yaml
 
-from rope_exp.campaign.cells import campaign_files, load_campaign
 from rope_exp.compose import CONFIGS, compose_jobs
 from rope_exp.config import RunConfig
 from rope_exp.files import json_sha256
@@ -34,10 +33,8 @@ GONE = {
     "run": {"fresh": False},
 }
 GROUPS = sorted(path.parent.relative_to(CONFIGS).as_posix() for path in CONFIGS.glob("*/*.yaml"))
-GROUPS = sorted({*GROUPS, *(f"row/{path.name}" for path in CONFIGS.glob("row/*"))} - {"campaign"})
+GROUPS = sorted({*GROUPS, *(f"row/{path.name}" for path in CONFIGS.glob("row/*"))})
 LONG = pytest.param("experiment", marks=pytest.mark.torture)
-# Campaigns of the third protocol, and one of several kinds; others take minutes.
-TRIED = ("nine_10m", "open_26m", "place_26m", "heads")
 
 
 def described(configs: Iterable[RunConfig]) -> Iterator[Any]:
@@ -64,31 +61,13 @@ def choices_sha256(group: str) -> str:
     return json_sha256(found)
 
 
-def cells_sha256(campaign: str) -> str:
-    cells = load_campaign(campaign, None, Path("results/runs")).cells
-    about = [[cell.name, cell.row, cell.factors, cell.test] for cell in cells]
-    return json_sha256([about, list(described(cell.config for cell in cells))])
-
-
 @pytest.mark.parametrize("group", [LONG if name == "experiment" else name for name in GROUPS])
 def test_every_choice_is_what_it_was(group: str) -> None:
     assert choices_sha256(group) == json.loads(PINS.read_text())["choices"][group]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in TRIED else pytest.mark.torture)
-        for name in campaign_files()
-    ],
-)
-def test_every_cell_is_what_it_was(name: str) -> None:
-    assert cells_sha256(name) == json.loads(PINS.read_text())["campaigns"][name]
-
-
 if __name__ == "__main__":
     pins = {
         "choices": {group: choices_sha256(group) for group in GROUPS},
-        "campaigns": {name: cells_sha256(name) for name in campaign_files()},
     }
     PINS.write_text(json.dumps(pins, indent=1) + "\n")

@@ -9,7 +9,7 @@ from support.configs import NINE, composed
 from rope_exp.compose import CONFIGS, resolve, run_config
 from rope_exp.config import RunConfig, differing_keys
 from rope_exp.folder import read_config
-from rope_exp.laws.certificate import certificate
+from rope_exp.laws import certificate
 from rope_exp.sections import SUBSETS
 from rope_exp.sweep import acquire, admit
 
@@ -97,9 +97,9 @@ def test_one_data_set_has_one_spelling() -> None:
 
 
 def test_losses_have_the_unit_of_their_data() -> None:
-    assert run_config([]).data.unit == "nats per token"
-    assert run_config(["data=addition"]).data.unit == "nats per answer token"
-    assert run_config(["data=spikes"]).data.unit == "mean squared error"
+    assert run_config([]).unit == "nats per token"
+    assert run_config(["data=addition"]).unit == "nats per answer token"
+    assert run_config(["data=spikes"]).unit == "mean squared error"
 
 
 def test_a_home_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from support.configs import NINE
 
 from rope_exp.compose import resolve, run_config
 from rope_exp.config import RunConfig, flat
+from rope_exp.costs import known_vocab_size, memory_bytes
 from rope_exp.errors import ConfigError, DataError
-from rope_exp.plan.costs import known_vocab_size, memory_bytes
+from rope_exp.parallel import Parallel
 from rope_exp.prepare import prepare
-from rope_exp.step import Parallel
 from rope_exp.trainer import Trainer
 
 KEYS = list(flat(RunConfig().to_dict()))

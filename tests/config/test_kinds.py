@@ -8,8 +8,8 @@ from support.models import SIZES, make_pe
 
 from rope_exp.compose import CONFIGS, run_config
 from rope_exp.config import Architecture
+from rope_exp.costs import kept, num_parameters
 from rope_exp.decoder import Decoder
-from rope_exp.plan.costs import kept, num_parameters
 from rope_exp.sections import Kind
 
 # Numbers cached per token and layer, and parameters: at the sequel's shapes at small size, and in

@@ -8,7 +8,7 @@ from support.refused import refused
 
 from rope_exp.compose import resolve, run_config
 from rope_exp.config import RunConfig
-from rope_exp.plan.costs import flops_per_token, operations
+from rope_exp.costs import flops_per_token, operations
 from rope_exp.sections import TrainConfig
 
 # 6,144 tokens a step.

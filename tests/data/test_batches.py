@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from support.corpora import philox, text_of
 
 from rope_exp.batches import (
-    Batch,
     chain_sha256,
     epoch_order,
     held_out_rows,
@@ -21,6 +20,7 @@ from rope_exp.batches import (
     validation_ids,
 )
 from rope_exp.config import RunConfig
+from rope_exp.corpus import Batch
 
 TOKENS = np.arange(1009, dtype=np.uint16)  # each token is its own index
 seeds = st.integers(0, 2**63 - 1)

@@ -6,7 +6,7 @@ import re
 from support.configs import REPOSITORY
 
 # The module that runs the file named by pe.code.
-OWN = REPOSITORY / "rope_exp/position/own.py"
+OWN = REPOSITORY / "rope_exp/custom_code.py"
 FORBIDDEN = re.compile(
     r"^\s*(import|from) (c?[Pp]ickle|marshal|shelve|dill|cloudpickle|joblib)\b"
     r"|\btorch\.(load|save)\(|(read|to)_pickle\(|(?<![\w.])(eval|exec)\(",

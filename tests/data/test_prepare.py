@@ -33,9 +33,10 @@ from tokenizers import Tokenizer
 
 from rope_exp import prepare as prepare_module
 from rope_exp.commands.prepare import main
+from rope_exp.corpus import SIDES
 from rope_exp.errors import ConfigError, DataError
 from rope_exp.files import DiskError, json_sha256
-from rope_exp.prepare import BLOCK_BYTES, SIDES, library_files, prepare, token_dtype
+from rope_exp.prepare import BLOCK_BYTES, library_files, prepare, token_dtype
 from rope_exp.sections import TokenizerConfig
 
 pytestmark = pytest.mark.usefixtures("empty_cache")

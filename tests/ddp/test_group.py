@@ -1,11 +1,12 @@
 """Tests that ranks which begin differently are refused; faults/ and end_to_end/ test several."""
 
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 from support.refused import refused
 
-from rope_exp.ddp import group
+from rope_exp import parallel as group
 
 
 @pytest.mark.parametrize("key", ["step", "data_sha256"])
@@ -16,4 +17,4 @@ def test_ranks_that_begin_differently_are_refused(
     start = {"step": 3, "data_sha256": "ours"}
     monkeypatch.setattr(group, "gather_object", lambda own: [*own, *own, start | {key: "other"}])
     with refused("process 2 begins", f"{key}: ", " -> other", "see the same "):
-        group.Group.begin(Mock(), start, Mock())
+        group.Group.begin(Mock(), start, Path("run"))

@@ -10,12 +10,12 @@ from support.trainers import build_trainer
 from rope_exp import load_run
 from rope_exp.commands.generate import main as generate
 from rope_exp.commands.prepare import main as prepare
-from rope_exp.compose import run_config
+from rope_exp.compose import finalise, run_config
 from rope_exp.errors import ConfigError
 from rope_exp.files import read_json
 from rope_exp.folder import read_metrics, read_run
-from rope_exp.laws.certificate import certificate
-from rope_exp.sweep import admit, as_it_runs
+from rope_exp.laws import certificate
+from rope_exp.sweep import admit
 from rope_exp.worker import record_start
 
 SMALL = """
@@ -34,7 +34,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp(request.param)
     words = [*SMALL.split(), *TASKS[request.param].split(), f"run.dir={folder / 'run'}"]
     config = run_config([*words, "launch.device=cpu"])
-    [job] = admit([as_it_runs(config)])
+    [job] = admit([finalise(config)])
     trainer = build_trainer(job.config, job.folder)
     record_start(trainer, certificate(config.model, config.pe, config.attn, causal=config.causal))
     assert trainer.train() == "finished"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rope_exp.published.about import TABLE
+from rope_exp.published import TABLE
 from rope_exp.stats import summary, table_of
 
 Losses = Mapping[int, float]

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rope_exp.stats import MARGIN, SIGNS, Noise, deviating, holm, noise_of, outcome, table_of
+from rope_exp.stats import MARGIN, SIGNS, holm, outcome, table_of
 from rope_exp.stats import judge as judge_by
 
 Losses = Mapping[int, float]
@@ -35,49 +34,21 @@ def drawn(
 
 
 def judge(
-    losses: dict[str, Losses],
-    family: list[tuple[str, str]] | None = None,
-    *,
-    is_paired: bool | None = None,
+    losses: dict[str, Losses], family: list[tuple[str, str]] | None = None
 ) -> list[dict[Any, Any]]:
-    """Return the judged pairs of a family, or all, with the losses' own or the given noise."""
-    table = table_of(losses)
-    noise = noise_of(table)
-    if noise is not None and is_paired is not None:
-        noise = replace(noise, is_paired=is_paired)
-    return judge_by(table, family or combinations(losses, 2), noise).to_dict("records")
-
-
-def noise_in(losses: dict[str, Losses] | np.ndarray) -> Noise:
-    """Return the noise of losses by row and seed, or of an array by seed and row."""
-    noise = noise_of(pd.DataFrame(losses))
-    assert noise is not None
-    return noise
+    """Return the judged pairs of a family, or all."""
+    return judge_by(table_of(losses), family or combinations(losses, 2)).to_dict("records")
 
 
 def test_equivalence_is_two_one_sided_tests() -> None:
     """For one pair, without adjustment, p is the larger of scipy's two one-sided p-values."""
     losses = drawn({"a": 3.0, "b": 3.004}, seeds=8, deviation=0.004)
-    [pair] = judge(losses, [("a", "b")], is_paired=True)
+    [pair] = judge(losses, [("a", "b")])
     table = table_of(losses)
     differences = table["b"] - table["a"]
     above = stats.ttest_1samp(differences, 0.01, alternative="less").pvalue
     below = stats.ttest_1samp(differences, -0.01, alternative="greater").pvalue
     assert pair["p_equivalent"] == pytest.approx(max(above, below))
-
-
-@pytest.mark.parametrize("holes", [0, 5])
-def test_residual_of_a_table_is_least_squares(holes: int) -> None:
-    """Subtracting row and column means alternately until convergence gives the same residuals."""
-    table = np.random.default_rng(2).normal(size=(8, 9))
-    table[5:, :holes] = np.nan
-    fitted = np.zeros_like(table)
-    for _ in range(2000):
-        fitted += np.nanmean(table - fitted, axis=0, keepdims=True)
-        fitted += np.nanmean(table - fitted, axis=1, keepdims=True)
-    noise = noise_in(table)
-    assert noise.df == np.sum(~np.isnan(table)) - (8 + 9 - 1)
-    assert noise.deviation**2 * noise.df == pytest.approx(np.nansum((table - fitted) ** 2))
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
@@ -87,23 +58,6 @@ def test_holm_is_the_step_down_of_its_definition(p: list[float]) -> None:
     factors = np.arange(len(p), 0, -1)
     expected = np.minimum(np.maximum.accumulate(np.array(p)[order] * factors), 1)
     np.testing.assert_allclose(holm(np.array(p))[order], expected)
-
-
-@pytest.mark.parametrize(("rows", "late"), [("abc", (1, 3)), (ROWS, (1, 3)), (ROWS, (1,))])
-def test_noise_that_differs_between_rows_is_not_pooled(rows: str, late: tuple[int, ...]) -> None:
-    """One row jumps by 30 SD at some seeds, or at one, as one run of the pilot did.
-
-    Among three rows it also moves the seeds' means, so all residuals.
-    """
-    losses = drawn(dict.fromkeys(rows, 3.0), seeds=5, deviation=0.01)
-    assert not noise_in(losses).is_paired
-    losses["a"] = {seed: loss + 0.3 * (seed in late) for seed, loss in losses["a"].items()}
-    assert noise_in(losses).is_paired
-
-
-def test_the_look_at_noise_errs_as_rarely_as_it_says() -> None:
-    tables = (drawn(dict.fromkeys(ROWS, 3.0), 5, 0.01, seed) for seed in range(400))
-    assert sum(noise_in(losses).is_paired for losses in tables) / 400 < 0.08
 
 
 def test_seeds_that_one_row_lacks_are_left_out_of_its_pairs() -> None:
@@ -138,17 +92,6 @@ def test_verdicts(gap: float, verdict: str, sign: str) -> None:
         assert outcome(pair, ">") == "confirmed, by less than the margin"
 
 
-def test_a_pair_is_held_against_the_rest_by_an_exact_f() -> None:
-    """With equal noise p is uniform, even with three rows, which leave the rest only 4 df."""
-    p = []
-    for seed in range(2000):
-        table = np.random.default_rng(seed).normal(size=(5, 3))
-        noise = noise_in(table)
-        own = float((table[:, 1] - table[:, 0]).var(ddof=1))
-        p.append(deviating(own, 4, noise.deviation**2, noise.df))
-    assert stats.kstest(p, "uniform").pvalue > 0.001
-
-
 @pytest.mark.parametrize(
     ("verdict", "interval", "of_better", "of_equal"),
     [
@@ -181,7 +124,7 @@ def test_fewer_than_two_shared_seeds_are_judged_nothing() -> None:
 def test_seeds_needed_are_what_settles_the_pair() -> None:
     """In simulations the power is about 0.8 for the easiest and the hardest difference alike."""
     losses = drawn({"a": 3.0, "b": 3.0}, seeds=5, deviation=0.012, seed=3)
-    [pair] = judge(losses, [("a", "b")], is_paired=True)
+    [pair] = judge(losses, [("a", "b")])
     assert pair["verdict"] == "open"
     assert pair["delta_ci_low"] < 0 < pair["delta_ci_high"]
     assert pair["num_seeds"] < pair["seeds_needed_low"] < pair["seeds_needed_high"]

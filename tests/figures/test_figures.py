@@ -16,8 +16,9 @@ from scipy import stats
 from support.records import diverged, report_on, runs_of, unfinished
 
 from rope_exp.figures import cached, curves, distance, forest, grid, probes
-from rope_exp.figures.style import SITES_OF, drawn, limits, look, parts
+from rope_exp.figures._style import SITES_OF, limits, look, parts
 from rope_exp.report import Report, build
+from rope_exp.svg import drawn
 
 # Up to this width, text of 11 pixels has at least 7 points when printed at 6.75 inches.
 WIDEST = 11 / 7 * 72 * 6.75

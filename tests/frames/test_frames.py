@@ -57,7 +57,7 @@ def test_a_run_that_was_set_aside_is_none(tmp_path: Path) -> None:
 
 
 def test_a_table_is_by_variant(tmp_path: Path) -> None:
-    folder = REPOSITORY / "results/english"
+    folder = REPOSITORY / "paper/results/english"
     for where in (folder, folder / "table.csv"):
         table = load_table(where)
         assert table.loc["nope", "rotate"] == ""

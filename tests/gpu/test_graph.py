@@ -17,7 +17,7 @@ from support.trainers import build_trainer, outcomes, snapshot, uncaptured
 from rope_exp import checkpoint
 from rope_exp.config import RunConfig
 from rope_exp.decoder import weights
-from rope_exp.step import optimizer_tensors
+from rope_exp.optimizer import optimizer_tensors
 from rope_exp.trainer import Trainer
 
 DEVICE = os.environ.get("ROPE_EXP_DEVICE", "cuda" if torch.cuda.is_available() else "")

@@ -10,8 +10,9 @@ import pytest
 import torch
 from support.trainers import Make, Uncaptured, outcomes, same, state, uncaptured
 
-from rope_exp.graphs.cuda import CaptureError
-from rope_exp.step import learning_rate, optimizer_tensors
+from rope_exp.cuda_graphs import CaptureError
+from rope_exp.optimizer import optimizer_tensors
+from rope_exp.step import learning_rate
 
 RUNS: list[tuple[str, ...]] = [
     ("pe=qkvo_rope", "train.micro_batch_size=1"),

@@ -17,7 +17,7 @@ from rope_exp.decoder import weights, weights_sha256
 from rope_exp.errors import ConfigError
 from rope_exp.files import read_json, write_json
 from rope_exp.folder import MANIFEST, MODEL, read_env, read_result, step_folder
-from rope_exp.sweep import with_origin
+from rope_exp.init_from import with_weights as with_origin
 from rope_exp.trainer import Trainer
 from rope_exp.worker import record_start
 

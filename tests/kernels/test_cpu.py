@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from support.models import normal
 from torch import Tensor
 
+from rope_exp import cpu_attention as cpu
 from rope_exp.attention import attention
-from rope_exp.kernels import cpu
-from rope_exp.kernels.cpu import MAX_LENGTH, MIN_BLOCK
+from rope_exp.cpu_attention import MAX_LENGTH, MIN_BLOCK
 
 LENGTHS = st.sampled_from(
     [1, 2, 3, MIN_BLOCK - 1, MIN_BLOCK, MIN_BLOCK + 1, 2 * MIN_BLOCK, 4 * MIN_BLOCK + 37]

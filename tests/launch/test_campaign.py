@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 from support.campaigns import FIXED, RECORDS, RUNS, load, progress, records_of
-from support.configs import RECORDED
 from support.refused import refused
 
 from rope_exp import compose, sweep
 from rope_exp.campaign import campaign as campaigns
 from rope_exp.campaign.campaign import Progress, run_campaign
-from rope_exp.campaign.cells import load_campaign
-from rope_exp.campaign.records import canonical, digest, recorded_campaigns, stored_records
+from rope_exp.campaign.records import canonical, digest
 from rope_exp.commands.campaign import main as command
 from rope_exp.errors import ConfigError
 from rope_exp.files import read_json, write_json
@@ -185,20 +183,6 @@ def test_a_record_of_another_config_is_refused(clone: Path, word: str, said: str
     path.write_text(yaml.safe_dump(values | {"fixed": [*values["fixed"], word]}))
     with refused("results/records/mine/qk", "is a record of another config", said, by=ConfigError):
         progress(clone)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name == "english" else pytest.mark.torture)
-        for name in recorded_campaigns(RECORDED)
-    ],
-)
-def test_the_projects_records_are_of_their_cells(name: str) -> None:
-    """Each record verifies, belongs to a cell, and has the config that the campaign gives it."""
-    found = Progress(load_campaign(name, None, RUNS), RECORDED)
-    assert len(found.done) == len(stored_records(RECORDED, name))
-    assert not found.notes()
 
 
 @pytest.mark.parametrize(

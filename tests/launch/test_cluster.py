@@ -12,7 +12,7 @@ from support.runs import until
 from rope_exp.commands.sweep import main as sweep
 from rope_exp.compose import resolve, run_config
 from rope_exp.folder import read_result, write_config
-from rope_exp.slurm.cluster import Queue
+from rope_exp.slurm import Queue
 from rope_exp.sweep import admit
 
 Capsys = pytest.CaptureFixture[str]
@@ -100,7 +100,7 @@ def test_a_sweep_compares_all_but_what_a_node_resolves(
     slurm: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run with a window is not one without; commits of the hub are looked up at submission."""
-    monkeypatch.setattr("rope_exp.corpora.hub.newest_commit", lambda *_: "a" * 40)
+    monkeypatch.setattr("rope_exp.hub.newest_commit", lambda *_: "a" * 40)
     hub = ["data=hub", "data.path=me/texts", "data.text_column=text"]
     write_config(slurm, resolve(run_config([*WORDS[:2], *hub, "model.window=64"])))
     with refused("belongs to another config (", "model.window: 64 -> null"):
@@ -122,7 +122,7 @@ def test_a_run_takes_no_key_of_a_clusters_jobs() -> None:
 # A job's run that is stopped, by SLURM's signal ahead of the time limit if SIGNAL is set.
 STOPPED = """
 import os, signal
-from rope_exp.slurm.cluster import run_on_node
+from rope_exp.slurm import run_on_node
 
 def run(cells):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -11,7 +11,7 @@ from torch import Tensor
 from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.errors import LawError
-from rope_exp.laws.certificate import certificate, expected_class
+from rope_exp.laws import certificate, expected_class
 from rope_exp.sections import Kind
 
 

@@ -17,8 +17,8 @@ from support.models import (
 )
 
 from rope_exp.attention import turned
-from rope_exp.decoder import Rotary
 from rope_exp.errors import ConfigError
+from rope_exp.rotary import Rotary
 
 LENGTH = 9
 

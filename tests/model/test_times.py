@@ -16,8 +16,9 @@ from support.kinds import make_layer
 from support.models import make_pe, make_sizes, normal, opinionated
 from torch import Tensor
 
-from rope_exp.batches import Batch
-from rope_exp.decoder import Decoder, Rotary, on_device
+from rope_exp.corpus import Batch
+from rope_exp.decoder import Decoder, on_device
+from rope_exp.rotary import Rotary
 from rope_exp.sections import DataConfig, SoftmaxConfig
 from rope_exp.tasks.spikes import FACTS, rows
 

@@ -15,12 +15,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from rope_exp import batches
-from rope_exp.batches import Batch, Ints, chain_sha256, next_tokens, training_ids, validation_ids
+from rope_exp.batches import chain_sha256, next_tokens, training_ids, validation_ids
 from rope_exp.compose import resolve, run_config
 from rope_exp.config import RunConfig
+from rope_exp.corpus import Batch, Ints
+from rope_exp.costs import checkpoint_bytes, flops_per_token, num_parameters
 from rope_exp.decoder import Decoder, held_out_loss
 from rope_exp.objective.mlm import hidden, num_predicted
-from rope_exp.plan.costs import checkpoint_bytes, flops_per_token, num_parameters
 from rope_exp.sections import TrainConfig
 
 MASK = 50

@@ -12,8 +12,8 @@ from rope_exp.config import Architecture
 from rope_exp.decoder import Decoder
 from rope_exp.optim.muon import Config as MuonConfig
 from rope_exp.optim.muon import by_head, whole
+from rope_exp.optimizer import build_optimizer
 from rope_exp.sections import Kind
-from rope_exp.step import build_optimizer
 
 OPTIM = MuonConfig(lr=0.02, momentum=0.9, weight_decay=0.1)
 NUM_STEPS = 3

@@ -17,8 +17,7 @@ from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.commands.plan import main as plan
 from rope_exp.compose import compose_jobs, resolve, run_config
 from rope_exp.config import Architecture, RunConfig
-from rope_exp.decoder import Decoder
-from rope_exp.plan.costs import (
+from rope_exp.costs import (
     attention_flops_per_token,
     cost_lines,
     flops_per_token,
@@ -27,6 +26,7 @@ from rope_exp.plan.costs import (
     peak_flops_per_s,
     sweep_lines,
 )
+from rope_exp.decoder import Decoder
 from rope_exp.sections import Kind, TrainConfig
 
 

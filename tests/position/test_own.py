@@ -15,11 +15,11 @@ from torch import Tensor
 
 from rope_exp.attention import Attention
 from rope_exp.config import RunConfig
+from rope_exp.costs import kept, with_matched
+from rope_exp.custom_code import explaining, with_source
 from rope_exp.decoder import Decoder
 from rope_exp.errors import ConfigError
-from rope_exp.laws.certificate import certificate
-from rope_exp.plan.costs import kept, with_matched
-from rope_exp.position.own import explaining, with_source
+from rope_exp.laws import certificate
 from rope_exp.rope import frequencies, rotate
 from rope_exp.sections import SOFTMAX, PeConfig
 

@@ -7,8 +7,8 @@ import torch
 from support.models import make_decoder, make_sizes
 
 from rope_exp.optim.muon import Config as MuonConfig
+from rope_exp.optimizer import build_optimizer, optimizer_tensors
 from rope_exp.sections import OptimConfig
-from rope_exp.step import build_optimizer, optimizer_tensors
 
 
 @pytest.mark.parametrize("optim", [OptimConfig(lr=0.3), MuonConfig(lr=0.3)], ids=["adamw", "muon"])

@@ -12,10 +12,10 @@ from support.records import runs_of
 from rope_exp.batches import held_out_rows
 from rope_exp.compose import run_config
 from rope_exp.decoder import Decoder, held_out_loss, on_device
+from rope_exp.notes.verdicts import outcomes
 from rope_exp.prepare import open_data
 from rope_exp.probes.answers import files, match_relations, tables
 from rope_exp.report import Report, build, table_md
-from rope_exp.words.verdicts import outcomes
 
 CPU = torch.device("cpu")
 SIZES = ("model.hidden_size=32", "model.intermediate_size=48", "model.num_hidden_layers=2")
@@ -152,17 +152,6 @@ def test_a_task_without_mistakes_opens_both_measures() -> None:
     found = with_shares(lambda *_: 1.0)
     assert [pair["outcome"] for pair in outcomes(found)] == ["open; the task is too easy"]
     assert "| open; the task is too easy |" in table_md(found)
-
-
-def test_matches_are_judged_by_the_campaigns_test() -> None:
-    """With `test: paired`, no other pair's noise is used."""
-    rows = tuple(SHARES)
-    report = with_shares(
-        lambda row, seed: SHARES[row] + 0.004 * (seed * (rows.index(row) + 1) % 5), rows
-    )
-    paired = build([replace(run, test="paired") for run in report.runs], ["pe"])
-    pooled, own = (match_relations(each)[0] for each in (report, paired))
-    assert own["df"] == own["num_seeds"] - 1 < pooled["df"]
 
 
 def test_other_initial_weights_take_what_is_published() -> None:

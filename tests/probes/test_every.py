@@ -37,12 +37,12 @@ def model_of(name: str, **changes: Any) -> Finished:
     data: Any = SimpleNamespace(
         tokens={"validation": HELD_OUT}, corpus={"end_id": END}, vocab_size=VOCAB
     )
-    if config.data.task:
+    if config.task:
         data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
     decoder = opinionated(
         *"qkvo", attn=config.attn, sizes=make_sizes(token_shift=config.model.token_shift),
         trainable=config.pe.trainable, vocab_size=data.vocab_size, causal=config.causal,
-        num_outputs=config.data.task and config.data.task.num_outputs,
+        num_outputs=config.task and config.task.num_outputs,
     )  # fmt: skip
     return Finished(decoder, config, data, 4, **changes)
 

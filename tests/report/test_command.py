@@ -67,7 +67,7 @@ def test_a_sweep_of_learning_rates_end_to_end(
     table = capsys.readouterr().out
     assert all(word in table for word in ("optim.lr=0.001", "Δ to optim.lr=0.01", "+0.1000"))
     written = {str(path.relative_to(out)) for path in out.rglob("*.*")}
-    assert written == FILES | {"report.html", "rates.md"}
+    assert written == FILES | {"report.html", "rates.md", ".written.json"}
     assert "| QK-RoPE | 1 | 3.5000 | +0.1000 (1) | 0.01" in (out / "rates.md").read_text()
 
 
@@ -88,10 +88,24 @@ def test_a_file_that_the_system_refuses_is_a_refusal(
 def test_the_table_is_of_the_group_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the default folder, it replaces another group's; 007 is a group's name."""
+    """By default in a folder of its own; 007 is a group's name."""
     monkeypatch.chdir(tmp_path)
     for group in ("007", "large"):
         make_run(Path("results/runs"), group=group)
     for group in ("007", "large"):
         assert command(["--group", group]) == 0
-        assert table_rows(Path("results"))["qk_rope"]["group"] == group
+        assert table_rows(Path("out", group))["qk_rope"]["group"] == group
+
+
+def test_files_of_the_last_table_are_removed(tmp_path: Path) -> None:
+    """Two seeds have pairs.csv and one has none; what the report did not write stays."""
+    for group, seeds in (("two", (0, 1)), ("one", (0,))):
+        for pe in ("qk_rope", "vo_rope"):
+            for seed in seeds:
+                make_run(tmp_path / "runs", pe=pe, seed=seed, group=group)
+    out = tmp_path / "out"
+    for group, has_pairs in (("two", True), ("one", False)):
+        write(tmp_path / "runs", group, out)
+        (out / "mine.txt").touch()
+        assert (out / "pairs.csv").exists() == has_pairs
+    assert (out / "mine.txt").exists()

@@ -4,10 +4,10 @@ import pytest
 import torch
 from support.models import SIZES, make_decoder, make_pe, make_sizes
 
+from rope_exp import attention as token
 from rope_exp.decoder import llama_weights, weights, weights_sha256
 from rope_exp.errors import LawError
-from rope_exp.laws.certificate import certificate
-from rope_exp.shift import token
+from rope_exp.laws import certificate
 
 
 def test_token_shift_draws_nothing_and_moves_no_other_weight() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.machine import ROOT
-from rope_exp.published.about import TABLE
+from rope_exp.published import TABLE
 
 REPOSITORY = ROOT
 # The published variants in the order of configs/experiment/nine.yaml: by number of rotated sites.
@@ -21,7 +21,7 @@ TINY = (
 )  # fmt: skip
 
 # The committed records of the project's campaigns.
-RECORDED = REPOSITORY / "results/records"
+RECORDED = REPOSITORY / "paper/records"
 
 
 @cache

@@ -11,11 +11,12 @@ import torch
 
 from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
+from rope_exp.cuda_graphs import WARMUP_STEPS, StepGraphs
 from rope_exp.files import read_json
 from rope_exp.folder import PROBES, read_metrics, write_config
-from rope_exp.graphs.cuda import WARMUP_STEPS, StepGraphs
+from rope_exp.optimizer import optimizer_tensors
+from rope_exp.parallel import Parallel
 from rope_exp.prepare import open_data, prepare
-from rope_exp.step import Parallel, optimizer_tensors
 from rope_exp.trainer import Outcome, Trainer
 
 Make = Callable[..., Trainer]
@@ -49,7 +50,10 @@ class Uncaptured(StepGraphs):
 
 
 def uncaptured(trainer: Trainer, kind: type[StepGraphs] = Uncaptured) -> Trainer:
-    trainer.train_step.graphs = kind(trainer.train_step)
+    step = trainer.train_step
+    step.graphs = kind(
+        step.config.name, step.update, step.optimizer, step.first_bad_step, step.decoder
+    )
     return trainer
 
 

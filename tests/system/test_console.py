@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rope_exp import errors as console
-from rope_exp.errors import Progress, describe_row
+from rope_exp import progress
+from rope_exp.progress import Progress, describe_row
 
 Capture = pytest.CaptureFixture[str]
 ROW = {"train/loss": 3.25, "tokens_per_s": 1234.0}
@@ -18,24 +19,24 @@ ROW = {"train/loss": 3.25, "tokens_per_s": 1234.0}
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the moments of a fake monotonic clock, which reads the last of them."""
     moments = [100.0]
-    monkeypatch.setattr(console.time, "monotonic", lambda: moments[-1])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: moments[-1])
     return moments
 
 
 def test_a_run_prints_a_line_every_so_often(clock: list[float], capsys: Capture) -> None:
     """Evaluations print at once; the estimate begins after the first step, which compiles."""
-    progress = Progress("vo_rope-s0", 60)
+    shown = Progress("vo_rope-s0", 60)
     clock.append(105.0)
-    progress.show(10, f"step 10/60{describe_row(ROW)}")
+    shown.show(10, f"step 10/60{describe_row(ROW)}")
     assert capsys.readouterr().err == ""
 
     clock.append(107.0)
-    progress.show(20, f"step 20/60{describe_row(ROW | {'val/loss': 3.5})}", at_once=True)
+    shown.show(20, f"step 20/60{describe_row(ROW | {'val/loss': 3.5})}", at_once=True)
     line = "vo_rope-s0: step 20/60, loss 3.2500, val/loss 3.5000, 1,234 tokens/s, 0:00:08 left\n"
     assert capsys.readouterr().err == line
 
     clock.append(117.0)
-    progress.show(30, f"step 30/60{describe_row(ROW | {'tokens_per_s': None})}")
+    shown.show(30, f"step 30/60{describe_row(ROW | {'tokens_per_s': None})}")
     assert capsys.readouterr().err == "vo_rope-s0: step 30/60, loss 3.2500, 0:00:18 left\n"
 
 

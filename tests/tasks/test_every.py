@@ -8,11 +8,12 @@ import pytest
 from support.configs import composed
 from support.corpora import spell
 
-from rope_exp.batches import Batch, held_out_rows, training_batch
-from rope_exp.config import RunConfig
+from rope_exp.batches import held_out_rows, training_batch
+from rope_exp.config import RunConfig, task_of
+from rope_exp.corpus import Batch
+from rope_exp.costs import known_vocab_size
 from rope_exp.decoder import Decoder
 from rope_exp.identity import choices
-from rope_exp.plan.costs import known_vocab_size
 from rope_exp.prepare import load_tokenizer, open_data
 from rope_exp.tasks._rows import Generated, Rows
 from rope_exp.tasks.spikes import PADDING, QUERY_S
@@ -53,7 +54,7 @@ def test_a_row_is_a_pure_function_of_seed_split_and_number(kind: str) -> None:
     data = data_of(config)
     picked = [8, 2, 2, 5]
     hashed = []
-    for split in config.data.task.splits:
+    for split in config.task.splits:
         whole = data.rows(split, range(9), 3)
         some = data.rows(split, np.array(picked), 3)
         for name, value in vars(some).items():
@@ -68,9 +69,9 @@ def test_a_row_is_a_pure_function_of_seed_split_and_number(kind: str) -> None:
 def test_shapes_types_and_ids(kind: str) -> None:
     """Facts hold for the shortest rows: the vocabulary, what is predicted, the first bin."""
     config = config_of(kind)
-    facts = config.data.task
+    facts = config.task
     assert len(set(facts.tokens)) == len(facts.tokens) == known_vocab_size(config)
-    data = facts.open(config.data, facts.least_seq_len)
+    data = open_data(config.data, config.tokenizer, seq_len=facts.least_seq_len)
     for split in facts.splits:
         rows = data.rows(split, range(9))
         batch = rows.batch
@@ -99,7 +100,7 @@ def test_the_rows_are_those_that_were_published(name: str) -> None:
     words = ["addition", f"data.order={name}"] if name in ("plain", "reversed") else [name]
     config = config_of(*words, *(["train.seq_len=512"] if name == "retrieval" else []))
     (ids_S,) = data_of(config).rows("train", [0], 3).ids_NS
-    assert spell(ids_S, config.data.task.tokens).startswith(GOLDEN_STARTS[name])
+    assert spell(ids_S, config.task.tokens).startswith(GOLDEN_STARTS[name])
 
 
 # -- batches ---------------------------------------------------------------------------------------
@@ -157,7 +158,7 @@ def test_the_hash_is_of_what_rows_follow_from(kind: str, monkeypatch: pytest.Mon
     assert same.data_sha256 == before
     assert len({data_of(config_of(each)).data_sha256 for each in KINDS}) == len(KINDS)
 
-    facts = data.data.task
+    facts = task_of(data.data)
     if facts.key:
         departing = {"order": "reversed", "period": 0.001}[facts.key]
         assert data_of(config_of(kind, f"data.{facts.key}={departing}")).data_sha256 != before
@@ -170,7 +171,7 @@ def test_the_hash_is_of_what_rows_follow_from(kind: str, monkeypatch: pytest.Mon
 def test_the_choice_of_data_is_enough(kind: str) -> None:
     """It chooses its tokenizer, whatever the size prefers, its objective and its head."""
     config = composed(f"data={kind}", "model=10m")
-    facts = config.data.task
+    facts = config.task
     assert (config.tokenizer.name, config.tokenizer.kind) == ("task", "task")
     assert config.train.objective == facts.objective
     assert config.causal == (facts.objective == "causal")
@@ -184,7 +185,7 @@ def test_its_tokenizer_reads_and_writes_its_characters(kind: str, tmp_path: Any)
     data = data_of(config_of(kind))
     (tmp_path / "tokenizer.json").write_text(data.tokenizer_json)
     tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
-    tokens = data.data.task.tokens
+    tokens = task_of(data.data).tokens
     between = " " if max(map(len, tokens)) > 1 else ""
     text = between.join(tokens)
     assert tokenizer.encode(text).ids == list(range(data.vocab_size))

@@ -3,9 +3,9 @@
 import pytest
 from support.trainers import Make, assert_goes_on, losses
 
+from rope_exp.costs import checkpoint_bytes
 from rope_exp.files import read_json
 from rope_exp.folder import read_metrics
-from rope_exp.plan.costs import checkpoint_bytes
 
 KINDS = [
     "attn=linear pe=vo_rope",

@@ -14,9 +14,10 @@ from rope_exp.batches import training_batch
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig
 from rope_exp.optim.muon import Config as MuonConfig
+from rope_exp.optimizer import build_optimizer
 from rope_exp.schedule.wsd import Config as WsdConfig
 from rope_exp.sections import OptimConfig, ScheduleConfig, TrainConfig
-from rope_exp.step import UNTIMED_STEPS, Throughput, build_optimizer, learning_rate
+from rope_exp.step import UNTIMED_STEPS, Throughput, learning_rate
 
 PEAK = 1e-3
 COSINE = ScheduleConfig(warmup_fraction=0.1, final_fraction=0.1)

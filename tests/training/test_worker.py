@@ -33,7 +33,7 @@ NO_GPU = "launch.device=cuda: torch finds no such device here"
 )
 def test_another_world_than_asked_for_is_refused(arguments: str, backend: str, words: str) -> None:
     """A new process is needed, as accelerate reads its environment once; -O removes asserts."""
-    script = f"from rope_exp.step import Parallel; Parallel({arguments})"
+    script = f"from rope_exp.parallel import Parallel; Parallel({arguments})"
     changes = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_DYNAMO_BACKEND": backend}
     done = subprocess.run(
         [sys.executable, "-O", "-c", script],

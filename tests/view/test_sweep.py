@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rope_exp import errors
+from rope_exp import progress
 from rope_exp.config import RunConfig
 from rope_exp.folder import last_row, last_step
+from rope_exp.progress import SweepProgress
 from rope_exp.sweep import Job
-from rope_exp.view.sweep import View
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_a_log_gets_every_change_and_a_summary(
     summary: str,
 ) -> None:
     """Of two runs of six steps one is done, the other ends; a run that was stopped has not."""
-    monkeypatch.setattr(errors, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     jobs = []
     for seed, step, losses in (
         (0, 6, {"train/loss": 3.5, "val/loss": 3.25}),
@@ -44,7 +44,7 @@ def test_a_log_gets_every_change_and_a_summary(
         jobs.append(job)
     jobs[0].exit_code = 0
 
-    view = View(jobs)
+    view = SweepProgress(jobs)
     jobs[1].exit_code = exit_code
     view.show()
     assert capsys.readouterr().err.splitlines() == [

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 if "PATIENCE_S" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
-    from rope_exp.ddp import group
+    from rope_exp import parallel as group
 
     group.PATIENCE = timedelta(seconds=float(os.environ["PATIENCE_S"]))
 

@@ -1,0 +1,122 @@
+"""Each variant's difference from QK-RoPE in every setting with both, in paper/results/settings."""
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import pandas as pd
+from places import folder_of
+
+from rope_exp.comparable import REFERENCE, SEEDS, spelled
+from rope_exp.folder import Run
+from rope_exp.report import WORDS, Report, markdown_table, millions, paragraphs
+from rope_exp.stats import ALPHA
+
+# The other eight of the nine, in the published order.
+COLUMNS = ["qkvo_rope", "k_rope", "vo_rope", "qkv_rope", "nope", "o_rope", "q_rope", "v_rope"]
+
+
+def files(
+    asked: Collection[str], records: Mapping[str, Sequence[Run]], tables: Mapping[str, Report]
+) -> dict[str, bytes]:
+    """Return settings.md and settings.csv, if all campaigns are asked for.
+
+    Tables without the reference, tables with rows that are not variants, and tables that only run
+    the cells of a larger one again are left out. Empty with fewer than two settings.
+    """
+    settings: dict[str, Report] = {}
+    seen: list[set[str]] = []
+    for place, report in sorted(tables.items(), key=lambda item: (-len(item[1].runs), item[0])):
+        hashes = {run.config.config_sha256 for run in report.runs}
+        is_setting = report.of_variants and report.reference.label == REFERENCE
+        deltas = {report.lines[label]["delta"] for label in COLUMNS if label in report.rows}
+        if is_setting and deltas - {None} and not any(hashes <= larger for larger in seen):
+            settings[place] = report
+            seen.append(hashes)
+    if len(asked) < len(records) or len(settings) < 2:
+        return {}
+
+    titles = _titles(settings)
+    names = {label: row.name for each in settings.values() for label, row in each.rows.items()}
+    every = pd.DataFrame([line for item in settings.items() for line in _lines(*item)])
+    parts = [
+        f"**Each variant's loss minus that of {names[REFERENCE]}, in every setting with "
+        "both:** mean within a seed, with the number of seeds in parentheses. A star marks a "
+        "difference that the test of the setting's table distinguishes from 0 (adjusted by Holm "
+        "over the differences there; at least two seeds). Settings with more runs come first. A "
+        "setting that only repeats cells of another is left out. A difference from one seed says "
+        "little. Intervals, and variants beyond the nine, are in settings.csv."
+    ]
+    first = every.groupby("setting", sort=False).first()
+    # A space is no part of a link.
+    links = [f"[{titles[place]}]({_table(place)})" for place in first.index]
+    lines = pd.DataFrame({"setting": links, "in": first["unit"]})
+    lines[["parameters", "tokens"]] = first[["parameters", "tokens"]].map(millions)
+    lines["warmup"] = first["warmup_steps"].map("{:,}".format)
+    cells = every.pivot(index="setting", columns="pe", values="cell")
+    for label in COLUMNS:
+        if label in names:
+            lines[names[label].removesuffix("-RoPE")] = cells[label]
+    is_text = lines.index.isin(
+        [place for place in settings if settings[place].runs[0].config.task is None]
+    )
+    for title, kept in (
+        ("Text, in nats per token:", lines[is_text].drop(columns="in")),
+        ("Generated data:", lines[~is_text]),
+    ):
+        parts += [title, markdown_table(kept)] if len(kept) else []
+
+    table = every.drop(columns="cell").to_csv(index=False, float_format="%.6f")
+    return {
+        "settings/settings.csv": table.encode(),
+        "settings/settings.md": paragraphs(*parts).encode(),
+    }
+
+
+def _table(place: str) -> str:
+    """Return the path of a setting's table, as a link of settings.md."""
+    campaign, _, level = place.partition("/")
+    table = folder_of(campaign) / level / "table.md"
+    return quote(os.path.relpath(table, folder_of("settings")), safe="/=,+")
+
+
+def _titles(settings: Mapping[str, Report]) -> dict[str, str]:
+    """Return a title for each setting: its campaign, and its differences from others there."""
+    titles = {}
+    for place, report in settings.items():
+        run = report.runs[0]
+        configs = [
+            each.runs[0].config for each in settings.values() if each.groups == report.groups
+        ]
+        words = [run.group]
+        for key in [key for key in run.factors if key not in SEEDS]:
+            if len({spelled(config, key) for config in configs}) > 1:
+                words.append(f"{key.rpartition('.')[2]}={spelled(run.config, key)}")
+        if {config.attn.label for config in configs} != {"softmax"}:
+            words.append(run.config.attn.label)
+        titles[place] = ", ".join(words)
+    return titles
+
+
+def _lines(place: str, report: Report) -> Iterator[dict[str, Any]]:
+    """Yield a line for each variant that shares a seed with QK-RoPE: the CSV's, and its `cell`."""
+    for label, line in report.lines.items():
+        if line["delta"] is None or label == report.reference.label:
+            continue
+        judged = report.decided.get(label, {})
+        star = "*" if judged and judged["p_adjusted"] < ALPHA else ""
+        num_seeds = judged.get("num_seeds", 1)
+        config = report.runs[0].config
+        yield {
+            "setting": place,
+            "pe": label,
+            "unit": report.unit,
+            "parameters": report.runs[0].result["params"],
+            "tokens": config.train.num_tokens,
+            "warmup_steps": config.num_warmup_steps,
+            "num_seeds": num_seeds,
+            **{key: line[key] for key in ("delta", "delta_ci_low", "delta_ci_high", "p_holm")},
+            "verdict": WORDS[judged["verdict"]] if judged else "untested",
+            "cell": f"{line['delta']:+.3f}{star} ({num_seeds})",
+        }

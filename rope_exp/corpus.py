@@ -1,0 +1,137 @@
+"""What a run reads: a data set, the streams of documents from which one is made, their splits."""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_exp.identity import chosen
+from rope_exp.sections import DataConfig
+
+Ints = NDArray[np.int64]
+Reals = NDArray[np.float64]
+
+NO_TARGET = -1  # replaces a target where nothing is to be predicted
+
+TRAIN = "train"
+VALIDATION = "validation"
+SIDES = (TRAIN, VALIDATION)
+TEST = "test"  # the held-out split of generated data
+
+
+class Batch(NamedTuple):
+    """The rows that a model reads, and their targets: numpy's arrays, or tensors on a device."""
+
+    ids_BT: Any
+    target_BP: Any  # the target token at each place, or NO_TARGET; or real numbers, [B, P, O]
+    hashed_BS: Any  # the columns of each row that order_sha256 covers; None on a device
+    place_BP: Any = None  # of the targets in the row; None: all places, so that P = T
+    position_BT: Any = None  # None: 0, 1, 2, ...
+    document_BT: Any = None  # the number of each token's document, which limits attention
+
+    def rows(self, part: slice) -> "Batch":
+        """Return some of the rows."""
+        return Batch(*(None if column is None else column[part] for column in self))
+
+    def split(self, size: int) -> Iterator["Batch"]:
+        """Yield micro-batches of `size` rows; the last may have fewer."""
+        for start in range(0, len(self.ids_BT), size):
+            yield self.rows(slice(start, start + size))
+
+    @property
+    def num_targets(self) -> int:
+        """The number of tokens to predict, or of places at which real numbers are predicted."""
+        if self.target_BP.ndim == 3:
+            return math.prod(self.target_BP.shape[:2])
+        return int((self.target_BP != NO_TARGET).sum())
+
+    @property
+    def further(self) -> dict[str, Any]:
+        """The decoder's keyword arguments besides ids and targets."""
+        names = ("place_BP", "position_BT", "document_BT")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """The data of a run: a prepared corpus, or the generated rows of a file of tasks/."""
+
+    vocab_size: int
+    data_sha256: str
+    corpus: dict[str, Any]  # its entry in the record: source and fingerprint, counts of tokens
+    tokenizer_json: str
+    num_train_tokens: int | None  # of one epoch; None: the data has no end
+
+    def batch(self, split: str, indices: Iterable[int], seed: int = 0) -> Batch:
+        """Return the batch of generated rows of a split by their numbers, counted from 0."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Streams of documents: `read` yields those of one of the values of `splits`."""
+
+    data: DataConfig
+    splits: Mapping[str, Any]
+    read: Callable[[Any], Iterable[str]]
+    # Further entries of the record; complete once all documents have been read.
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def documents(self, split: str) -> Iterator[tuple[str, str]]:
+        """Yield (side, text) of each non-empty document of a split.
+
+        Without a validation split, a hash of the text decides, so equal texts share a side.
+        """
+        for text in filter(None, self.read(self.splits[split])):
+            side = split
+            if VALIDATION not in self.splits:
+                digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+                if int.from_bytes(digest) < self.data.holdout_fraction * 2**64:
+                    side = VALIDATION
+            yield side, text
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """Facts about a task; each file of tasks/ has them as FACTS.
+
+    Attributes:
+        least_seq_len: the smallest T at which rows hold its longest examples.
+        key: the key of `data` that only this kind has; empty: none.
+        span: the unit of an example's span; empty: there are no examples to be right or wrong.
+        bins: the first span of each bin in a table of matches.
+        num_queries: the places of a row at which something is predicted; None: all.
+        num_outputs: the count of real numbers predicted there; None: a token is predicted.
+    """
+
+    tokens: Sequence[str]  # in the order of ids
+    least_seq_len: int
+    splits: tuple[str, ...] = (TRAIN, TEST)
+    version: int = 1
+    unit: str = "nats per answer token"
+    objective: Literal["causal", "regression"] = "causal"
+    probe: str = "answers"
+    key: str = ""
+    span: str = ""
+    bins: tuple[int, ...] = ()
+    num_queries: int | None = None
+    num_outputs: int | None = None
+
+
+class CorpusLeaf(Protocol):
+    """A file of corpora/: where documents are found."""
+
+    def state(self, data: DataConfig) -> list[Any]:
+        """Return plain values that change with the corpus, without network access."""
+
+    def open_corpus(self, data: DataConfig) -> Corpus:
+        """Open the streams of documents."""
+
+
+def corpus_leaf(kind: str) -> CorpusLeaf:
+    """Return the file of corpora/ that data.kind names."""
+    return cast("CorpusLeaf", chosen("corpora", kind, "data.kind"))

@@ -1,0 +1,161 @@
+"""Training steps as CUDA graphs: one launch a step in place of one for each kernel."""
+
+import gc
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rope_exp.corpus import Batch
+from rope_exp.errors import first_line, log
+from rope_exp.optimizer import make_state
+
+# Steps before a capture, and before the one that shows whether a step waits for the device: they
+# compile, and let libraries choose their kernels.
+WARMUP_STEPS = 2
+
+
+class CaptureError(Exception):
+    """A step that cannot become a graph: it reads a tensor on the host, or fails."""
+
+
+class StepGraphs:
+    """Repeats the update of a TrainingStep from one graph for each shape of its inputs.
+
+    The optimizer's learning rates become tensors.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        update: Callable[[Batch, Tensor, Tensor], Tensor | None],
+        optimizer: Optimizer,
+        first_bad_step: Tensor,
+        model: nn.Module,
+    ) -> None:
+        self.name = name
+        self.update = update
+        self.optimizer = optimizer
+        self.first_bad_step = first_bad_step
+        self.model = model
+
+        # The tensors that stay in place, besides weights, moments and inputs. The gradients are
+        # kept here, so that nobody who drops a parameter's gradient frees what a graph writes.
+        device = self.first_bad_step.device
+        self._gradients: list[Tensor] = []
+        self._rates = [torch.zeros((), device=device) for _ in self.optimizer.param_groups]
+        self._step = torch.zeros((), dtype=torch.int64, device=device)
+        self._num_targets = torch.zeros((), device=device)
+        self._outcome = torch.zeros(3, dtype=torch.float64, device=device)
+
+        self._graphs: dict[tuple[torch.Size | None, ...], tuple[Batch, Callable[[], None]]] = {}
+        # The graphs share their memory: none runs beside another, or reads what another left.
+        self._pool: Any = None
+        self._side: torch.cuda.Stream | None = None
+
+    def __call__(
+        self, inputs: Batch, step: int, num_targets: int, rates: Sequence[float]
+    ) -> Tensor | None:
+        """Make one step from the inputs of all micro-batches; return a copy of its outcome.
+
+        None: steps of this new shape make no graph. Nothing was updated, and the log says why.
+
+        Raises:
+            RuntimeError: the capture failed, which may leave torch's allocator unusable.
+        """
+        # A number is an argument of the kernel that writes it, so the host waits for none.
+        self._step.fill_(step)
+        self._num_targets.fill_(num_targets)
+        for tensor, rate in zip(self._rates, rates, strict=True):
+            tensor.fill_(rate)
+
+        shapes = tuple(None if tensor is None else tensor.shape for tensor in inputs)
+        if shapes not in self._graphs:
+            try:
+                self._graphs[shapes] = self._recorded(inputs)
+            except CaptureError as error:
+                log(f"{self.name}: steps are launched kernel by kernel, not as a graph: {error}")
+                self.optimizer.zero_grad(set_to_none=True)
+                return None
+        static, launch = self._graphs[shapes]
+        for mine, given in zip(static, inputs, strict=True):
+            if mine is not None and given is not None:
+                mine.copy_(given)
+
+        launch()
+        return self._outcome.clone()
+
+    def _recorded(self, inputs: Batch) -> tuple[Batch, Callable[[], None]]:
+        """Return static inputs, and a function that makes a step from them."""
+        static = Batch(*(None if x is None else x.clone() for x in inputs))
+        parameters = list(self.model.parameters())
+        if not self._gradients:
+            # Before the first activations, whose memory could not be returned for the graph's own
+            # if a moment lay in the middle of it.
+            if not self.optimizer.state:
+                make_state(self.optimizer, self.model)
+            self._gradients = [torch.zeros_like(parameter) for parameter in parameters]
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
+
+        def launch() -> None:
+            for parameter, gradient in zip(parameters, self._gradients, strict=True):
+                parameter.grad = gradient
+            torch._foreach_zero_(self._gradients)
+            outcome = self.update(static, self._step, self._num_targets)
+            assert outcome is not None
+            self._outcome.copy_(outcome)
+
+        # After a bad step no update changes anything, nor do the steps before the capture.
+        first_bad_step = self.first_bad_step.clone()
+        self.first_bad_step.fill_(1)
+        try:
+            return static, self._captured(launch)
+        finally:
+            self.first_bad_step.copy_(first_bad_step)
+
+    def _captured(self, launch: Callable[[], None]) -> Callable[[], None]:
+        """Return a function that repeats `launch` as a graph."""
+        # Off the default stream, as capturing is, and on the stream of the captures: autograd adds
+        # up gradients on the stream on which it first met a parameter.
+        self._side = side = self._side or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(side):
+                for _ in range(WARMUP_STEPS):
+                    launch()
+                # A capture that fails may leave torch's allocator unusable, so a wait for the
+                # device, which no graph can hold, must fail before it.
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # that the mode does not detect every wait
+                    torch.cuda.set_sync_debug_mode("error")
+                launch()
+        except RuntimeError as error:
+            raise CaptureError(first_line(error)) from error
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+            # After an error, too: what was launched must not see another first bad step.
+            torch.cuda.current_stream().wait_stream(side)
+
+        graph = torch.cuda.CUDAGraph()
+        for group in self.optimizer.param_groups:
+            group["capturable"] = True
+        # To collect compiled kernels during a capture would unload them, which is illegal then.
+        gc.collect()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=side):
+                launch()
+        except RuntimeError as error:
+            advice = "ROPE_EXP_GRAPHS=0 trains without CUDA graphs"
+            raise RuntimeError(f"capturing a step failed: {first_line(error)}; {advice}") from error
+        finally:
+            gc.enable()
+            # Otherwise AdamW warns about the next steps before a capture.
+            for group in self.optimizer.param_groups:
+                group["capturable"] = False
+        self._pool = graph.pool()
+        return graph.replay

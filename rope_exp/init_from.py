@@ -1,0 +1,113 @@
+"""Initial weights from a finished run, the origin, which run.init_from names.
+
+Runs are told apart by their initial weights, not by a path: `init_weights` is the SHA-256 of the
+weights file in the origin's last checkpoint. A parameter that the origin lacks keeps its usual
+initialisation. One that this run lacks is an error, unless it encodes positions alone.
+"""
+
+from dataclasses import replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+
+from rope_exp import folder as files
+from rope_exp.config import RunConfig
+from rope_exp.decoder import FREQUENCIES, OWN, POSITIONS, Decoder, weights
+from rope_exp.errors import ConfigError, RecordError
+from rope_exp.files import read_json
+from rope_exp.load import load_run
+
+
+class Origin(NamedTuple):
+    """A finished run, its last step, and the SHA-256 of the weights in that checkpoint."""
+
+    folder: Path
+    config: RunConfig
+    step: int
+    weights_sha256: str
+
+
+def with_weights(config: RunConfig) -> RunConfig:
+    """Return a config with the hash of its origin's weights."""
+    try:
+        origin = find_origin(config)
+    except (ConfigError, RecordError):
+        # A run with checkpoints of its own resumes from these, and its origin may be gone.
+        is_begun = files.list_steps(config.folder / "checkpoints")
+        before = files.read_config(config.folder) if is_begun else None
+        if before is None or before.run.init_from != config.run.init_from:
+            raise
+        return replace(config, init_weights=before.init_weights)
+
+    # These determine the meaning of weights, and do not show in their shapes.
+    keys = ["model.num_attention_heads", "model.num_key_value_heads", "model.tie_word_embeddings"]
+    if config.pe.learned.keys() & origin.config.pe.learned.keys():
+        keys.append("pe.trainable")
+    for key in keys:
+        own, other = map(attrgetter(key), (config, origin.config))
+        if own != other:
+            raise ConfigError(key, own, f"must be {other}, as in run.init_from={origin.folder}")
+    return replace(config, init_weights=origin.weights_sha256)
+
+
+def find_origin(config: RunConfig) -> Origin:
+    """Find the finished run that run.init_from names; its weights must be init_weights if set."""
+    folder = Path(str(config.run.init_from)).expanduser()
+    if not (folder / files.CONFIG).exists():
+        raise _unfit(config, "there is no run in this folder")
+    result = files.read_result(folder)
+    if result is None or result["status"] != "finished":
+        raise _unfit(config, "this run is not finished")
+    path = files.step_folder(folder / "checkpoints", result["steps"]) / files.MANIFEST
+    if not path.exists():
+        raise _unfit(config, f"the checkpoint of its last step, {result['steps']}, is gone")
+    sha256 = files.checked(path, read_json(path), files.Manifest)[files.MODEL]["sha256"]
+    if config.init_weights not in (None, sha256):
+        raise _unfit(config, f"has other weights than init_weights={config.init_weights:.12}")
+    return Origin(folder, files.read_config(folder), result["steps"], sha256)
+
+
+def facts(config: RunConfig) -> dict[str, Any]:
+    """Return the facts about a run's origin in env.json."""
+    origin = find_origin(config)
+    return {
+        "pe": origin.config.pe.label,
+        "seed": origin.config.seed,
+        "step": origin.step,
+        "config_sha256": origin.config.config_sha256,
+        "weights_sha256": origin.weights_sha256,
+    }
+
+
+@torch.no_grad()
+def load_weights(decoder: Decoder, config: RunConfig, tokenizer_json: str) -> str:
+    """Copy the origin's weights into a decoder that was drawn from its seed; describe them."""
+    origin = find_origin(config)
+    source, tokenizer = load_run(origin.folder, origin.step)
+    if tokenizer.to_str() != Tokenizer.from_str(tokenizer_json).to_str():
+        raise _unfit(config, "has another tokenizer: its tokens mean others")
+
+    own = weights(decoder)
+    # Learned frequencies are of a pair of sites; the first pair that learns has the first name.
+    names = {
+        FREQUENCIES + name: FREQUENCIES + config.pe.learned.get(pair, f"{name} of {pair}")
+        for pair, name in origin.config.pe.learned.items()
+    }
+    given = {names.get(name, name): tensor for name, tensor in weights(source).items()}
+    for name, tensor in sorted(given.items()):
+        is_position = name.startswith(POSITIONS) or OWN in name
+        if own[name].shape != tensor.shape if name in own else not is_position:
+            raise _unfit(config, f"has {name} of {list(tensor.shape)}, which does not fit here")
+    for name in given.keys() & own.keys():
+        own[name].copy_(given[name])
+    start = f"begins with step {origin.step} of {origin.folder}"
+    left_out = ", ".join(sorted(given.keys() - own.keys())) or "nothing"
+    drawn = ", ".join(sorted(own.keys() - given.keys())) or "nothing"
+    return f"{start}; left out: {left_out}; begun anew: {drawn}"
+
+
+def _unfit(config: RunConfig, reason: str) -> ConfigError:
+    return ConfigError("run.init_from", config.run.init_from, reason)

@@ -1,0 +1,161 @@
+"""Notes on verdicts: the published source, the reference, and the tests; published relations."""
+
+from typing import Any
+
+import pandas as pd
+
+from rope_exp.report import (
+    PROVISIONAL,
+    Column,
+    Report,
+    Table,
+    adjusted_p,
+    interval,
+    number,
+    provisional,
+    span,
+)
+from rope_exp.stats import FULL_SEEDS, MOST_SEEDS, ROOM, SEEDS_NEEDED, SIGNS, Pair, outcome
+
+ORDER = -1  # before the notes and the tables of probes
+
+
+def notes(report: Report) -> list[str]:
+    """Explain the sources of numbers, and how verdicts were reached."""
+    sentences = []
+    source = report.source
+    if "," in report.groups and len(report.pairs["all"]):
+        sentences.append(
+            "Runs come from several groups. For those of one group, the table of that group "
+            "decides: here more runs or pairs are tested together."
+        )
+    if source.order:
+        sentences.append(f'Published order: {source.order} (">" is better).')
+    if source.losses:
+        sentences.append(
+            "Ranks are not tested. Ours rank the rows with a loss in this table; the published "
+            f"ones rank all {len(source.losses)} published rows. "
+            f"Source: {source.source} ({source.setting})."
+        )
+    elif source.source:
+        sentences.append(f"Published claim about such rows, without numbers: {source.source}.")
+    return sentences + terminal(report) + _test_notes(report)
+
+
+def terminal(report: Report) -> list[str]:
+    """Say that there are no differences if the reference has no finished run."""
+    if report.reference.losses:
+        return []
+    # The reference of a campaign's tables cannot be changed.
+    other = "" if any(run.row for run in report.runs) else "; --reference selects another row"
+    return [f"{report.reference.name} has no finished run here, so there is no Δ{other}."]
+
+
+def _test_notes(report: Report) -> list[str]:
+    """Explain the test, and how to read its columns."""
+    if not report.is_tested:
+        return []
+    sentences = ["Test: paired t test of each pair (docs/comparing.md)."]
+    judged_pairs = [*report.decided.values(), *outcomes(report)]
+    if any(map(provisional, judged_pairs)):
+        sentences.append(
+            f"{PROVISIONAL}: by fewer than {FULL_SEEDS} seeds, with which the test errs more often "
+            "than it says if some runs lag."
+        )
+    if count := len(report.pairs["reference"]):
+        contrasts = "contrast" if count == 1 else "contrasts"
+        sentences.append(
+            "Intervals are not adjusted. Verdicts are adjusted by Holm over the "
+            f"{count} {contrasts} with {report.reference.name}, separately for "
+            "difference and equivalence. If an interval excludes 0 but the verdict is open, the "
+            "adjusted interval (Bonferroni) follows. The p of an equivalent row is from the "
+            "equivalence test."
+        )
+    shown = ["family", "p_adjusted", "p_equivalent", "verdict"]
+    judged: Any = report.pairs["reference"].set_index("b")[shown].to_dict("index")
+    primary = [
+        label
+        for label, own in judged.items()
+        if any(report.decided[label][key] != own[key] for key in shown)
+    ]
+    if primary:
+        names = ", ".join(report.rows[label].name for label in primary)
+        sentences.append(
+            f"{names}: p and verdict are of the published relations, the primary family."
+        )
+    return sentences
+
+
+def tables(report: Report) -> list[str]:
+    """Return a table of the published relations that this report decides."""
+    title = "Published relations (Δ: the second variant's loss minus the first's):"
+    table = relations(report)
+    return [title, *table] if table else []
+
+
+def relations(report: Report) -> list[str]:
+    """Return a line for each published relation, as Markdown, or nothing without any."""
+    lines = []
+    for pair in outcomes(report):
+        names = [report.rows[pair[key]].name for key in ("a", "b")]
+        word = f"{pair['outcome']} {provisional(pair)}".rstrip()
+        settling = f"; {_settling(pair)}" if pair["outcome"] == "open" else ""
+        line = {
+            "published": f" {pair['published']} ".join(names),
+            "ours": f" {pair['sign']} ".join(names),
+            "Δ": number(pair["delta"], "+.4f"),
+            "95 % interval": interval(pair["delta_ci_low"], pair["delta_ci_high"]),
+        }
+        if pair["family"] > 1:
+            wide = interval(pair["delta_wide_low"], pair["delta_wide_high"])
+            line[f"for all {pair['family']} (Bonferroni)"] = wide
+        line |= {
+            "p (Holm)": adjusted_p(pair),
+            "seeds": str(pair["num_seeds"]),
+            "outcome at this setting": f"{word}{settling}",
+        }
+        lines.append(line)
+    if not lines:
+        return []
+
+    table = pd.DataFrame(lines)
+    forms = dict.fromkeys(("published", "ours", "outcome at this setting"), "")
+    columns = [Column(name, name, forms.get(name, "s")) for name in map(str, table)]
+    return [Table(columns, table).markdown()]
+
+
+def outcomes(report: Report) -> list[Pair]:
+    """Return the judged published relations, with `published` and `outcome`."""
+    lines = []
+    pairs: Any = report.pairs["published"].to_dict("records")
+    for pair in pairs:
+        a, b = pair["a"], pair["b"]
+        sign = report.source.signs[a, b]
+        # If nearly all examples like those in training are solved, neither losses nor matches
+        # show which is better (paper/protocol.md, section 8).
+        runs = [*report.rows[a].runs, *report.rows[b].runs]
+        answers = filter(None, (run.probes.get("answers", {}).get("test") for run in runs))
+        counts = [(sum(answer["count"]), sum(answer["right"])) for answer in answers]
+        shares = [right / count for count, right in counts if count]
+        word = outcome(pair, sign)
+        if shares and min(shares) >= 1 - ROOM:
+            word = "open; the task is too easy"
+        lines.append(pair | {"published": sign, "outcome": word})
+    return lines
+
+
+def _settling(pair: Pair) -> str:
+    """Say how an open published relation could be settled."""
+    if pair["verdict"] != "open":
+        return "a difference is shown, but not whether it exceeds the margin"
+    present = pair["num_seeds"]
+    low, high = (pair[key] for key in SEEDS_NEEDED)
+    if pd.isna(low):
+        return f"settling it needs more than {MOST_SEEDS} seeds"
+    count = f"{low - present} to more than {MOST_SEEDS - present}"
+    if not pd.isna(high):
+        count = span((low - present, high - present))
+    seeds = f"{count} more {'seed' if count == '1' else 'seeds'} would settle it in 4 of 5 cases"
+    if pair["published"] == SIGNS["equivalent"]:
+        return f"{seeds}; a difference may then still be below the margin"
+    return seeds

@@ -1,0 +1,246 @@
+"""Submission of runs to SLURM through submitit, as an array of jobs; `submit` does not wait.
+
+Each job runs some cells on its node by our dispatcher. `launch=slurm_local` rehearses this on this
+machine, without a queue and without requeueing.
+"""
+
+import os
+import re
+import signal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from rope_exp.compose import Composed, finalise, titles
+from rope_exp.config import RunConfig
+from rope_exp.errors import (
+    EXIT_DIVERGED,
+    EXIT_DONE,
+    EXIT_STOPPED,
+    ConfigError,
+    explained,
+    first_line,
+)
+from rope_exp.files import read_json, write_json
+from rope_exp.machine import output_of
+from rope_exp.signals import held_back, on_signal
+from rope_exp.sweep import Job, check_folders, dispatch
+
+FOLDER = Path("results/slurm")
+SWEEPS = FOLDER / "sweeps"
+# The launchers of Hydra whose keys say what a job asks for, and submitit's names of clusters.
+CLUSTERS = {"SlurmLauncher": "slurm", "LocalLauncher": "local"}
+# Keys of Hydra's launcher that we decide.
+OURS = ("_target_", "submitit_folder", "stderr_to_stdout", "max_num_timeout")
+
+
+class Queue:
+    """The jobs that were submitted for a campaign or a sweep, kept in a file of its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._path = folder / "jobs.json"
+
+    @property
+    def jobs(self) -> dict[str, list[str]]:
+        """The newest job of each cell: its cluster and id."""
+        return read_json(self._path) if self._path.exists() else {}
+
+    def add(self, cluster: str, parts: Sequence[Sequence[str]], ids: Sequence[str]) -> None:
+        """Keep the ids of submitted jobs, each with its cells."""
+        new = zip(parts, ids, strict=True)
+        added = {name: [cluster, job_id] for part, job_id in new for name in part}
+        write_json(self._path, self.jobs | added)
+
+    def active(self, names: Collection[str]) -> dict[str, str]:
+        """Return `queued` or `running` for each of these cells whose job has not ended."""
+        jobs = {name: job for name, job in self.jobs.items() if name in names}
+        states: dict[str, str] = {}
+        if any(cluster == "slurm" for cluster, _ in jobs.values()):
+            listed = output_of("squeue", "--noheader", "--array", "--me", "--format=%i %T")
+            states = dict(line.split() for line in listed.splitlines())
+        active = {}
+        for name, (cluster, job_id) in jobs.items():
+            # submitit's stand-in has the id of its process.
+            command = Path(f"/proc/{job_id}/cmdline")
+            if cluster == "local" and command.exists() and b"submitit" in command.read_bytes():
+                active[name] = "running"
+            elif job_id in states:
+                active[name] = "queued" if states[job_id] == "PENDING" else "running"
+        return active
+
+    def describe(self, names: Collection[str]) -> dict[str, str]:
+        """Return a few words about the job of each of these cells, if it has one."""
+        try:
+            active = self.active(names)
+            ended = "failed or stopped"
+        except ChildProcessError as error:
+            active = {}
+            ended = f"submitted ({error})"
+        jobs = {name: job_id for name, (_, job_id) in self.jobs.items() if name in names}
+        return {
+            name: f"{active[name]}, job {job_id}"
+            if name in active
+            else f"{ended}, see {self.folder / job_id}_0_log.out"
+            for name, job_id in jobs.items()
+        }
+
+
+def run_on_node(
+    run: Callable[[Sequence[Any]], int], cells: Sequence[Any], max_restarts: int, gpus: str | None
+) -> None:
+    """Run some cells in a job; at its time limit or preempted, requeue it once they are saved.
+
+    Args:
+        max_restarts: after so many the job is not requeued at its time limit.
+        gpus: the submitting process's CUDA_VISIBLE_DEVICES; submitit's stand-in hides the GPUs.
+    """
+    at_limit = []
+
+    def stop(*_: object) -> None:
+        at_limit.append(True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    import submitit
+
+    job = submitit.JobEnvironment()
+    if job.cluster == "local":
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        os.environ |= {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
+    # In place of submitit's own handler, which requeues first and saves afterwards.
+    signal.signal(signal.SIGUSR2, stop)
+    # A signal ends the preparation of data, and the job can still requeue itself.
+    on_signal(signal.default_int_handler)
+    try:
+        code = explained(lambda: run(cells))
+    except KeyboardInterrupt:
+        code = EXIT_STOPPED
+    on_signal(signal.SIG_IGN)
+    if code == EXIT_STOPPED and job.cluster == "slurm":
+        may_restart = int(os.environ.get("SLURM_RESTART_COUNT", "0")) < max_restarts
+        # SLURM does not requeue a preempted job that ends itself.
+        is_requeued = at_limit and may_restart
+        if not is_requeued:
+            shown = output_of("scontrol", "show", "job", job.job_id)
+            is_requeued = re.search("PreemptTime=[0-9]", shown) is not None
+        if is_requeued:
+            output_of("scontrol", "requeue", job.job_id)
+    if code not in (EXIT_DONE, EXIT_DIVERGED):
+        # SLURM then shows a failed job.
+        raise ChildProcessError(f"ended with exit code {code}")
+
+
+def submit(
+    launcher: DictConfig,
+    cells_per_job: int,
+    queue: Queue,
+    cells: Mapping[str, Any],
+    run: Callable[[Sequence[Any]], int],
+) -> str:
+    """Submit the cells that are not in the queue, and say what was submitted.
+
+    Args:
+        cells: what `run` needs of each cell, by name.
+        run: runs several of these in a job, and returns the exit code.
+    """
+    cluster = CLUSTERS.get(launcher["_target_"].rpartition(".")[2])
+    if cluster is None:
+        raise ConfigError("launch", ..., "must be slurm or slurm_local")
+    for key in ("nodes", "tasks_per_node"):
+        if launcher[key] != 1:
+            reason = "must be 1: a job starts its own processes, on one node"
+            raise ConfigError(f"hydra.launcher.{key}", launcher[key], reason)
+    max_restarts = launcher.get("max_num_timeout", 0)
+    asked: dict[str, Any] = {}
+    for key in sorted({*map(str, launcher)} - {*OURS}):
+        value = launcher[key]
+        if value is not None:
+            is_node = OmegaConf.is_config(value)
+            asked[key] = OmegaConf.to_container(value, resolve=True) if is_node else value
+    if cluster == "slurm":
+        # Some clusters requeue no job that does not ask for it.
+        asked["additional_parameters"] = {"requeue": True, **asked["additional_parameters"]}
+
+    active = queue.active(cells)
+    names = [name for name in cells if name not in active]
+    waiting = f"; {len(active)} are queued or running" if active else ""
+    if not names:
+        return f"nothing to submit{waiting}"
+    starts = range(0, len(names), cells_per_job)
+    parts = [names[first : first + cells_per_job] for first in starts]
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    import submitit
+    from submitit.core.utils import FailedJobError
+
+    # The keys that submitit shares between clusters; others are SLURM's own.
+    plugin = import_module("hydra_plugins.hydra_submitit_launcher.config")
+    shared = [field.name for field in fields(plugin.BaseQueueConf)]
+    # A signal between submission and its record would lose the jobs.
+    with held_back():
+        try:
+            executor = submitit.AutoExecutor(folder=queue.folder, cluster=cluster)
+            executor.update_parameters(
+                stderr_to_stdout=True,
+                **{key if key in shared else f"{cluster}_{key}": asked[key] for key in asked},
+            )
+            with executor.batch():
+                jobs = [
+                    executor.submit(run_on_node, run, [*map(cells.get, part)], max_restarts, gpus)
+                    for part in parts
+                ]
+        except (FailedJobError, OSError) as error:
+            raise ChildProcessError(f"launch={cluster}: {first_line(error)}") from None
+        except (NameError, TypeError, ValueError, RuntimeError, AssertionError) as error:
+            raise ConfigError("hydra.launcher", ..., first_line(error)) from None
+        ids = [job.job_id for job in jobs]
+        queue.add(cluster, parts, ids)
+    arrays = ", ".join(dict.fromkeys(job_id.partition("_")[0] for job_id in ids))
+    return f"submitted {len(names)} runs, jobs {arrays}{waiting}; logs in {queue.folder}"
+
+
+# -- sweeps ----------------------------------------------------------------------------------------
+
+
+def submit_sweep(jobs: Composed) -> str:
+    """Submit the runs of a sweep that have no result, and say what was submitted."""
+    cells = {
+        key: (run.config.replace("launch", cells_per_job=1), run.title)
+        for key, run in _runs(jobs).items()
+        if run.exit_code is None
+    }
+    cells_per_job = jobs.configs[0].launch.cells_per_job
+    return submit(jobs.tree.hydra.launcher, cells_per_job, Queue(SWEEPS), cells, run_configs)
+
+
+def list_sweep(jobs: Composed) -> str:
+    """Return a line for each run of a sweep: its result, or the state of its job."""
+    runs = _runs(jobs)
+    states = Queue(SWEEPS).describe(runs)
+    states |= {key: run.status for key, run in runs.items() if run.exit_code is not None}
+    return "\n".join(f"  {runs[key].title:40}  {states.get(key, 'left')}" for key in runs)
+
+
+def _runs(jobs: Composed) -> dict[str, Job]:
+    """Return the runs of a sweep by their keys in the queue; those that are done have ended.
+
+    Whatever a node would look up again is fixed: commits of the hub, initial weights, and the
+    group, since the hash in a default group's name would change as a node resolves `auto`.
+    """
+    pinned = [finalise(config, resolves=False) for config in jobs.configs]
+    configs = [config.replace("run", group=config.group) for config in pinned]
+    runs = list(map(Job, configs, titles(jobs.overrides, configs)))
+    check_folders(runs)
+    return {f"{run.folder} {run.config.config_sha256[:12]}": run for run in runs}
+
+
+def run_configs(runs: Sequence[tuple[RunConfig, str]]) -> int:
+    """Run the configs of one job, each with its title; return the exit code."""
+    configs, titles = zip(*runs, strict=True)
+    code, jobs = dispatch(configs, titles)
+    # A run that diverged is done, be it alone or not.
+    return EXIT_DONE if all(job.status in ("finished", "diverged") for job in jobs) else code

@@ -1,10 +1,13 @@
-"""Leases of GPUs: locks on files that all dispatchers of a machine share."""
+"""Leases of GPUs: locks on files that all dispatchers of a user share on one machine."""
 
 import itertools
 import os
+import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
+from rope_exp.errors import ConfigError
 from rope_exp.files import try_lock
 from rope_exp.machine import gpus
 
@@ -38,21 +41,34 @@ def _lock(gpu: str, num_places: int) -> list[int]:
 
     Runs that share a GPU hold its file together, and a file of their place alone.
     """
-    folder = Path(tempfile.gettempdir()) / "rope_exp-gpus"
-    # All users of the machine share the folder, whatever this user's umask.
-    umask = os.umask(0)
-    try:
-        folder.mkdir(exist_ok=True)
-        whole = try_lock(folder / f"{gpu}.lock", shared=num_places > 1)
-        if whole is None:
-            return []
-        if num_places == 1:
-            return [whole]
-        for number in range(num_places):
-            place = try_lock(folder / f"{gpu}.{number}.lock")
-            if place is not None:
-                return [whole, place]
-        os.close(whole)
+    folder = _folder()
+    whole = try_lock(folder / f"{gpu}.lock", shared=num_places > 1)
+    if whole is None:
         return []
-    finally:
-        os.umask(umask)
+    if num_places == 1:
+        return [whole]
+
+    for number in range(num_places):
+        place = try_lock(folder / f"{gpu}.{number}.lock")
+        if place is not None:
+            return [whole, place]
+    os.close(whole)
+    return []
+
+
+def _folder() -> Path:
+    """Return this user's folder of leases, which nobody else can write to.
+
+    Everybody may write to the temporary folder, so another user may have put a link there, or a
+    folder with links in it.
+    """
+    folder = Path(tempfile.gettempdir()) / f"rope_exp-gpus-{os.getuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+
+    status = folder.lstat()
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    if not is_ours or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        reason = f"{folder.name} in it must be a folder that only you can write to"
+        raise ConfigError("TMPDIR", str(folder.parent), f"{reason}; remove it, or set TMPDIR")
+    return folder

@@ -1,6 +1,7 @@
 """Tests of the leases that keep two runs from using one GPU."""
 
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.configs import composed
 from support.gpus import show_gpus
+from support.refused import refused
 
 from rope_exp.compose import resolve
 from rope_exp.sweep import Job
@@ -80,3 +82,29 @@ def test_runs_share_a_gpu_if_each_allows_it() -> None:
     alone = leased(*one)
     assert not waiting(*two).lease_gpus()
     alone.release_gpus()
+
+
+def test_a_folder_that_others_could_change_is_refused(tmp_path: Path) -> None:
+    """Anybody may have made it in the shared temporary folder, and put links there."""
+    job = waiting()
+    folder = tmp_path / f"rope_exp-gpus-{os.getuid()}"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    folder.symlink_to(elsewhere)
+    with refused("TMPDIR", folder.name, "only you can write to"):
+        job.lease_gpus()
+    assert list(elsewhere.iterdir()) == []
+
+    folder.unlink()
+    folder.mkdir()
+    folder.chmod(0o777)
+    with refused("TMPDIR", folder.name, "only you can write to"):
+        job.lease_gpus()
+    assert list(folder.iterdir()) == []
+
+
+def test_nobody_else_can_write_to_the_leases(tmp_path: Path) -> None:
+    job = leased()
+    [folder] = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    job.release_gpus()

@@ -159,8 +159,11 @@ def pack(records: Path, campaign: str) -> Path:
     packed = records / f"{campaign}{PACKED}"
     # Without a time, the same records give the same bytes.
     write_atomically(packed, gzip.compress(b"".join(stored.values()), mtime=0))
+    # A record that another process wrote meanwhile stays, until the next time.
+    are_packed = set(stored.values())
     for path in (records / campaign).glob("*.json"):
-        path.unlink()
+        if path.read_bytes() in are_packed:
+            path.unlink()
     with suppress(OSError):
         (records / campaign).rmdir()
     return packed

@@ -17,11 +17,12 @@ from support.refused import refused
 from support.reports import ask, begun_from, make_run, sha256_of
 
 from rope_exp import load_runs
+from rope_exp.campaign import campaign
 from rope_exp.campaign.campaign import pack
 from rope_exp.campaign.records import read_record, read_records, recorded_campaigns, write_record
 from rope_exp.commands.check_records import main as check_records
 from rope_exp.errors import EXIT_FAILED, ConfigError, RecordError
-from rope_exp.files import read_json, write_json
+from rope_exp.files import read_json, write_atomically, write_json
 from rope_exp.folder import read_config, read_run, write_config
 
 NAME = "vo-optim.betas=_0.9,_0.95_-s3"
@@ -114,6 +115,25 @@ def test_packed_records_are_the_same_in_one_file(recorded: Path, tmp_path: Path)
     assert [*records.iterdir()] == [packed]
     assert gzip.decompress(packed.read_bytes()).splitlines(keepends=True)[1] == later
     assert f"{packed}/{first.stem}.json" == str(read_records(records, "mine")[0].folder)
+
+
+def test_a_record_that_arrives_while_others_are_packed_stays(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may write a record between the reading of the folder and its emptying."""
+    shutil.copytree(recorded / "results/records", records := tmp_path / "records")
+    late = sorted((records / "mine").glob("*.json"))[1]
+    content = late.read_bytes()
+    late.unlink()
+
+    def write_and_lend(path: Path, packed: bytes) -> None:
+        write_atomically(path, packed)
+        late.write_bytes(content)
+
+    monkeypatch.setattr(campaign, "write_atomically", write_and_lend)
+    pack(records, "mine")
+    assert [*(records / "mine").iterdir()] == [late]
+    assert len(read_records(records, "mine")) == 2
 
 
 def test_harmed_packed_records_are_refused(recorded: Path, tmp_path: Path) -> None:

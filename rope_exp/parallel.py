@@ -18,6 +18,9 @@ from rope_exp.errors import EXIT_FAILED, CheckpointError, ConfigError, first_lin
 
 BEAT_SECONDS = 2.0
 PATIENCE = timedelta(minutes=2)
+# A rank waits for rank 0 to answer probes or to save, which may take hours at 1B parameters. The
+# heartbeat ends a run whose ranks are gone, so this bound only replaces gloo's 30 minutes.
+LONGEST_WAIT = timedelta(days=1)
 
 
 class Group:
@@ -30,7 +33,7 @@ class Group:
 
     def __init__(self) -> None:
         # On the host: a question to the other ranks must not wait for the device.
-        self._hosts = distributed.new_group(backend="gloo")
+        self._hosts = distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
         self._beats = distributed.new_group(backend="gloo", timeout=PATIENCE)
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
@@ -123,3 +126,7 @@ class Parallel:
         if self.group is None or self.world_size == 1:
             return flag
         return self.group.any(flag)
+
+    def wait(self) -> None:
+        """Wait until every rank has called this, for LONGEST_WAIT at most."""
+        self.any(False)

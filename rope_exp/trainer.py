@@ -221,7 +221,7 @@ class Trainer:
             moments = optimizer_tensors(self.train_step.optimizer, self.decoder)
             checkpoint.save(self.checkpoints, self.step, weights(self.decoder), moments, state)
             checkpoint.prune(self.checkpoints, self.config.train.keep_checkpoints, self.step)
-        self.parallel.accelerator.wait_for_everyone()
+        self.parallel.wait()
         self.saved_step = self.step
         self.throughput.pause()
 

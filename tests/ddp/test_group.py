@@ -1,5 +1,6 @@
 """Tests that ranks which begin differently are refused; faults/ and end_to_end/ test several."""
 
+from datetime import timedelta
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -18,3 +19,14 @@ def test_ranks_that_begin_differently_are_refused(
     monkeypatch.setattr(group, "gather_object", lambda own: [*own, *own, start | {key: "other"}])
     with refused("process 2 begins", f"{key}: ", " -> other", "see the same "):
         group.Group.begin(Mock(), start, Path("run"))
+
+
+def test_ranks_may_wait_for_hours_but_not_for_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 answers probes alone; gloo's 30 minutes would end a large run each time."""
+    new_group = Mock()
+    monkeypatch.setattr(group.distributed, "new_group", new_group)
+    monkeypatch.setattr(group.threading, "Thread", Mock())
+    group.Group()
+    waits = [call.kwargs["timeout"] for call in new_group.call_args_list]
+    assert max(waits) >= timedelta(hours=12)
+    assert min(waits) <= timedelta(minutes=5)

@@ -28,7 +28,7 @@ from omegaconf.resolvers import oc
 from rope_exp import hub
 from rope_exp.config import RunConfig, flat
 from rope_exp.errors import ConfigError, first_line
-from rope_exp.identity import Rule, broken, refuse, unknown_key
+from rope_exp.identity import Refusal, refuse, unknown_key
 from rope_exp.machine import PACKAGE, ROOT, gpus, has_bf16, has_compiler
 from rope_exp.sections import LaunchConfig
 
@@ -279,7 +279,7 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     launch = replace(launch, device=device, num_processes=processes)
     launch = replace(launch, max_parallel=runs_at_a_time(launch))
     config = replace(config, launch=launch)
-    refuse(config, broken(_machine_rules(config, world_size is None)))
+    refuse(config, _of_machine(config, world_size is None))
 
     train = config.train
     resolved: dict[str, Any] = {}
@@ -304,24 +304,27 @@ def runs_at_a_time(launch: LaunchConfig) -> int:
     return max(places // int(launch.num_processes), 1) if launch.device == "cuda" else 1
 
 
-def _machine_rules(config: RunConfig, starts_processes: bool) -> Iterator[Rule]:
+def _of_machine(config: RunConfig, starts_processes: bool) -> Iterator[Refusal]:
     """Yield what this machine lacks, and batches that do not divide into equal parts."""
     train = config.train
     launch = config.launch
     num_gpus = len(gpus())
     on_gpus = launch.device == "cuda"
     count = int(launch.num_processes)
-    reason = "this machine shows no GPU; a run takes launch.device=auto, a GPU campaign a GPU"
-    yield on_gpus and not num_gpus, "launch.device", reason
-    if starts_processes:
-        reason = f"this machine shows {num_gpus} GPUs"
-        yield on_gpus and count > num_gpus, "launch.num_processes", reason
+    if on_gpus and not num_gpus:
+        reason = "this machine shows no GPU; a run takes launch.device=auto, a GPU campaign a GPU"
+        yield Refusal("launch.device", reason)
+    if on_gpus and starts_processes and count > num_gpus:
+        yield Refusal("launch.num_processes", f"this machine shows {num_gpus} GPUs")
 
-    share, rest = divmod(train.global_batch_size, count)
     reason = f"must be a multiple of the {count} processes"
-    yield rest, "train.global_batch_size", reason
-    rest = share % min(train.micro_batch_size or share, share)
-    yield rest, "train.micro_batch_size", f"must divide a process's share of {share} sequences"
+    share, rest = divmod(train.global_batch_size, count)
+    if rest:
+        yield Refusal("train.global_batch_size", reason)
+    if share % min(train.micro_batch_size or share, share):
+        must_divide = f"must divide a process's share of {share} sequences"
+        yield Refusal("train.micro_batch_size", must_divide)
     for stage in train.staged:
-        step = f"a step has {stage.batch_size} sequences of {stage.seq_len}, which"
-        yield stage.batch_size % count, "train.stages", f"{step} {reason}"
+        if stage.batch_size % count:
+            step = f"a step has {stage.batch_size} sequences of {stage.seq_len}, which"
+            yield Refusal("train.stages", f"{step} {reason}")

@@ -14,8 +14,6 @@ from rope_exp.errors import show
 from rope_exp.files import json_sha256, text_sha256
 from rope_exp.identity import (
     Refusal,
-    Rule,
-    broken,
     choices,
     chosen,
     numeric_values,
@@ -320,9 +318,23 @@ def _of_budget(config: RunConfig) -> Iterator[Refusal]:
     if steps != train.num_steps:
         yield Refusal("train.num_steps", f"must be the {steps} of train.stages")
     if config.task:
-        yield from broken(_task_rules(config, config.task))
+        yield from _of_task(config, config.task)
     elif not config.predicts_tokens:
         yield Refusal("train.objective", "is for data=spikes alone")
+
+
+def _of_task(config: RunConfig, task: TaskFacts) -> Iterator[Refusal]:
+    """Keys that generated data cannot have otherwise."""
+    train = config.train
+    kind = config.data.kind
+    if train.objective != task.objective:
+        yield Refusal("train.objective", f"must be {task.objective} for data={kind}")
+    if train.stages:
+        yield Refusal("train.stages", f"data={kind} has rows of one length; leave null")
+    if train.seq_len < task.least_seq_len:
+        yield Refusal("train.seq_len", f"must be at least {task.least_seq_len} for these data")
+    if set(train.probes) - {task.probe}:
+        yield Refusal("train.probes", f"data={kind} can be asked for {task.probe} alone")
 
 
 def _of_attention(config: RunConfig) -> Iterator[Refusal]:
@@ -340,7 +352,7 @@ def _of_attention(config: RunConfig) -> Iterator[Refusal]:
     elif model.num_key_value_heads != heads:
         reason = f"attn.kind={attn.kind} has no such heads; leave model.num_attention_heads"
         yield Refusal("model.num_key_value_heads", reason)
-    yield from broken(attn.rules(model))
+    yield from attn.refusals(model)
     if not (config.causal or attn.keeps_keys):
         state = f"the state that attn.kind={attn.kind} keeps goes one way alone"
         yield Refusal("train.objective", f"looks both ways, and {state}")
@@ -378,16 +390,3 @@ def _of_positions(config: RunConfig) -> Iterator[Refusal]:
     if config.num_positions > MAX_POSITION:
         key = "data.random_start" if data.random_start > pe.start else "pe.start"
         yield Refusal(key, f"positions past {MAX_POSITION:,} are not exact in float32")
-
-
-def _task_rules(config: RunConfig, task: TaskFacts) -> Iterator[Rule]:
-    """Yield what generated data refuse."""
-    train = config.train
-    kind = config.data.kind
-    reason = f"must be {task.objective} for data={kind}"
-    yield train.objective != task.objective, "train.objective", reason
-    yield train.stages, "train.stages", f"data={kind} has rows of one length; leave null"
-    reason = f"must be at least {task.least_seq_len} for these data"
-    yield train.seq_len < task.least_seq_len, "train.seq_len", reason
-    reason = f"data={kind} can be asked for {task.probe} alone"
-    yield set(train.probes) - {task.probe}, "train.probes", reason

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from operator import attrgetter
@@ -17,22 +17,12 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from rope_exp.errors import ConfigError, first_line
 
-# A rule between keys: whether it is broken, the key at fault, and the reason.
-Rule = tuple[Any, str, str]
-
 
 class Refusal(NamedTuple):
     """A rule between keys that a config breaks: the key at fault, and the reason."""
 
     key: str
     reason: str
-
-
-def broken(rules: Iterable[Rule]) -> Iterator[Refusal]:
-    """Yield the rules that are broken."""
-    for is_broken, key, reason in rules:
-        if is_broken:
-            yield Refusal(key, reason)
 
 
 @dataclass_transform(frozen_default=True)

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from rope_exp.identity import Rule, choices, must, numeric, section, setting, settle, suffix
+from rope_exp.identity import Refusal, choices, must, numeric, section, setting, settle, suffix
 
 SITES = ("q", "k", "v", "o")
 EVERY = (1,)  # as a pattern of layers
@@ -566,8 +566,8 @@ class Kind:
         """Return the count of numbers in the states of all query heads, as in training."""
         return 0
 
-    def rules(self, model: ModelConfig) -> Iterator[Rule]:
-        """Yield what this kind alone refuses, as `config.rules` does."""
+    def refusals(self, model: ModelConfig) -> Iterator[Refusal]:
+        """Yield what this kind alone refuses, as `config.refusals` does."""
         yield from ()
 
 

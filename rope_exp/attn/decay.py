@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rope_exp.attention import Positions, split_heads, wide
 from rope_exp.attn._recurrence import StateAttention, Terms
 from rope_exp.attn.retention import retnet_log_gamma
-from rope_exp.identity import Rule, section
+from rope_exp.identity import Refusal, section
 from rope_exp.sections import Kind, ModelConfig, OpenShare
 
 # Learned decays start at 1 - 2^(-5-h) for head h. With more heads, the last would start beyond the
@@ -47,13 +47,14 @@ class Config(Kind):
     def head_states(self, model: ModelConfig) -> int:
         return model.num_attention_heads * model.features_per_head
 
-    def rules(self, model: ModelConfig) -> Iterator[Rule]:
-        reason = (
-            "begins at 1 - 2^(-5-h) of head h, which is too near 1 to be learned in more than "
-            f"{MAX_LEARNED_HEADS} heads; model.num_attention_heads is {model.num_attention_heads}"
-        )
-        is_many = model.num_attention_heads > MAX_LEARNED_HEADS
-        yield self.gamma == "learned" and is_many, "attn.gamma", reason
+    def refusals(self, model: ModelConfig) -> Iterator[Refusal]:
+        count = model.num_attention_heads
+        if self.gamma == "learned" and count > MAX_LEARNED_HEADS:
+            reason = (
+                "begins at 1 - 2^(-5-h) of head h, which is too near 1 to be learned in more than "
+                f"{MAX_LEARNED_HEADS} heads; model.num_attention_heads is {count}"
+            )
+            yield Refusal("attn.gamma", reason)
 
 
 class Layer(StateAttention):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 from rope_exp.attention import Attention, LayerCache, Positions, linears, normed, split_heads, wide
-from rope_exp.identity import Rule, section
+from rope_exp.identity import Refusal, section
 from rope_exp.sections import SITES, Even, Kind, ModelConfig, Size
 
 
@@ -47,9 +47,10 @@ class Config(Kind):
     def key_heads(self, model: ModelConfig) -> int:
         return self.groups
 
-    def rules(self, model: ModelConfig) -> Iterator[Rule]:
-        reason = f"must divide model.num_attention_heads={model.num_attention_heads}"
-        yield model.num_attention_heads % self.groups, "attn.groups", reason
+    def refusals(self, model: ModelConfig) -> Iterator[Refusal]:
+        heads = model.num_attention_heads
+        if heads % self.groups:
+            yield Refusal("attn.groups", f"must divide model.num_attention_heads={heads}")
 
     def rotary_dim(self, model: ModelConfig) -> int:
         return self.rope_dim

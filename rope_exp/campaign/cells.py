@@ -25,7 +25,7 @@ from rope_exp.campaign.records import cell_name
 from rope_exp.comparable import ORDER, SEEDS
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, first_line, show
-from rope_exp.identity import Rule, broken, convert, refuse
+from rope_exp.identity import Refusal, convert, refuse
 from rope_exp.sections import Name, Natural
 
 
@@ -194,7 +194,7 @@ def _cell(
             raise ConfigError("launch", ..., "is given to `rope-exp campaign NAME launch=...`")
 
         config = replace(jobs.configs[0], seed=seed)
-        refuse(config, broken(_rules(config)))
+        refuse(config, _refusals(config))
         config = config.replace("run", dir=str(runs / name))
     return Cell(name, row, factors, config)
 
@@ -216,30 +216,33 @@ def _named(cells: Sequence[Cell]) -> Sequence[Cell]:
     return cells
 
 
-def _rules(config: RunConfig) -> Iterator[Rule]:
+def _refusals(config: RunConfig) -> Iterator[Refusal]:
     """Yield what a cell may not leave open, because it can change a number, or set itself."""
     for section in ("train", "launch"):
         for key, value in vars(getattr(config, section)).items():
             # The machine's choice could change a number, or a cell's cores; each run on a GPU has
             # its own.
             may_vary = key == "max_parallel" and config.launch.device == "cuda"
-            is_open = value in ("auto", "all") and not may_vary
-            yield is_open, f"{section}.{key}", "must be fixed, as all of a campaign is"
+            if value in ("auto", "all") and not may_vary:
+                yield Refusal(f"{section}.{key}", "must be fixed, as all of a campaign is")
 
-    data, tokenizer, origin = config.data, config.tokenizer, config.run.init_from
-    reason = "must be a commit: a branch moves"
+    data = config.data
+    tokenizer = config.tokenizer
     is_commit = re.compile("[0-9a-f]{40}").fullmatch
-    is_moving = data.kind == "hub" and not is_commit(data.revision or "")
-    yield is_moving, "data.revision", reason
-    if tokenizer.path and not Path(tokenizer.path).expanduser().is_dir():
-        yield not is_commit(tokenizer.revision or ""), "tokenizer.revision", reason
-    is_open = origin is not None and config.init_weights is None
-    yield is_open, "init_weights", "must be the hash of what run.init_from ends with"
+    must_be_commit = "must be a commit: a branch moves"
+    if data.kind == "hub" and not is_commit(data.revision or ""):
+        yield Refusal("data.revision", must_be_commit)
+    is_from_hub = tokenizer.path and not Path(tokenizer.path).expanduser().is_dir()
+    if is_from_hub and not is_commit(tokenizer.revision or ""):
+        yield Refusal("tokenizer.revision", must_be_commit)
+    if config.run.init_from is not None and config.init_weights is None:
+        yield Refusal("init_weights", "must be the hash of what run.init_from ends with")
     for key in ("data.path", "tokenizer.path", "run.init_from"):
-        is_absolute = Path(attrgetter(key)(config) or "").expanduser().is_absolute()
-        yield is_absolute, key, "must be relative: records are committed"
+        if Path(attrgetter(key)(config) or "").expanduser().is_absolute():
+            yield Refusal(key, "must be relative: records are committed")
     for key in ("run.dir", "run.group"):
-        yield attrgetter(key)(config), key, "is not for a cell, whose folder has its name"
+        if attrgetter(key)(config):
+            yield Refusal(key, "is not for a cell, whose folder has its name")
 
 
 def _check_factors(cell: Cell) -> None:

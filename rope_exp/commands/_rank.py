@@ -7,7 +7,7 @@ from rope_exp.compose import finalise
 from rope_exp.config import RunConfig
 from rope_exp.errors import EXIT_CODES, ConfigError
 from rope_exp.folder import read_result
-from rope_exp.identity import Rule
+from rope_exp.identity import Refusal
 from rope_exp.signals import StopSignal
 from rope_exp.sweep import acquire_or_refuse, admit
 from rope_exp.worker import run_rank
@@ -20,37 +20,40 @@ def is_rank() -> bool:
 
 def check_ranks() -> None:
     """Refuse invalid variables of a rank, missing ranks, and settings of accelerate."""
-    for is_broken, name, reason in _rules():
-        if is_broken:
-            raise ConfigError(name, os.environ.get(name, ...), reason)
+    for name, reason in _refusals():
+        raise ConfigError(name, os.environ.get(name, ...), reason)
 
 
-def _rules() -> Iterator[Rule]:
+def _refusals() -> Iterator[Refusal]:
+    """Yield the environment variables that are at fault."""
     variable = os.environ.get
     # Accelerate would divide losses by it.
     name = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
-    yield variable(name, "1") != "1", name, "must be 1: train.micro_batch_size splits a batch"
+    if variable(name, "1") != "1":
+        yield Refusal(name, "must be 1: train.micro_batch_size splits a batch")
     for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
-        is_used = variable(name, "").lower() not in ("", "0", "no", "false")
-        yield is_used, name, "must be unset: every rank holds all weights"
-    is_number = variable("LOCAL_RANK", "0").isdecimal()
-    yield not is_number, "LOCAL_RANK", "must be a number; without a launcher it is unset"
+        if variable(name, "").lower() not in ("", "0", "no", "false"):
+            yield Refusal(name, "must be unset: every rank holds all weights")
+    if not variable("LOCAL_RANK", "0").isdecimal():
+        yield Refusal("LOCAL_RANK", "must be a number; without a launcher it is unset")
 
     world_size = variable("WORLD_SIZE", "1")
     if "RANK" not in os.environ and world_size == "1":
         # `accelerate launch` sets the address if asked for several processes. On a CPU, or without
         # --multi_gpu, it starts only one.
-        reason = "asked for several processes, and one was started; use --multi_gpu on GPUs, "
-        reason += "or launch.num_processes=N without a launcher"
-        asked_for_several = is_rank() and "MASTER_ADDR" in os.environ
-        yield asked_for_several, "accelerate launch --num_processes", reason
+        if is_rank() and "MASTER_ADDR" in os.environ:
+            reason = "asked for several processes, and one was started; use --multi_gpu on GPUs, "
+            reason += "or launch.num_processes=N without a launcher"
+            yield Refusal("accelerate launch --num_processes", reason)
         return
 
     for name in ["RANK"] if world_size == "1" else ["RANK", "MASTER_ADDR", "MASTER_PORT"]:
-        yield not variable(name), name, f"a launcher sets it beside WORLD_SIZE={world_size}"
+        if not variable(name):
+            yield Refusal(name, f"a launcher sets it beside WORLD_SIZE={world_size}")
     rank = os.environ["RANK"]
     is_valid = rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)
-    yield not is_valid, "RANK", f"must be a number below WORLD_SIZE={world_size}"
+    if not is_valid:
+        yield Refusal("RANK", f"must be a number below WORLD_SIZE={world_size}")
 
 
 def run_as_rank(config: RunConfig) -> int:

@@ -23,7 +23,7 @@ from rope_exp.decoder import Decoder, weights, weights_sha256
 from rope_exp.errors import ConfigError, show
 from rope_exp.export import modeling_rope_exp as ours
 from rope_exp.folder import read_config, read_env, read_result
-from rope_exp.identity import Refusal, Rule, broken, numeric_values, refuse
+from rope_exp.identity import Refusal, numeric_values, refuse
 from rope_exp.load import end_of_text, load_checkpoint
 from rope_exp.position._encoding import Position
 from rope_exp.prepare import vocab_size
@@ -92,7 +92,7 @@ def exported(
         if architecture.num_outputs is not None:
             raise ConfigError("train.objective", "regression", "has no logits to export")
         end = "and cannot be exported to transformers"
-        refusals = broken(_rules(architecture))
+        refusals = _refusals(architecture)
         refuse(architecture, (Refusal(key, f"{why}, {end}") for key, why in refusals))
         # Some files have no copy.
         copied(architecture.pe.source or "", architecture.pe)
@@ -106,16 +106,22 @@ def exported(
     return made.eval()
 
 
-def _rules(architecture: Architecture) -> Iterator[Rule]:
+def _refusals(architecture: Architecture) -> Iterator[Refusal]:
     """Yield what our own code for transformers does not describe."""
     model = architecture.model
-    yield architecture.attn.kind != "softmax", "attn.kind", "has no class with these sites"
-    yield model.token_shift, "model.token_shift", "keeps an input in its cache"
-    yield architecture.attn != SoftmaxConfig(), "attn.sink", "has no class"
-    yield model.window_layers is not None, "model.window_layers", "has windows by layer"
-    rest = model.hidden_size % model.num_attention_heads
-    yield rest, "model.num_attention_heads", f"does not divide {model.hidden_size} features"
-    yield architecture.pe.precision == "bf16", "pe.precision", "is for a study of noise"
+    if architecture.attn.kind != "softmax":
+        yield Refusal("attn.kind", "has no class with these sites")
+    if model.token_shift:
+        yield Refusal("model.token_shift", "keeps an input in its cache")
+    if architecture.attn != SoftmaxConfig():
+        yield Refusal("attn.sink", "has no class")
+    if model.window_layers is not None:
+        yield Refusal("model.window_layers", "has windows by layer")
+    if model.hidden_size % model.num_attention_heads:
+        reason = f"does not divide {model.hidden_size} features"
+        yield Refusal("model.num_attention_heads", reason)
+    if architecture.pe.precision == "bf16":
+        yield Refusal("pe.precision", "is for a study of noise")
 
 
 def _native(architecture: Architecture, keys: dict[str, Any]) -> PreTrainedModel | None:

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from support.configs import NINE, REPOSITORY
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig, flat
 from rope_exp.decoder import Decoder, weights, weights_sha256
-from rope_exp.identity import chosen, facts_of
+from rope_exp.identity import choices, chosen, facts_of
 from rope_exp.sections import DataConfig, PeConfig
 
 # Every key with its default: identities leave out defaults, so they would not show a change of
@@ -58,6 +59,24 @@ def test_defaults_and_facts_are_what_they_were() -> None:
     assert flat(values).keys() - flat(RunConfig().numeric).keys() == set(SCHEMA["settings"])
     assert [*facts_of(DataConfig, "of_tokens", "data.")] == SCHEMA["of_tokens"]
     assert [*facts_of(PeConfig, "own_parameters", "pe.")] == SCHEMA["own_parameters"]
+
+
+def test_the_needs_of_every_key_can_be_met() -> None:
+    """Each name in `needs` is an attribute of a run's config, and each value is allowed there."""
+    sections = [getattr(RunConfig(), field.name) for field in dataclasses.fields(RunConfig)]
+    for folder in ("attn", "optim", "schedule"):
+        sections += [chosen(folder, name, folder).Config() for name in choices(folder)]
+    needs = set()
+    for section in filter(dataclasses.is_dataclass, sections):
+        needs.update(" ".join(facts_of(section, "needs").values()).split())
+
+    assert len(needs) > 5
+    for needed in needs:
+        name, _, wanted = needed.partition("=")
+        attrgetter(name)(RunConfig())
+        if wanted:
+            section, _, key = name.partition(".")
+            RunConfig.from_dict({section: {key: wanted}})
 
 
 @pytest.mark.parametrize("words", HASHES)

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_exp.config import RunConfig
-from rope_exp.corpus import TEST, TRAIN, VALIDATION, Batch, DataSet, Ints
-from rope_exp.prepare import Prepared
+from rope_exp.corpus import TEST, TRAIN, VALIDATION, Batch, DataSet, Ints, Prepared
 
 Tokens = NDArray[np.unsignedinteger]  # 1-D
 # The seed and the step of held-out rows, so that every evaluation of every run hides the same

@@ -1,14 +1,18 @@
-"""What a run reads: a data set, the streams of documents from which one is made, their splits."""
+"""What a run reads: a data set, a prepared corpus, and the streams of documents it is made from."""
 
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rope_exp.errors import DataError, RecordError
+from rope_exp.files import json_sha256, read_json
 from rope_exp.identity import chosen
 from rope_exp.sections import DataConfig
 
@@ -21,6 +25,12 @@ TRAIN = "train"
 VALIDATION = "validation"
 SIDES = (TRAIN, VALIDATION)
 TEST = "test"  # the held-out split of generated data
+
+# In the folder of a prepared corpus, beside a file of token ids for each side.
+META = "meta.json"
+TOKENIZER = "tokenizer.json"
+# data_sha256 is a digest of digests, one for each block of this size of a .bin file.
+BLOCK_BYTES = 64 << 10
 
 
 class Batch(NamedTuple):
@@ -69,6 +79,86 @@ class DataSet:
     def batch(self, split: str, indices: Iterable[int], seed: int = 0) -> Batch:
         """Return the batch of generated rows of a split by their numbers, counted from 0."""
         raise NotImplementedError
+
+
+# -- a prepared corpus -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prepared(DataSet):
+    """A prepared corpus: its folder, and the token ids of each side, mapped into memory.
+
+    tokenizer.json   train.bin, validation.bin: token ids   meta.json: their digest, and facts
+    """
+
+    folder: Path
+    tokens: Mapping[str, NDArray[np.unsignedinteger]]
+
+
+def open_prepared(folder: Path, data: DataConfig, *, verifies: bool) -> Prepared:
+    """Open the folder of a prepared corpus, which `prepare` made.
+
+    Args:
+        data: names the corpus in the record of a run. The same content may have been prepared
+            under another name, from another path.
+        verifies: hash all tokens; otherwise compare meta.json with its own hash, and the sizes of
+            the other files with it.
+
+    Raises:
+        DataError: the folder is gone, or damaged.
+    """
+    if not folder.exists():
+        raise DataError(f"{folder} is gone; the same command prepares the corpus again")
+    try:
+        meta = read_json(folder / META)
+        if meta.pop("meta_sha256", None) != json_sha256(meta):
+            raise RecordError(f"{META} has changed")
+        dtype = token_dtype(meta["vocab_size"])
+        for side, count in meta["corpus"]["tokens"].items():
+            num_bytes = (folder / f"{side}.bin").stat().st_size
+            if num_bytes != count * dtype.itemsize:
+                raise RecordError(f"{side}.bin has {num_bytes:,} bytes for {count:,} tokens")
+        if verifies and data_sha256(folder, dtype) != meta["data_sha256"]:
+            raise RecordError("its files are not those that were prepared")
+        tokenizer_json = (folder / TOKENIZER).read_text(encoding="utf-8")
+    except (RecordError, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{folder} is damaged: {error}; remove it and prepare again") from None
+
+    corpus = {"name": data.name, "kind": data.kind, **meta["corpus"]}
+    if "path" in corpus:
+        corpus["path"] = data.path
+    # A plain array is sliced faster than a memmap.
+    tokens = {
+        side: np.memmap(folder / f"{side}.bin", dtype, "r").view(np.ndarray) for side in SIDES
+    }
+    return Prepared(
+        vocab_size=meta["vocab_size"],
+        data_sha256=meta["data_sha256"],
+        corpus=corpus,
+        tokenizer_json=tokenizer_json,
+        num_train_tokens=corpus["tokens"][TRAIN],
+        folder=folder,
+        tokens=tokens,
+    )
+
+
+def data_sha256(folder: Path, dtype: np.dtype[np.unsignedinteger]) -> str:
+    """Hash the tokenizer, the type of ids, and every token, block by block."""
+    tokenizer = hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest()
+    digests = [tokenizer, dtype.name]
+    for side in SIDES:
+        with (folder / f"{side}.bin").open("rb") as file:
+            blocks = iter(functools.partial(file.read, BLOCK_BYTES), b"")
+            digests.append("".join(hashlib.sha256(block).hexdigest() for block in blocks))
+    return json_sha256(digests)
+
+
+def token_dtype(num_ids: int) -> np.dtype[np.unsignedinteger]:
+    """Return the type of stored ids: the narrowest that holds the vocabulary."""
+    return np.dtype("<u2" if num_ids <= 2**16 else "<u4")
+
+
+# -- what a corpus is made from --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from tokenizers import Tokenizer
 
 from rope_exp import checkpoint
 from rope_exp.decoder import Decoder
-from rope_exp.errors import CheckpointError, ConfigError, RecordError
+from rope_exp.errors import CheckpointError, ConfigError, DataError, RecordError, first_line
 from rope_exp.folder import CONFIG, ENV, list_steps, read_config, read_env
-from rope_exp.prepare import load_tokenizer
 
 
 def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Decoder, Tokenizer]:
@@ -41,6 +40,18 @@ def load_checkpoint(folder: Path, step: int | None) -> tuple[Decoder, Tokenizer,
     model = Decoder(config.architecture(num_rows - config.num_own_ids))
     checkpoint.load_weights(f"the checkpoint of step {saved.step} in {folder}", model, saved.model)
     return model.eval(), tokenizer, saved.step
+
+
+def load_tokenizer(path: Path | str) -> Tokenizer:
+    """Read a tokenizer.json, set to encode any text as plain text, which the file does not say."""
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the library is no Exception
+        raise DataError(f"{path} cannot be read as a tokenizer: {first_line(error)}") from None
+    tokenizer.encode_special_tokens = True
+    return tokenizer
 
 
 def end_of_text(run_dir: Path, decoder: Decoder) -> int:

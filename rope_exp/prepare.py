@@ -1,10 +1,8 @@
-"""A prepared corpus: its documents, tokenizer and folder, which is written, opened and verified.
+"""Preparation of a corpus, before the ranks of a run start: its documents and tokenizer.
 
-tokenizer.json   train.bin, validation.bin: token ids   meta.json: their digest, and facts
+The folder that is written is opened by `corpus.open_prepared`.
 """
 
-import functools
-import hashlib
 import itertools
 import os
 import platform
@@ -13,19 +11,30 @@ import sys
 import sysconfig
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from rope_exp import hub
 from rope_exp.config import task_of
-from rope_exp.corpus import SIDES, TRAIN, VALIDATION, Corpus, DataSet, corpus_leaf
-from rope_exp.errors import ConfigError, DataError, RecordError, first_line, log
+from rope_exp.corpus import (
+    META,
+    SIDES,
+    TOKENIZER,
+    TRAIN,
+    VALIDATION,
+    Corpus,
+    DataSet,
+    Prepared,
+    corpus_leaf,
+    data_sha256,
+    open_prepared,
+    token_dtype,
+)
+from rope_exp.errors import ConfigError, DataError, log
 from rope_exp.files import (
     files_sha256,
     free_bytes,
@@ -34,7 +43,6 @@ from rope_exp.files import (
     lock,
     make_folders,
     new_folder,
-    read_json,
     try_lock,
     write_atomically,
     write_json,
@@ -45,10 +53,6 @@ from rope_exp.sections import DataConfig, TokenizerConfig
 from rope_exp.tasks._rows import open_task
 
 FORMAT = 3  # of the folder
-META = "meta.json"
-TOKENIZER = "tokenizer.json"
-# data_sha256 is a digest of digests, one for each block of this size of a .bin file.
-BLOCK_BYTES = 64 << 10
 BATCH_CHARS = 1 << 20  # encoded at once
 END_OF_TEXT = "<|endoftext|>"
 # Longer texts are encoded in pieces, since encoding takes about 100 bytes of memory a token.
@@ -57,14 +61,6 @@ PIECE_CHARS = 1 << 16
 # newline follows only whitespace.
 CUT = re.compile(r"(?<=\S)(?=[ \n])")
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-
-
-@dataclass(frozen=True)
-class Prepared(DataSet):
-    """A prepared corpus: its folder, and the token ids of each side, mapped into memory."""
-
-    folder: Path
-    tokens: Mapping[str, NDArray[np.unsignedinteger]]
 
 
 def library_files() -> dict[str, Path]:
@@ -108,67 +104,54 @@ def fingerprint(data: DataConfig) -> str:
 
 def open_data(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int) -> DataSet:
     """Open the data set of a run, and prepare its corpus if necessary; errors as in `prepare`."""
-    if (task := task_of(data)) is None:
-        return prepare(data, tokenizer, seq_len=seq_len)
-    return open_task(data, task, seq_len)
+    if task_of(data) is not None:
+        return open_task(data, seq_len)
+    return prepare(data, tokenizer, seq_len=seq_len)
 
 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -> Prepared:
-    """Open the prepared corpus of a config; one of several processes makes it first if necessary.
+    """Open the prepared corpus of a config, which is made first if necessary, and verify it.
 
-    A corpus without a whole window on a side is a ConfigError; a network without answer and a
-    damaged folder are DataErrors.
+    Raises:
+        ConfigError: as for `prepared_folder`, or the corpus has no whole window on a side.
+        DataError: as for `prepared_folder`, or the folder is damaged.
     """
-    data, tokenizer = hub.pin(data, tokenizer)
-    folder = _folder(data, tokenizer)
-    if not folder.exists():
-        path = folder.parent / "locks" / folder.name
-        try:
-            make_folders(path.parent)
-            held = try_lock(path)
-            if held is None:
-                log(f"data: another process prepares {folder}; waiting for it")
-                held = lock(path)
-        except OSError as error:
-            if is_full(error):
-                raise
-            reason = f"cannot be written: {error.strerror}"
-            raise ConfigError("data.cache_dir", str(folder.parent), reason) from None
-        with os.fdopen(held):
-            if not folder.exists():
-                _make(data, tokenizer, folder)
-
-    try:
-        meta = read_json(folder / META)
-        if meta.pop("meta_sha256", None) != json_sha256(meta):
-            raise RecordError(f"{META} has changed")
-        dtype = token_dtype(meta["vocab_size"])
-        if data_sha256(folder, dtype) != meta["data_sha256"]:
-            raise RecordError("its files are not those that were prepared")
-    except (RecordError, OSError) as error:
-        raise DataError(f"{folder} is damaged: {error}; remove it and prepare again") from None
-
-    for side, count in meta["corpus"]["tokens"].items():
+    prepared = open_prepared(prepared_folder(data, tokenizer), data, verifies=True)
+    for side, count in prepared.corpus["tokens"].items():
         if count <= seq_len:
             reason = f"a window needs {seq_len + 1} tokens and the corpus has {count} for {side}"
             raise ConfigError("train.seq_len", seq_len, reason)
-    corpus = {"name": data.name, "kind": data.kind, **meta["corpus"]}
-    if "path" in corpus:
-        # The same content may have been prepared from another path.
-        corpus["path"] = data.path
-    # A plain array is sliced faster than a memmap.
-    tokens = {
-        side: np.memmap(folder / f"{side}.bin", dtype, "r").view(np.ndarray) for side in SIDES
-    }
-    return Prepared(
-        vocab_size=meta["vocab_size"],
-        data_sha256=meta["data_sha256"],
-        corpus=corpus,
-        tokenizer_json=(folder / TOKENIZER).read_text(encoding="utf-8"),
-        num_train_tokens=corpus["tokens"][TRAIN],
-        folder=folder,
-        tokens=tokens,
-    )
+    return prepared
+
+
+def prepared_folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
+    """Return the folder of a prepared corpus; one of several processes makes it if necessary.
+
+    Raises:
+        ConfigError: the corpus or its tokenizer cannot be read, or the cache cannot be written.
+        DataError: the hub does not answer, or files changed while they were read.
+    """
+    data, tokenizer = hub.pin(data, tokenizer)
+    folder = _folder(data, tokenizer)
+    if folder.exists():
+        return folder
+
+    path = folder.parent / "locks" / folder.name
+    try:
+        make_folders(path.parent)
+        held = try_lock(path)
+        if held is None:
+            log(f"data: another process prepares {folder}; waiting for it")
+            held = lock(path)
+    except OSError as error:
+        if is_full(error):
+            raise
+        reason = f"cannot be written: {error.strerror}"
+        raise ConfigError("data.cache_dir", str(folder.parent), reason) from None
+    with os.fdopen(held):
+        if not folder.exists():
+            _make(data, tokenizer, folder)
+    return folder
 
 
 def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
@@ -299,22 +282,6 @@ def _batches(
         yield batch
 
 
-def data_sha256(folder: Path, dtype: np.dtype[np.unsignedinteger]) -> str:
-    """Hash the tokenizer, the type of ids, and every token, block by block."""
-    tokenizer = hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest()
-    digests = [tokenizer, dtype.name]
-    for side in SIDES:
-        with (folder / f"{side}.bin").open("rb") as file:
-            blocks = iter(functools.partial(file.read, BLOCK_BYTES), b"")
-            digests.append("".join(hashlib.sha256(block).hexdigest() for block in blocks))
-    return json_sha256(digests)
-
-
-def token_dtype(num_ids: int) -> np.dtype[np.unsignedinteger]:
-    """Return the type of stored ids: the narrowest that holds the vocabulary."""
-    return np.dtype("<u2" if num_ids <= 2**16 else "<u4")
-
-
 # -- tokenizers: no text of a document is a special token ------------------------------------------
 
 
@@ -324,18 +291,6 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> tuple[Toke
         return hub.pretrained_tokenizer(config)
     tokenizer = train_bpe(config, texts) if config.kind == "bpe" else byte_tokenizer()
     return tokenizer, tokenizer.get_vocab()[END_OF_TEXT]
-
-
-def load_tokenizer(path: Path | str) -> Tokenizer:
-    """Read a tokenizer.json, set to encode any text as plain text, which the file does not say."""
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # a panic of the library is no Exception
-        raise DataError(f"{path} cannot be read as a tokenizer: {first_line(error)}") from None
-    tokenizer.encode_special_tokens = True
-    return tokenizer
 
 
 def byte_tokenizer() -> Tokenizer:

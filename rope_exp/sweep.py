@@ -16,6 +16,7 @@ from pathlib import Path
 from rope_exp import gpu_leases
 from rope_exp.compose import finalise
 from rope_exp.config import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_keys
+from rope_exp.corpus import Prepared
 from rope_exp.errors import (
     EXIT_CODES,
     EXIT_DONE,
@@ -63,6 +64,7 @@ class Job:
     config: RunConfig
     title: str = ""  # shown to users; empty: its variant and seed
     log: Path | None = None  # of its ranks' output; None: the terminal
+    corpus: Path | None = None  # the folder of its prepared corpus; None: its data are generated
     lock: int = -1  # the descriptor that holds the folder's lock; -1 without one
     # The descriptors of lock files that hold each of its GPUs.
     leases: dict[str, list[int]] = field(default_factory=dict)
@@ -138,13 +140,16 @@ class Job:
             environment["WORLD_SIZE"] = environment["LOCAL_WORLD_SIZE"] = str(num_ranks)
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
+        words = [sys.executable, "-m", "rope_exp.worker", str(self.folder)]
+        if self.corpus is not None:
+            words.append(str(self.corpus))
         # A stop signal before a rank has installed its handlers would make it fail.
         with held_back(), self.log.open("ab") if self.log else nullcontext() as output:
             for rank in range(num_ranks):
                 if num_ranks > 1:
                     environment["RANK"] = environment["LOCAL_RANK"] = str(rank)
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "rope_exp.worker", str(self.folder)],
+                    words,
                     env=environment,
                     stdout=output,
                     stderr=output and subprocess.STDOUT,
@@ -219,16 +224,7 @@ def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]
     for section in {job.config.tracker for job in left}:
         if (tracker := tracker_class(section.name)) is not None:
             tracker.check(section)
-    # Many runs read one corpus.
-    open_once = functools.cache(open_data)
-    for job in left:
-        train = job.config.train
-        data = open_once(job.config.data, job.config.tokenizer, seq_len=train.seq_len)
-        # Generated data have no end.
-        if data.num_train_tokens is not None and data.num_train_tokens <= train.longest:
-            reason = f"a window needs {train.longest + 1} tokens and the corpus has "
-            reason += f"{data.num_train_tokens} for train"
-            raise ConfigError("train.stages", train.stages, reason)
+    _prepare_corpora(left)
     for job in left:
         try:
             make_folders(job.folder)
@@ -237,6 +233,21 @@ def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]
                 raise
             raise _folder_error(job, f"cannot be made: {error.strerror}") from None
     return jobs
+
+
+def _prepare_corpora(jobs: Sequence[Job]) -> None:
+    """Prepare and verify each corpus once, and hand its folder to the runs that read it."""
+    open_once = functools.cache(open_data)
+    for job in jobs:
+        train = job.config.train
+        data = open_once(job.config.data, job.config.tokenizer, seq_len=train.seq_len)
+        if isinstance(data, Prepared):
+            job.corpus = data.folder
+        # Generated data have no end.
+        if data.num_train_tokens is not None and data.num_train_tokens <= train.longest:
+            reason = f"a window needs {train.longest + 1} tokens and the corpus has "
+            reason += f"{data.num_train_tokens} for train"
+            raise ConfigError("train.stages", train.stages, reason)
 
 
 def check_folders(jobs: Sequence[Job]) -> None:

@@ -1,7 +1,8 @@
 """One rank of one run: set up the process, open the data, train, and end.
 
-The dispatcher starts it as `python -m rope_exp.worker RUN_FOLDER`. The command line calls it
-directly if its process is already a rank of `accelerate launch` or torchrun.
+The dispatcher starts it as `python -m rope_exp.worker RUN_FOLDER [CORPUS_FOLDER]`, with the folder
+of the corpus that it has prepared; generated data have none. The command line calls it directly if
+its process is already a rank of `accelerate launch` or torchrun.
 """
 
 import ctypes
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rope_exp.config import RunConfig
+from rope_exp.corpus import DataSet, open_prepared
 from rope_exp.errors import (
     EXIT_CODES,
     EXIT_FAILED,
@@ -33,7 +35,7 @@ from rope_exp.signals import StopSignal, on_signal
 
 
 def main() -> int:
-    """Train the run in the folder named on the command line; return the exit code."""
+    """Train the run in a folder, on a corpus in another; return the exit code."""
     # Before anything slow, so that a signal during imports is caught.
     stop = StopSignal()
     if sys.platform == "linux":
@@ -43,17 +45,27 @@ def main() -> int:
         # The dispatcher died before the call.
         if os.getppid() != int(os.environ[DISPATCHER_ID]):
             return EXIT_STOPPED
-    return run_rank(lambda: read_config(Path(sys.argv[1])), stop)
+    folder = Path(sys.argv[1])
+    corpus = Path(sys.argv[2]) if len(sys.argv) > 2 else None
+    return run_rank(lambda: read_config(folder), corpus, stop)
 
 
-def run_rank(read: Callable[[], RunConfig], stop: StopSignal) -> int:
-    """Train one run, whose lock the caller holds, as this rank of it; return the exit code.
+def run_rank(read: Callable[[], RunConfig], corpus: Path | None, stop: StopSignal) -> int:
+    """Train one run, whose lock the caller holds, as this rank of it.
 
     If one of several ranks fails, its process exits at once: Python's shutdown would be aborted by
     torch's threads, which wait for ranks that are gone.
+
+    Args:
+        read: returns the run's config.
+        corpus: the folder of its prepared corpus; None: its data are generated.
+        stop: catches requests to stop.
+
+    Returns:
+        The exit code.
     """
     try:
-        code = explained(lambda: run(read(), stop), prints=False)
+        code = explained(lambda: run(read(), corpus, stop), prints=False)
     except Exception:
         # Another launcher's process may be under a debugger.
         if DISPATCHER_ID not in os.environ:
@@ -67,8 +79,8 @@ def run_rank(read: Callable[[], RunConfig], stop: StopSignal) -> int:
     return code
 
 
-def run(config: RunConfig, stop: StopSignal) -> int:
-    """Train a run; return the exit code."""
+def run(config: RunConfig, corpus: Path | None, stop: StopSignal) -> int:
+    """Train a run; arguments, errors and exit codes as of `run_rank`."""
     # Several ranks stop together, in the loop.
     if stop.requested and config.launch.num_processes == 1:
         return EXIT_STOPPED
@@ -84,14 +96,21 @@ def run(config: RunConfig, stop: StopSignal) -> int:
     from rope_exp.custom_code import explaining
     from rope_exp.laws import measured_once
     from rope_exp.parallel import Parallel
-    from rope_exp.prepare import open_data
+    from rope_exp.tasks._rows import open_task
     from rope_exp.trainer import Trainer
 
     gc.freeze()
     gc.enable()
 
     laws = measured_once(config.model, config.pe, config.attn, causal=config.causal)
-    data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
+    data: DataSet
+    if corpus is None:
+        data = open_task(config.data, config.train.seq_len)
+    else:
+        # The first rank hashes all tokens, as does the first on each machine: it may have a disk of
+        # its own.
+        numbers = [os.environ.get(name, "0") for name in ("RANK", "LOCAL_RANK")]
+        data = open_prepared(corpus, config.data, verifies="0" in numbers)
     parallel = Parallel(config.launch.device, config.train.precision, config.launch.num_processes)
     trainer = Trainer(config, folder, data, parallel, stop)
     if parallel.is_main:

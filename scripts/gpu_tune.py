@@ -24,13 +24,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rope_exp.compose import resolve, run_config
 from rope_exp.config import RunConfig
+from rope_exp.corpus import Prepared
 from rope_exp.costs import flops_per_token, peak_flops_per_s, vocabulary
 from rope_exp.decoder import Decoder
 from rope_exp.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, first_line, log
 from rope_exp.files import read_json, write_json
 from rope_exp.machine import machine_facts
 from rope_exp.parallel import Parallel
-from rope_exp.prepare import Prepared
 from rope_exp.step import TrainingStep
 
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}

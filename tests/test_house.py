@@ -57,6 +57,19 @@ def test_a_choice_is_imported_by_its_name_alone() -> None:
     assert broken == []
 
 
+def test_a_rank_cannot_prepare_its_corpus() -> None:
+    """The dispatcher hands it a folder: no import of a rank leads to what composes or prepares."""
+    graph = imports()
+    reached: set[str] = set()
+    left = {"rope_exp.worker"}
+    while left:
+        reached |= left
+        left = set.union(*(graph[module] for module in left)) - reached
+    assert "rope_exp.corpus" in reached
+    names = ("compose", "hub", "prepare", "sweep")
+    assert not reached & {f"rope_exp.{name}" for name in names}
+
+
 def test_what_is_installed_is_all_there_is() -> None:
     """setuptools installs only the packages that are listed, so the list must name them all."""
     listed = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))

@@ -8,6 +8,7 @@ from rope_exp.config import RunConfig
 from rope_exp.errors import EXIT_CODES, ConfigError
 from rope_exp.folder import read_result
 from rope_exp.identity import Refusal
+from rope_exp.prepare import prepared_folder
 from rope_exp.signals import StopSignal
 from rope_exp.sweep import acquire_or_refuse, admit
 from rope_exp.worker import run_rank
@@ -70,7 +71,6 @@ def run_as_rank(config: RunConfig) -> int:
         reason = f"is not followed: train.precision={config.train.precision} decides"
         raise ConfigError(name, precision, reason)
 
-    # The other ranks need only the config; the first rank prepares the data.
     if os.environ.get("RANK", "0") == "0":
         [job] = admit([config])
         acquire_or_refuse(job)
@@ -78,4 +78,6 @@ def run_as_rank(config: RunConfig) -> int:
     result = read_result(config.folder)
     if result is not None:
         return EXIT_CODES[result["status"]]
-    return run_rank(lambda: config, StopSignal())
+    # The first rank has prepared the corpus by now, or another one does; the others wait for it.
+    corpus = None if config.task else prepared_folder(config.data, config.tokenizer)
+    return run_rank(lambda: config, corpus, StopSignal())

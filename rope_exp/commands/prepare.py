@@ -1,6 +1,7 @@
 """`rope-exp prepare`: prepare a corpus ahead of training."""
 
 from rope_exp.commands._parser import Parser, parse_jobs
+from rope_exp.corpus import Prepared
 
 
 def main(words: list[str]) -> int:
@@ -8,7 +9,7 @@ def main(words: list[str]) -> int:
     about = "Prepare a corpus ahead of training; only data, tokenizer and train.seq_len matter."
     _, jobs = parse_jobs(Parser("prepare", about), words)
 
-    from rope_exp.prepare import Prepared, open_data
+    from rope_exp.prepare import open_data
 
     # A sweep's first run stands for all.
     config = jobs.configs[0]

@@ -75,8 +75,9 @@ class Generated(DataSet):
         return self.rows(split, indices, seed).batch
 
 
-def open_task(data: DataConfig, task: TaskFacts, seq_len: int) -> "Generated":
+def open_task(data: DataConfig, seq_len: int) -> Generated:
     """Open the generated data set of a run."""
+    task = task_leaf(data.kind).FACTS
     tokens = list(task.tokens)
     # END also ends a completion.
     end = {"end_id": tokens.index(END)} if END in tokens else {}

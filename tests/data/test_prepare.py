@@ -33,10 +33,10 @@ from tokenizers import Tokenizer
 
 from rope_exp import prepare as prepare_module
 from rope_exp.commands.prepare import main
-from rope_exp.corpus import SIDES
+from rope_exp.corpus import BLOCK_BYTES, SIDES, open_prepared, token_dtype
 from rope_exp.errors import ConfigError, DataError
 from rope_exp.files import DiskError, json_sha256
-from rope_exp.prepare import BLOCK_BYTES, library_files, prepare, token_dtype
+from rope_exp.prepare import library_files, prepare
 from rope_exp.sections import TokenizerConfig
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
@@ -261,11 +261,37 @@ def test_a_damaged_folder_is_refused(tmp_path: Path, name: str) -> None:
     content = bytearray((prepared.folder / name).read_bytes())
     content[-9] ^= 1
     (prepared.folder / name).write_bytes(content)
-    with refused(f"{prepared.folder} is damaged: ", "; remove it and prepare again", by=DataError):
+    words = f"{prepared.folder} is damaged: ", "; remove it and prepare again"
+    with refused(*words, by=DataError):
         prepare(data, BYTES)
     (prepared.folder / name).unlink()
-    with refused(f"{prepared.folder} is damaged: ", "; remove it and prepare again", by=DataError):
-        prepare(data, BYTES)
+    for verifies in (True, False):
+        with refused(*words, by=DataError):
+            open_prepared(prepared.folder, data, verifies=verifies)
+
+
+def test_a_rank_that_does_not_verify_compares_what_is_small(path: Path) -> None:
+    """It finds facts that were changed, and a file that was cut, but no flipped bit of a token."""
+    data = data_config(path=path)
+    folder = prepare(data, BYTES).folder
+    tokens = folder / "train.bin"
+    content = tokens.read_bytes()
+    tokens.write_bytes(b"\1" + content[1:])
+    assert open_prepared(folder, data, verifies=False).tokens["train"][0] % 256 == 1
+    with refused("its files are not those that were prepared", by=DataError):
+        open_prepared(folder, data, verifies=True)
+
+    tokens.write_bytes(content[:-2])
+    with refused(f"train.bin has {len(content) - 2:,} bytes", by=DataError):
+        open_prepared(folder, data, verifies=False)
+    meta = folder / "meta.json"
+    meta.write_text(meta.read_text().replace('"end_id": 256', '"end_id": 255'))
+    with refused("meta.json has changed", by=DataError):
+        open_prepared(folder, data, verifies=False)
+
+    shutil.rmtree(folder)
+    with refused(f"{folder} is gone; the same command prepares the corpus again", by=DataError):
+        open_prepared(folder, data, verifies=False)
 
 
 def test_ids_are_as_wide_as_the_vocabulary_asks() -> None:

@@ -13,10 +13,10 @@ from support.refused import refused
 from tokenizers import Tokenizer
 
 from rope_exp.errors import ConfigError, DataError
+from rope_exp.load import load_tokenizer
 from rope_exp.prepare import (
     END_OF_TEXT,
     byte_tokenizer,
-    load_tokenizer,
     pieces,
     train_bpe,
     vocab_size,

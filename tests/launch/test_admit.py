@@ -1,12 +1,16 @@
 """Tests of the checks before a run starts, and of the acquisition of its folder."""
 
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from support.configs import composed
 from support.refused import refused
 
-from rope_exp import sweep
+from rope_exp import prepare, sweep
 from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
 from rope_exp.sweep import Job, acquire, acquire_or_refuse, admit
@@ -71,6 +75,42 @@ def test_a_stage_longer_than_the_corpus_is_refused(on_cpu: OnCpu) -> None:
     config = on_cpu("train.stages=[[16,5],[9000000,1,1]]")
     with refused("train.stages=[[16, 5], ", "a window needs 9000001 tokens and the corpus has"):
         admit([config])
+
+
+def test_a_run_is_handed_the_folder_of_its_corpus(
+    on_cpu: OnCpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each corpus is prepared once, and again if the cache was emptied before a run resumes."""
+    make = Mock(wraps=prepare._make)
+    monkeypatch.setattr(prepare, "_make", make)
+    monkeypatch.setattr(subprocess, "Popen", started := Mock())
+
+    def folders() -> list[Path | None]:
+        """Admit and start four runs; return the folders that their ranks are handed."""
+        cache = f"data.cache_dir={tmp_path / 'cache'}"
+        configs = [on_cpu(cache), on_cpu(cache, "pe=nope"), on_cpu(cache, "data.max_tokens=999")]
+        configs.append(resolve(composed("data=copy", "launch.device=cpu")))
+        places = [str(tmp_path / f"run{number}") for number in range(len(configs))]
+        pairs = zip(configs, places, strict=True)
+        handed = []
+        for job in admit([config.replace("run", dir=place) for config, place in pairs]):
+            job.start()
+            folder, *corpus = started.call_args.args[0][3:]
+            assert folder == str(job.folder)
+            handed.append(Path(*corpus) if corpus else None)
+        return handed
+
+    first, second, other, generated = folders()
+    assert first is not None
+    assert other is not None
+    assert first == second != other
+    assert generated is None
+    assert make.call_count == 2
+
+    shutil.rmtree(tmp_path / "cache")
+    assert folders() == [first, second, other, None]
+    assert first.exists()
+    assert make.call_count == 4
 
 
 def test_a_folder_is_acquired_by_one_after_another(

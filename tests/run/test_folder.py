@@ -28,7 +28,7 @@ from rope_exp.folder import (
     read_runs,
     write_config,
 )
-from rope_exp.prepare import load_tokenizer
+from rope_exp.load import load_tokenizer
 from rope_exp.report import build
 
 READERS: dict[str, Callable[[Path], Any]] = {

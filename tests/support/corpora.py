@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rope_exp.corpus import SIDES, Corpus
-from rope_exp.prepare import Prepared, load_tokenizer
+from rope_exp.corpus import SIDES, Corpus, Prepared
+from rope_exp.load import load_tokenizer
 from rope_exp.sections import DataConfig, TokenizerConfig
 from support.configs import REPOSITORY
 

@@ -76,7 +76,8 @@ class Late:
     def __del__(self, kill=os.kill, words=(os.getpid(), signal.SIGINT)):
         kill(*words)
 late = Late()
-sys.exit(worker.run_rank(lambda: folder.read_config(pathlib.Path("none")), signals.StopSignal()))
+none = pathlib.Path("none")
+sys.exit(worker.run_rank(lambda: folder.read_config(none), None, signals.StopSignal()))
 """
 
 

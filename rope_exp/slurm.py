@@ -144,26 +144,20 @@ def submit(
     """Submit the cells that are not in the queue, and say what was submitted.
 
     Args:
+        launcher: Hydra's node, whose keys say what a job asks for.
+        cells_per_job: how many cells a job runs.
+        queue: of the campaign or the sweep.
         cells: what `run` needs of each cell, by name.
         run: runs several of these in a job, and returns the exit code.
+
+    Raises:
+        ConfigError: a key of the launcher cannot be followed.
+        ChildProcessError: the cluster refuses the jobs.
     """
     cluster = CLUSTERS.get(launcher["_target_"].rpartition(".")[2])
     if cluster is None:
         raise ConfigError("launch", ..., "must be slurm or slurm_local")
-    for key in ("nodes", "tasks_per_node"):
-        if launcher[key] != 1:
-            reason = "must be 1: a job starts its own processes, on one node"
-            raise ConfigError(f"hydra.launcher.{key}", launcher[key], reason)
-    max_restarts = launcher.get("max_num_timeout", 0)
-    asked: dict[str, Any] = {}
-    for key in sorted({*map(str, launcher)} - {*OURS}):
-        value = launcher[key]
-        if value is not None:
-            is_node = OmegaConf.is_config(value)
-            asked[key] = OmegaConf.to_container(value, resolve=True) if is_node else value
-    if cluster == "slurm":
-        # Some clusters requeue no job that does not ask for it.
-        asked["additional_parameters"] = {"requeue": True, **asked["additional_parameters"]}
+    asked = _asked(launcher, cluster)
 
     active = queue.active(cells)
     names = [name for name in cells if name not in active]
@@ -172,22 +166,17 @@ def submit(
         return f"nothing to submit{waiting}"
     starts = range(0, len(names), cells_per_job)
     parts = [names[first : first + cells_per_job] for first in starts]
+    max_restarts = launcher.get("max_num_timeout", 0)
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
 
     import submitit
     from submitit.core.utils import FailedJobError
 
-    # The keys that submitit shares between clusters; others are SLURM's own.
-    plugin = import_module("hydra_plugins.hydra_submitit_launcher.config")
-    shared = [field.name for field in fields(plugin.BaseQueueConf)]
     # A signal between submission and its record would lose the jobs.
     with held_back():
         try:
             executor = submitit.AutoExecutor(folder=queue.folder, cluster=cluster)
-            executor.update_parameters(
-                stderr_to_stdout=True,
-                **{key if key in shared else f"{cluster}_{key}": asked[key] for key in asked},
-            )
+            executor.update_parameters(stderr_to_stdout=True, **asked)
             with executor.batch():
                 jobs = [
                     executor.submit(run_on_node, run, [*map(cells.get, part)], max_restarts, gpus)
@@ -201,6 +190,28 @@ def submit(
         queue.add(cluster, parts, ids)
     arrays = ", ".join(dict.fromkeys(job_id.partition("_")[0] for job_id in ids))
     return f"submitted {len(names)} runs, jobs {arrays}{waiting}; logs in {queue.folder}"
+
+
+def _asked(launcher: DictConfig, cluster: str) -> dict[str, Any]:
+    """Return what a job asks for, by submitit's names."""
+    for key in ("nodes", "tasks_per_node"):
+        if launcher[key] != 1:
+            reason = "must be 1: a job starts its own processes, on one node"
+            raise ConfigError(f"hydra.launcher.{key}", launcher[key], reason)
+    values: dict[str, Any] = {}
+    for key in sorted({*map(str, launcher)} - {*OURS}):
+        value = launcher[key]
+        if value is not None:
+            is_node = OmegaConf.is_config(value)
+            values[key] = OmegaConf.to_container(value, resolve=True) if is_node else value
+    if cluster == "slurm":
+        # Some clusters requeue no job that does not ask for it.
+        values["additional_parameters"] = {"requeue": True, **values["additional_parameters"]}
+
+    # The keys that submitit shares between clusters; others are SLURM's own.
+    plugin = import_module("hydra_plugins.hydra_submitit_launcher.config")
+    shared = [field.name for field in fields(plugin.BaseQueueConf)]
+    return {key if key in shared else f"{cluster}_{key}": values[key] for key in values}
 
 
 # -- sweeps ----------------------------------------------------------------------------------------

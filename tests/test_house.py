@@ -124,10 +124,11 @@ def anchors(page: Path) -> list[str]:
     return [re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings]
 
 
-# The most syntax nodes of the package with scripts, and of the tests: today's and about 5 %.
-NODES = {"rope_exp/**/*.py scripts/*.py": 130_000, "tests/**/*.py": 140_000}
+# The most syntax nodes of the package with scripts, and of the tests. Whoever needs more raises the
+# limit, and says why in docs/decisions.md.
+NODES = {"rope_exp/**/*.py scripts/*.py": 128_000, "tests/**/*.py": 140_000}
 # A function fits a screen, and a file a sitting.
-FUNCTION_LINES = 70
+FUNCTION_LINES = 60
 FILE_LINES = 600
 
 
@@ -139,8 +140,10 @@ def test_the_house_does_not_grow(parts: str) -> None:
 
 
 def test_functions_and_files_are_short() -> None:
+    """The tests' own functions and files are, too."""
     long = []
-    for path in PACKAGE.rglob("*.py"):
+    paths = [path for parts in NODES for part in parts.split() for path in REPOSITORY.glob(part)]
+    for path in paths:
         text = path.read_text(encoding="utf-8")
         if text.count("\n") > FILE_LINES:
             long.append(path.name)

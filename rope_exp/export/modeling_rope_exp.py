@@ -128,15 +128,7 @@ class RopeExpAttention(LlamaAttention):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         position_BT: Tensor = kwargs["position_ids"]
-        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
-        heads = []
-        for site in "qkv":
-            x_BTHK = getattr(self, f"{site}_proj")(hidden_states).view(shape)
-            if self.config.qk_norm and site != "v":
-                x_BTHK = getattr(self, f"{site}_norm")(x_BTHK.float()).to(x_BTHK.dtype)
-            x_BTHK = self.turn(site, x_BTHK, position_embeddings, position_BT)
-            heads.append(x_BTHK.transpose(1, 2))
-        q_BHTK, k_BGTK, v_BGTK = heads
+        q_BHTK, k_BGTK, v_BGTK = self.heads(hidden_states, position_embeddings, position_BT)
 
         facts: dict[str, Tensor] = {}
         if self.own is not None:
@@ -185,6 +177,21 @@ class RopeExpAttention(LlamaAttention):
         )
         o_BTHK = self.turn("o", o_BTHK, position_embeddings, position_BT)
         return self.o_proj(o_BTHK.flatten(2)), weights
+
+    def heads(
+        self, x_BTD: Tensor, tables: dict[str, Tables], position_BT: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries [B, H, T, K], keys and values [B, G, T, K], normalized and turned."""
+        shape = (*x_BTD.shape[:-1], -1, self.head_dim)
+        heads = []
+        for site in "qkv":
+            x_BTHK = getattr(self, f"{site}_proj")(x_BTD).view(shape)
+            if self.config.qk_norm and site != "v":
+                x_BTHK = getattr(self, f"{site}_norm")(x_BTHK.float()).to(x_BTHK.dtype)
+            x_BTHK = self.turn(site, x_BTHK, tables, position_BT)
+            heads.append(x_BTHK.transpose(1, 2))
+        q_BHTK, k_BGTK, v_BGTK = heads
+        return q_BHTK, k_BGTK, v_BGTK
 
     def turn(
         self, site: str, x_BTHK: Tensor, tables: dict[str, Tables], position_BT: Tensor

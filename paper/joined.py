@@ -5,13 +5,23 @@ from dataclasses import replace
 
 from rope_exp.comparable import OWN_RATE, REFERENCE, check_blocks
 from rope_exp.folder import ReportError, Run
+from rope_exp.notes.verdicts import relations
+from rope_exp.rates import alike
 from rope_exp.report import Report, build, bullets, files_of, main_table, paragraphs
-from rope_exp.studies.rates import alike
 
 # The campaigns of the later protocols, which judged by paired tests from the beginning.
 PAIRED = (
-    *("rates_26m", "nine_26m", "shift_26m", "qk_rate_26m", "place_26m", "muon_26m", "long_100m"),
-    *("lead_26m", "open_26m", "nine_10m", "nine_books_26m"),
+    "rates_26m",
+    "nine_26m",
+    "shift_26m",
+    "qk_rate_26m",
+    "place_26m",
+    "muon_26m",
+    "long_100m",
+    "lead_26m",
+    "open_26m",
+    "nine_10m",
+    "nine_books_26m",
 )
 
 
@@ -66,13 +76,13 @@ def all_seeds_md(report: Report) -> str:
         "Published relations with further seeds (Δ: the second variant's loss minus the "
         "first's; p by Holm over all published relations):"
     )
-    relations = report.texts("relations")
+    of_report = relations(report)
     return paragraphs(
         *(f"**{caption}**" for caption in report.texts("caption")),
         "Exploratory: no verdict rests on this table. It adds other campaigns' seeds of the same "
         "configurations to those of [the campaign's own](table.md).",
         main_table(report).without("p", "marked").markdown(),
-        *([title, *relations] if relations else []),
+        *([title, *of_report] if of_report else []),
         *bullets("Notes:", report.texts("notes")),
     )
 

@@ -1,14 +1,21 @@
 """The tables of campaigns, from their records."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from rope_exp import rates
 from rope_exp.campaign.records import read_records, recorded_campaigns
 from rope_exp.comparable import ORDER, SEEDS, check_blocks, row_factors, spelled
 from rope_exp.errors import RecordError, log
 from rope_exp.folder import Run
 from rope_exp.page import page
-from rope_exp.report import Report, build, files_of, leaf_functions, write_all
+from rope_exp.report import Report, build, files_of, write_all
+
+# A function of the names of the asked campaigns, the runs of every campaign, and the tables of the
+# asked ones by folder. It returns files by their paths NAME/...
+Further = Callable[
+    [Collection[str], Mapping[str, Sequence[Run]], Mapping[str, Report]], dict[str, bytes]
+]
 
 
 def tables_of(runs: Sequence[Run]) -> dict[str, Report]:
@@ -44,7 +51,7 @@ def tables_of(runs: Sequence[Run]) -> dict[str, Report]:
 def campaign_files(
     records: Path,
     asked: Sequence[str] = (),
-    further: Iterable[Callable[..., dict[str, bytes]]] = (),
+    further: Iterable[Further] = (),
     *,
     figures: bool = True,
 ) -> dict[str, bytes]:
@@ -52,7 +59,8 @@ def campaign_files(
 
     Args:
         asked: the campaigns' names; without any, every campaign with records, and the page of all.
-        further: functions like the `files` of studies/, for files of your own.
+        further: functions that make files of your own.
+        figures: whether to draw figures.
     """
     names = recorded_campaigns(records)
     if not names:
@@ -75,7 +83,8 @@ def campaign_files(
             of_table = files_of(report, figures=figures)
             made |= {f"{place}/{file}": content for file, content in of_table.items()}
 
-    for files in (*leaf_functions("files", "studies").values(), *further):
+    made |= rates.files(asked or names, runs)
+    for files in further:
         made |= files(asked or names, runs, tables)
     if not asked:
         everything = [run for campaign in names for run in runs[campaign]]

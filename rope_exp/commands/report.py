@@ -3,13 +3,14 @@
 import fnmatch
 from pathlib import Path
 
+from rope_exp import rates
 from rope_exp.commands._parser import DEFAULT_RECORDS, Parser
 from rope_exp.comparable import REFERENCE
 from rope_exp.config import DEFAULT_OUTPUT, DEFAULT_TABLES
 from rope_exp.errors import ConfigError, RecordError
 from rope_exp.folder import ReportError, is_run, read_runs
 from rope_exp.page import page
-from rope_exp.report import build, files_of, leaf_functions, write_all
+from rope_exp.report import build, files_of, write_all
 
 
 def main(words: list[str]) -> int:
@@ -71,8 +72,7 @@ def write(
     out = out or DEFAULT_TABLES / report.groups.replace(", ", "+")
     files = files_of(report) | {"report.html": page({".": report}, report.runs)}
     if factors != ("pe",):
-        for of_group in leaf_functions("of_group", "studies").values():
-            files |= of_group(report.runs)
+        files |= rates.of_group(report.runs)
     write_all(out, files)
     return [*report.texts("terminal"), "", *(str(out / name) for name in files)]
 

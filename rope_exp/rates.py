@@ -17,7 +17,7 @@ from rope_exp.comparable import OF_ROW, OWN_RATE, ROW, SEEDS, label_of, row_fact
 from rope_exp.config import differing_keys
 from rope_exp.errors import log
 from rope_exp.folder import ReportError, Run
-from rope_exp.report import Report, build, markdown_table, number, paragraphs, span
+from rope_exp.report import build, markdown_table, number, paragraphs, span
 from rope_exp.stats import adjusted_means
 
 # In nats. The runs of 26M tokens that ended low gain 0.19 to 0.23, all others of rates_26m at most
@@ -26,10 +26,11 @@ FAR_GAIN = 0.18
 BEST = "Δ, each at its best"
 
 
-def files(
-    asked: Collection[str], records: Mapping[str, Sequence[Run]], tables: Mapping[str, Report]
-) -> dict[str, bytes]:
-    """Return rates.md for each sweep of learning rates in the asked campaigns."""
+def files(asked: Collection[str], records: Mapping[str, Sequence[Run]]) -> dict[str, bytes]:
+    """Return rates.md for each sweep of learning rates in the asked campaigns.
+
+    `records` has the runs of every campaign, as a sweep may include another campaign's.
+    """
     # The rows of a campaign may have learning rates of their own, which a sweep chose.
     plain = {
         name: runs

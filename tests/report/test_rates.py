@@ -13,10 +13,10 @@ from support.records import diverged, ended_at, runs_of
 from support.refused import refused
 from support.reports import all_runs, make_run
 
+from rope_exp import rates
 from rope_exp.folder import Run
+from rope_exp.rates import find_sweeps, markdown
 from rope_exp.stats import adjusted_means
-from rope_exp.studies import rates
-from rope_exp.studies.rates import find_sweeps, markdown
 
 RATES = [0.001, 0.003, 0.01]
 
@@ -111,9 +111,9 @@ def test_runs_of_others_that_do_not_fit_end_no_report(
             for number, run in enumerate(lent, start=1)
         ]
     alone = {"lr": records["lr"]}
-    expected = {} if broken == "weights" else rates.files(["lr"], alone, {})
-    assert rates.files(["lr"], alone | {"plain": lent}, {}) == expected
-    assert rates.files(["lr"], records, {}).keys() == {"lr/rates.md"}
+    expected = {} if broken == "weights" else rates.files(["lr"], alone)
+    assert rates.files(["lr"], alone | {"plain": lent}) == expected
+    assert rates.files(["lr"], records).keys() == {"lr/rates.md"}
 
 
 def test_a_run_that_diverged_is_counted(records: dict[str, list[Run]]) -> None:

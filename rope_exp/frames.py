@@ -13,9 +13,18 @@ from rope_exp.folder import ReportError, Result, Run, is_run, read_run
 
 # Columns from config.yaml; other keys that differ are added.
 _OF_CONFIG = [
-    *("data.name", "data.seed", "model.name", "model.hidden_size", "optim.lr", "pe.precision"),
-    *("train.num_steps", "train.seq_len", "train.precision", "train.compile"),
-    *("train.micro_batch_size", "launch.num_threads"),
+    "data.name",
+    "data.seed",
+    "model.name",
+    "model.hidden_size",
+    "optim.lr",
+    "pe.precision",
+    "train.num_steps",
+    "train.seq_len",
+    "train.precision",
+    "train.compile",
+    "train.micro_batch_size",
+    "launch.num_threads",
 ]
 # Left out: where a run goes, how it is watched, keys that `pe` and `rotate` repeat, and the text
 # behind a hash.
@@ -69,13 +78,13 @@ def load_probes(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     `probe` and `at` are the name and the place of the number, as in a report's probes.csv.
     """
     # Imported late: a report takes scipy, which the other frames need not wait for.
-    from rope_exp.report import leaf_functions
+    from rope_exp.report import parts
 
     lines: list[dict[Any, Any]] = []
     for run, keys in _read(Path(where)):
-        for probe, places in leaf_functions("PLACES", "probes").items():
-            if probe in run.probes:
-                numbers = places.of_run(run, probe).rename("value").reset_index()
+        for probe, part in parts("probes"):
+            if part.places is not None and probe in run.probes:
+                numbers = part.places.of_run(run, probe).rename("value").reset_index()
                 lines += [keys | line for line in numbers.to_dict("records")]
     return pd.DataFrame(lines, columns=None if lines else ["where", "probe", "at", "value"])
 

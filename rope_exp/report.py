@@ -1,19 +1,19 @@
 """The table of a report: rows by label, judged pairs, columns for readers, and files.
 
-A file of notes/, probes/, figures/ or studies/ adds to a report by functions of agreed
-names, such as `notes` or `figure`, which `leaf_functions` finds (docs/extending.md).
+A file of notes/ or probes/ adds to a report by its `REPORT`, a `Part`, and a file of figures/ by
+its `FIGURE`, a `Figure` (docs/extending.md).
 """
 
 import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 import pandas as pd
 
@@ -23,14 +23,22 @@ from rope_exp.config import RunConfig
 from rope_exp.files import read_json, write_atomically
 from rope_exp.folder import ReportError, Run
 from rope_exp.identity import choices, chosen
+from rope_exp.probes._places import Places
 from rope_exp.published import about
 from rope_exp.stats import FULL_SEEDS, SEEDS_NEEDED, Pair
+
+if TYPE_CHECKING:
+    # Only for a type: altair takes a second to import, and `report --help` draws nothing.
+    import altair as alt
 
 # A pair's verdict is on its first row, here the reference; the word is on the other row.
 WORDS = {"better": "worse", "worse": "better", "equivalent": "equivalent", "open": "open"}
 PROVISIONAL = "(provisional)"  # what fewer than `FULL_SEEDS` seeds show
 LISTING = ".written.json"  # in the folder of a table: the files that were written with it
 NOTHING = "—"  # a cell without a value
+
+# The members of a `Part` that return texts.
+Texts = Literal["caption", "summary", "tables", "notes", "assumptions", "terminal"]
 
 
 def perplexity(loss: float) -> float:
@@ -108,10 +116,24 @@ class Report:
         }
         return {label: given for label, given in answers.items() if given}
 
-    def texts(self, name: str) -> list[str]:
-        """Return the texts of the functions in notes/ and probes/ of this name, such as `notes`."""
-        functions = leaf_functions(name, "notes", "probes").values()
-        return [text for function in functions for text in function(self)]
+    def numbers(self, probe: str) -> dict[str, pd.DataFrame]:
+        """Return the numbers of a probe's answers by row, as `Places.by_seed`, for rows with any.
+
+        A probe without places, or one whose file was deleted, has none.
+        """
+        part = dict(parts("probes")).get(probe, Part())
+        if part.places is None:
+            return {}
+        by_seed = part.places.by_seed
+        return {label: by_seed(self.rows[label], probe) for label in self.answers(probe)}
+
+    def texts(self, member: Texts) -> list[str]:
+        """Return the texts of one kind that all parts have, such as the `notes`, in their order."""
+        texts: list[str] = []
+        for _, part in parts("notes", "probes"):
+            texts_of = getattr(part, member)
+            texts += texts_of(self)
+        return texts
 
     @cached_property
     def charts(self) -> dict[str, bytes]:
@@ -119,8 +141,7 @@ class Report:
         # Imported late: altair takes a second, which a table need not wait for.
         from rope_exp.svg import drawn
 
-        functions = leaf_functions("figure", "figures", "probes")
-        charts = {name: drawn(figure, self) for name, figure in functions.items()}
+        charts = {name: drawn(figure.draw, self) for name, figure in figures().items()}
         return {name: svg for name, svg in charts.items() if svg is not None}
 
     def against_reference(self, family: str) -> pd.DataFrame:
@@ -208,6 +229,94 @@ class Report:
         return dict(lines)
 
 
+def no_texts(report: Report) -> list[str]:
+    """Return no text, as the member of a part that leaves it out."""
+    return []
+
+
+def no_files(report: Report) -> dict[str, str]:
+    """Return no file, as a part that leaves `files` out."""
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What a file of notes/ or probes/ adds to a report; each member may be left out.
+
+    Attributes:
+        order: the place among all parts. Parts of one order follow the names of folder and file.
+        caption: returns sentences for the line above the table.
+        summary: returns paragraphs below the table.
+        tables: returns paragraphs, and tables in Markdown, below the summary.
+        notes: returns sentences below the tables, a bullet each.
+        assumptions: returns sentences of the list at the end, a bullet each.
+        terminal: returns lines that `rope-exp report` prints.
+        files: returns the texts of further files, by their names.
+        places: the keys of numbers in a probe's answers, which then join probes.csv.
+    """
+
+    order: int = 0
+    caption: Callable[[Report], list[str]] = no_texts
+    summary: Callable[[Report], list[str]] = no_texts
+    tables: Callable[[Report], list[str]] = no_texts
+    notes: Callable[[Report], list[str]] = no_texts
+    assumptions: Callable[[Report], list[str]] = no_texts
+    terminal: Callable[[Report], list[str]] = no_texts
+    files: Callable[[Report], dict[str, str]] = no_files
+    places: Places | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """The chart of a report that a file of figures/ draws.
+
+    Attributes:
+        order: the place among the figures. Figures of one order follow the names of their files.
+        draw: returns the chart, or None if the report does not allow it.
+    """
+
+    order: int
+    draw: "Callable[[Report], alt.TopLevelMixin | None]"
+
+
+class ReportLeaf(Protocol):
+    """A file of notes/ or probes/, as a report meets it."""
+
+    @property
+    def REPORT(self) -> Part: ...
+
+
+class FigureLeaf(Protocol):
+    """A file of figures/."""
+
+    @property
+    def FIGURE(self) -> Figure: ...
+
+
+def report_leaf(folder: str, name: str) -> ReportLeaf:
+    """Return a file of notes/ or probes/."""
+    return cast("ReportLeaf", chosen(folder, name, folder))
+
+
+def figure_leaf(name: str) -> FigureLeaf:
+    """Return a file of figures/."""
+    return cast("FigureLeaf", chosen("figures", name, "figures"))
+
+
+def parts(*folders: Literal["notes", "probes"]) -> list[tuple[str, Part]]:
+    """Return the names and the parts of all files of these folders, in their order."""
+    named = []
+    for folder in folders:
+        named += [(name, report_leaf(folder, name).REPORT) for name in choices(folder)]
+    return sorted(named, key=lambda item: item[1].order)
+
+
+def figures() -> dict[str, Figure]:
+    """Return the figures by the names of their files, in their order."""
+    named = {name: figure_leaf(name).FIGURE for name in choices("figures")}
+    return dict(sorted(named.items(), key=lambda item: item[1].order))
+
+
 def exchanged(pairs: pd.DataFrame) -> pd.DataFrame:
     """Return judged pairs with a and b exchanged."""
     opposite = {"low": "high", "high": "low"}
@@ -218,20 +327,6 @@ def exchanged(pairs: pd.DataFrame) -> pd.DataFrame:
     exchanged = pairs.assign(**{name: -pairs[name] for name in deltas})
     exchanged[verdicts] = exchanged[verdicts].replace(words)
     return exchanged.rename(columns={"a": "b", "b": "a", **names})
-
-
-def leaf_functions(name: str, *folders: str) -> dict[str, Any]:
-    """Return the functions of this name in the files of some folders, by the files' names.
-
-    A file may have another NAME, and an ORDER (0 without) among the files.
-    """
-    leaves = [chosen(folder, file, folder) for folder in folders for file in choices(folder)]
-    leaves.sort(key=lambda leaf: getattr(leaf, "ORDER", 0))
-    return {
-        getattr(leaf, "NAME", leaf.__name__.rpartition(".")[2]): getattr(leaf, name)
-        for leaf in leaves
-        if hasattr(leaf, name)
-    }
 
 
 def build(
@@ -411,8 +506,8 @@ def files_of(report: Report, *, figures: bool = True) -> dict[str, bytes]:
     """Return the files of a table."""
     charts = report.charts if figures else {}
     texts = {"table.md": table_md(report, charts), "table.csv": table_csv(report)}
-    for further in leaf_functions("files", "notes", "probes").values():
-        texts |= further(report)
+    for _, part in parts("notes", "probes"):
+        texts |= part.files(report)
     drawn = {f"figures/{name}.svg": svg for name, svg in charts.items()}
     return {name: text.encode() for name, text in texts.items()} | drawn
 

@@ -1,4 +1,9 @@
-"""Each file of a choice folder, against the protocol of its folder: for mypy, which reads it."""
+"""Each file of a choice folder, against the protocol of its folder: for mypy, which reads it.
+
+`tests/test_house.py` compares these lists with the folders and with their loaders.
+"""
+
+from typing import Protocol
 
 from rope_exp.__main__ import Command
 from rope_exp.attention import AttentionLeaf
@@ -9,9 +14,15 @@ from rope_exp.commands import prepare as prepare_command
 from rope_exp.commands import report as report_command
 from rope_exp.commands import sweep as sweep_command
 from rope_exp.config import Objective, ProbeRule
-from rope_exp.corpora import files, hub
+from rope_exp.corpora import files as corpus_files
+from rope_exp.corpora import hub
 from rope_exp.corpus import CorpusLeaf
 from rope_exp.decoder import PositionLeaf
+from rope_exp.figures import cached, curves, forest, grid
+from rope_exp.figures import distance as distance_figure
+from rope_exp.figures import probes as probes_figure
+from rope_exp.notes import assumptions, runs, summary, verdicts
+from rope_exp.notes import files as files_note
 from rope_exp.objective import mlm
 from rope_exp.optim import muon
 from rope_exp.optimizer import OptimizerLeaf
@@ -30,6 +41,7 @@ from rope_exp.probes import (
     token_shift,
     windows,
 )
+from rope_exp.report import FigureLeaf, ReportLeaf
 from rope_exp.schedule import wsd
 from rope_exp.step import ScheduleLeaf
 from rope_exp.tasks import addition, copy, repeats, retrieval, spikes
@@ -37,6 +49,11 @@ from rope_exp.tasks._rows import TaskLeaf
 from rope_exp.trackers import trackio, wandb
 from rope_exp.trackers._base import BaseTracker
 from rope_exp.trainer import Probe
+
+
+class ProbeLeaf(Probe, ProbeRule, ReportLeaf, Protocol):
+    """A file of probes/: the trainer asks it, a config may refuse it, a report has its part."""
+
 
 ATTN: list[AttentionLeaf] = [decay, latent, linear, retention, shared]
 COMMANDS: list[Command] = [
@@ -50,25 +67,20 @@ COMMANDS: list[Command] = [
     sweep_command,
     train,
 ]
-CORPORA: list[CorpusLeaf] = [files, hub]
+CORPORA: list[CorpusLeaf] = [corpus_files, hub]
+FIGURES: list[FigureLeaf] = [
+    cached,
+    curves,
+    distance_figure,
+    forest,
+    grid,
+    probes_figure,
+]
+NOTES: list[ReportLeaf] = [assumptions, files_note, runs, summary, verdicts]
 OBJECTIVE: list[Objective] = [mlm]
 OPTIM: list[OptimizerLeaf] = [muon]
 POSITION: list[PositionLeaf] = [alibi, learned, sinusoidal, t5]
-PROBES: list[Probe] = [
-    ablation,
-    answers,
-    distance,
-    drift,
-    extension,
-    fit,
-    floors,
-    positions,
-    repeat,
-    shift,
-    token_shift,
-    windows,
-]
-PROBE_RULES: list[ProbeRule] = [
+PROBES: list[ProbeLeaf] = [
     ablation,
     answers,
     distance,

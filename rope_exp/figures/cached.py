@@ -8,9 +8,8 @@ import pandas as pd
 
 from rope_exp.comparable import ROW
 from rope_exp.figures import _style as style
-from rope_exp.report import Report
+from rope_exp.report import Figure, Report
 
-ORDER = 6
 _ENDS = ["delta_ci_low", "delta_ci_high"]
 _BYTES = 2  # bytes of a bf16 number, as the axis label says
 
@@ -73,3 +72,6 @@ def _sentences(report: Report, drawn: Iterable[str], beside: bool) -> Iterator[s
     others = [row.name for label, row in report.rows.items() if label not in drawn]
     if others:
         yield f"Not drawn (only a fixed state, or no difference): {', '.join(others)}."
+
+
+FIGURE = Figure(order=6, draw=figure)

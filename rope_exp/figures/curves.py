@@ -10,9 +10,8 @@ from scipy.optimize import isotonic_regression
 from rope_exp.comparable import Row
 from rope_exp.figures import _style as style
 from rope_exp.folder import Run
-from rope_exp.report import Report
+from rope_exp.report import Figure, Report
 
-ORDER = 2
 _WIDTH = 310
 _HEIGHT = 340
 
@@ -177,3 +176,6 @@ def _sentences(report: Report, window: int) -> Iterator[str]:
         yield "×: diverged."
     if not report.reference.runs:
         yield f"No differences: {report.reference.name} has no runs here."
+
+
+FIGURE = Figure(order=2, draw=figure)

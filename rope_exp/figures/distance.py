@@ -7,18 +7,17 @@ import numpy as np
 import pandas as pd
 
 from rope_exp.figures import _style as style
-from rope_exp.report import Report, leaf_functions
+from rope_exp.report import Figure, Report
 from rope_exp.svg import GREY
 
-ORDER = 5
 _DASHES = {"uniform": [5, 4], "bound": [1, 2]}
 
 
 def figure(report: Report) -> alt.HConcatChart | None:
     """Draw the mean attention by distance of each row, over its layers and runs; None without."""
-    answers = report.answers("distance")
-    if not answers:
+    if not report.numbers("distance"):
         return None
+    answers = report.answers("distance")
 
     x = alt.X("distance:Q", title="distance m + 1 (tokens)")
     x = x.scale(type="log", base=2, nice=False, padding=6).axis(format="~s", tickCount=6)
@@ -49,10 +48,8 @@ def figure(report: Report) -> alt.HConcatChart | None:
 
 def weights(report: Report) -> pd.DataFrame:
     """Return each row's mean weight by distance: columns label, distance and weight."""
-    places = leaf_functions("PLACES", "probes")["distance"]
     means: dict[str, Any] = {
-        label: places.by_seed(report.rows[label], "distance")["distance"].mean()
-        for label in report.answers("distance")
+        label: numbers["distance"].mean() for label, numbers in report.numbers("distance").items()
     }
     table = pd.concat(means, names=["label", "distance"]).rename("weight")
     return _on_log_axes(table.reset_index())
@@ -79,3 +76,6 @@ def _on_log_axes(table: pd.DataFrame) -> pd.DataFrame:
     """Count distances from 1, and interrupt lines at weights of 0 (beyond a window) and below."""
     weight = table["weight"].where(table["weight"] > 0)
     return table.assign(distance=table["distance"] + 1, weight=weight)
+
+
+FIGURE = Figure(order=5, draw=figure)

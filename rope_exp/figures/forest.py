@@ -7,10 +7,9 @@ import altair as alt
 import pandas as pd
 
 from rope_exp.figures import _style as style
-from rope_exp.report import Report
+from rope_exp.report import Figure, Report
 from rope_exp.stats import MARGIN
 
-ORDER = 1
 _WIDTH = 310
 # The ends of a row's own interval, and of the one that holds for all rows, which contains it.
 _ENDS = ("delta_ci_low", "delta_ci_high")
@@ -98,3 +97,6 @@ def _sentences(report: Report, is_published: bool, is_cut: bool) -> Iterator[str
         )
     if mark := report.reference.mark:
         yield f"The reference: {report.reference.name} {mark}."
+
+
+FIGURE = Figure(order=1, draw=figure)

@@ -4,11 +4,9 @@ import altair as alt
 import pandas as pd
 
 from rope_exp.figures import _style as style
-from rope_exp.report import Report
+from rope_exp.report import Figure, Report
 from rope_exp.stats import MARGIN
 from rope_exp.svg import INK
-
-ORDER = 3
 
 
 def figure(report: Report) -> alt.LayerChart | None:
@@ -61,3 +59,6 @@ def figure(report: Report) -> alt.LayerChart | None:
         height=4 * 68,
         title=style.explanation(sentences),
     )
+
+
+FIGURE = Figure(order=3, draw=figure)

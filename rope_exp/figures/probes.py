@@ -6,10 +6,9 @@ import altair as alt
 import pandas as pd
 
 from rope_exp.figures import _style as style
-from rope_exp.report import Report, leaf_functions
+from rope_exp.report import Figure, Report
 from rope_exp.sections import SITES
 
-ORDER = 4
 # The titles and axes of panels, by the name of their numbers.
 _PANELS = {
     "bins": (
@@ -84,13 +83,10 @@ def points(report: Report, name: str) -> pd.DataFrame:
     Losses by position are differences to the reference within a seed, and others are those added.
     """
     probe = "positions" if name == "bins" else name
-    places = leaf_functions("PLACES", "probes")
     # A line for each seed, a column for each place. One place is "", so [name] would not do.
     tables: dict[str, Any] = {
-        label: places[probe]
-        .by_seed(report.rows[label], probe)
-        .xs(name, axis="columns", level="probe")
-        for label in report.answers(probe)
+        label: numbers.xs(name, axis="columns", level="probe")
+        for label, numbers in report.numbers(probe).items()
     }
     base = tables.get(report.reference.label, pd.DataFrame())
     means: dict[str, Any] = {}
@@ -112,3 +108,6 @@ def points(report: Report, name: str) -> pd.DataFrame:
     elif name == "positions":
         table["place"] /= report.runs[0].config.train.seq_len
     return table
+
+
+FIGURE = Figure(order=4, draw=figure)

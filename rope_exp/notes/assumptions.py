@@ -3,7 +3,7 @@
 from rope_exp.config import RunConfig
 from rope_exp.errors import show
 from rope_exp.identity import facts_of, numeric_values
-from rope_exp.report import Report
+from rope_exp.report import Part, Report
 from rope_exp.sections import SoftmaxConfig
 
 # The sections of a config that are listed, and their titles.
@@ -93,3 +93,6 @@ def _choices(config: RunConfig, section: str) -> str:
     shown = {key: value for key, value in values.items() if key not in hidden and value is not None}
     listed = ", ".join(f"{key} {show(value)}" for key, value in shown.items())
     return f"{_SECTIONS[section]}: {listed}."
+
+
+REPORT = Part(assumptions=assumptions)

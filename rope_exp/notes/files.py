@@ -4,12 +4,23 @@ import re
 
 import pandas as pd
 
-from rope_exp.report import NOTHING, Report, csv_of, leaf_functions, main_table
+from rope_exp.report import NOTHING, Part, Report, csv_of, main_table, parts
 from rope_exp.stats import SEEDS_NEEDED
 
 _PAIR_COLUMNS = [
-    *("a", "sign", "b", "num_seeds", "delta", "delta_ci_low", "delta_ci_high", "delta_wide_low"),
-    *("delta_wide_high", "p", "p_adjusted", "p_equivalent", *SEEDS_NEEDED),
+    "a",
+    "sign",
+    "b",
+    "num_seeds",
+    "delta",
+    "delta_ci_low",
+    "delta_ci_high",
+    "delta_wide_low",
+    "delta_wide_high",
+    "p",
+    "p_adjusted",
+    "p_equivalent",
+    *SEEDS_NEEDED,
 ]
 
 
@@ -22,9 +33,8 @@ def files(report: Report) -> dict[str, str]:
 
     # A line for each row, number and place of the probes that have a number for several places.
     tables = []
-    for probe, places in leaf_functions("PLACES", "probes").items():
-        for label in report.answers(probe):
-            losses = places.by_seed(report.rows[label], probe)
+    for probe, _ in parts("probes"):
+        for label, losses in report.numbers(probe).items():
             numbers = {"mean": losses.mean(skipna=False), "sd": losses.std(skipna=False)}
             table = pd.DataFrame(numbers).reset_index()
             table.insert(0, "row", label)
@@ -49,3 +59,6 @@ def _tex(report: Report) -> str:
     text = re.sub(r"(?<!\w)-(?=\d)", "$-$", text)
     caption = " ".join([*report.texts("caption"), "Needs \\usepackage{booktabs}."])
     return f"% {caption}\n{text}"
+
+
+REPORT = Part(files=files)

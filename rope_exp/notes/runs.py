@@ -3,9 +3,7 @@
 from collections.abc import Iterable
 
 from rope_exp.comparable import differing_surroundings
-from rope_exp.report import Report, span
-
-ORDER = 100  # after the notes of probes
+from rope_exp.report import Part, Report, span
 
 
 def notes(report: Report) -> list[str]:
@@ -47,10 +45,6 @@ def notes(report: Report) -> list[str]:
     return sentences + left_out
 
 
-# The same on a terminal.
-terminal = notes
-
-
 def spell_seeds(seeds: Iterable[int]) -> str:
     """Return seeds as text: `seeds 0 to 4`, `seed 3`."""
     numbers = sorted(set(seeds))
@@ -58,3 +52,7 @@ def spell_seeds(seeds: Iterable[int]) -> str:
         return f"seed {numbers[0]}" if numbers else "no seed"
     is_range = len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1
     return f"seeds {span(numbers) if is_range else ', '.join(map(str, numbers))}"
+
+
+# After the notes of probes.
+REPORT = Part(order=100, notes=notes, terminal=notes)

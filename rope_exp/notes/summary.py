@@ -7,13 +7,18 @@ from scipy import stats
 
 from rope_exp.comparable import Row
 from rope_exp.notes.runs import spell_seeds
-from rope_exp.report import Report, main_table, span, spell_p
+from rope_exp.report import Part, Report, main_table, span, spell_p
 from rope_exp.stats import MARGIN
 
-# On a terminal, above the warnings.
-ORDER = -2
+# The columns for which a terminal has no room.
 _LEFT_OUT = (
-    *("rotates", "perplexity", "bits_per_byte", "p", "published_loss", "rank", "published_rank"),
+    "rotates",
+    "perplexity",
+    "bits_per_byte",
+    "p",
+    "published_loss",
+    "rank",
+    "published_rank",
 )
 
 
@@ -100,3 +105,7 @@ def _tau(report: Report) -> str:
     test = stats.kendalltau([ranks[row] for row in both], [theirs[row] for row in both])
     words = f"{test.statistic:.3f} (n = {len(both)}, p {spell_p(test.pvalue, '= ')})"
     return f" Kendall's tau-b against the published losses is {words}."
+
+
+# On a terminal, above the warnings.
+REPORT = Part(order=-2, caption=caption, summary=summary, terminal=terminal)

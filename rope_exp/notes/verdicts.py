@@ -7,6 +7,7 @@ import pandas as pd
 from rope_exp.report import (
     PROVISIONAL,
     Column,
+    Part,
     Report,
     Table,
     adjusted_p,
@@ -16,8 +17,6 @@ from rope_exp.report import (
     span,
 )
 from rope_exp.stats import FULL_SEEDS, MOST_SEEDS, ROOM, SEEDS_NEEDED, SIGNS, Pair, outcome
-
-ORDER = -1  # before the notes and the tables of probes
 
 
 def notes(report: Report) -> list[str]:
@@ -159,3 +158,7 @@ def _settling(pair: Pair) -> str:
     if pair["published"] == SIGNS["equivalent"]:
         return f"{seeds}; a difference may then still be below the margin"
     return seeds
+
+
+# Before the notes and the tables of probes.
+REPORT = Part(order=-1, tables=tables, notes=notes, terminal=terminal)

@@ -1,28 +1,24 @@
-"""Shared by probes: windows of the held-out text, a finished model's losses, and places.
+"""Shared by probes: windows of the held-out text, and a finished model's losses.
 
 Losses are mean nats per predicted token, in the run's training precision; null if not finite.
 Shapes: N windows, S = T + 1 tokens, P predicted places, D model width, C tokens of a chunk.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 from unittest.mock import patch
 
-import numpy as np
-import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from rope_exp.attention import Attention, wide
 from rope_exp.batches import read, validation_ids
-from rope_exp.comparable import Row
 from rope_exp.config import RunConfig
 from rope_exp.corpus import VALIDATION, Batch, Ints
 from rope_exp.decoder import Decoder, at_places, chunks, on_device
-from rope_exp.folder import Run
 from rope_exp.signals import Stopped, StopSignal
 
 
@@ -124,27 +120,3 @@ def replaced(decoder: Decoder, name: str, change: Callable[[Any], Any]) -> Itera
         for layer in attentions(decoder):
             stack.enter_context(patch.object(layer, name, change(layer)))
         yield
-
-
-class Places(dict[str, tuple[str, str]]):
-    """The keys of places and of numbers in a probe's answer, by the name of the numbers."""
-
-    def of_run(self, run: Run, probe: str) -> "pd.Series[float]":
-        """Return a run's answer, named by its seed: numbers by their name (`probe`) and `at`."""
-        answer = run.probes[probe]
-        numbers = {}
-        for name, (places, key) in self.items():
-            values = answer[key]
-            if isinstance(values, Mapping):
-                values = np.mean(list(values.values()), axis=0)
-            # The last edge begins no bin.
-            numbers[name] = pd.Series(values, answer[places][: len(values)], dtype=float)
-        return pd.concat(numbers, names=["probe", "at"]).rename(run.config.seed)
-
-    def by_seed(self, row: Row, probe: str) -> pd.DataFrame:
-        """Return a row's answers, a line for each seed, with columns as the index of `of_run`.
-
-        Runs with other places than the first's are left out.
-        """
-        answers = [self.of_run(run, probe) for run in row.runs if probe in run.probes]
-        return pd.DataFrame([each for each in answers if each.index.equals(answers[0].index)])

@@ -4,10 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
-from rope_exp.probes._windows import Finished, Places, always, attentions, loss, replaced, rounded
-
-ORDER = 3
-PLACES = Places(ablation=("without", "loss"))
+from rope_exp.probes._places import Places
+from rope_exp.probes._windows import Finished, always, attentions, loss, replaced, rounded
+from rope_exp.report import Part
 
 why_not = always
 
@@ -23,3 +22,6 @@ def ask(model: Finished) -> dict[str, Any]:
     rotating = sorted({site for layer in attentions(model.decoder) for site in layer.sites})
     losses = {site: loss_without(site) for site in ["", *rotating]}
     return {"without": list(losses), "loss": rounded(losses.values())}
+
+
+REPORT = Part(order=3, places=Places(ablation=("without", "loss")))

@@ -15,10 +15,9 @@ from rope_exp.attention import wide
 from rope_exp.config import RunConfig
 from rope_exp.corpus import NO_TARGET, TRAIN
 from rope_exp.probes._windows import Finished, batches, rounded
-from rope_exp.report import Column, Report, Table, interval, number, span, spell_p
+from rope_exp.report import Column, Part, Report, Table, interval, number, span, spell_p
 from rope_exp.stats import ROOM, judge, outcome
 
-ORDER = 3
 _PLACE = ["split", "bin", "span_first", "span_last"]
 
 
@@ -184,3 +183,6 @@ def _relations(report: Report) -> list[str]:
         "second's, in percentage points):"
     )
     return [about, Table(columns, pd.DataFrame(lines)).markdown()]
+
+
+REPORT = Part(order=3, tables=tables, files=files)

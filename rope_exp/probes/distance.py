@@ -14,19 +14,17 @@ from torch import Tensor
 from rope_exp.attention import Attention, Positions, turned, wide
 from rope_exp.batches import read
 from rope_exp.config import RunConfig
+from rope_exp.probes._places import Places
 from rope_exp.probes._windows import (
     Finished,
-    Places,
     batches,
     bin_edges,
     replaced,
     significant,
     windows,
 )
+from rope_exp.report import Part
 from rope_exp.rope import rotate
-
-ORDER = 6
-PLACES = Places(distance=("m", "attention"), uniform=("m", "uniform"))
 
 
 def why_not(config: RunConfig) -> str:
@@ -161,3 +159,6 @@ def weighed(layer: Attention, see: Callable[..., None]) -> Callable[..., Tensor]
         return attend(q_BTHK, k_BTGK, v_BTGV, at)
 
     return watched
+
+
+REPORT = Part(order=6, places=Places(distance=("m", "attention"), uniform=("m", "uniform")))

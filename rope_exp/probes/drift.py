@@ -10,9 +10,8 @@ import torch
 
 from rope_exp.config import RunConfig
 from rope_exp.probes._windows import Finished, rounded, significant
-from rope_exp.report import Report
+from rope_exp.report import Part, Report
 
-ORDER = 4
 PAIRS = {"qk": "q and k", "vo": "v and o"}
 LITTLE = 0.1  # frequencies have moved little if the median |ln(theta/theta0)| is below this
 
@@ -77,3 +76,6 @@ def notes(report: Report) -> list[str]:
             f"{' and '.join(parts)}."
         )
     return sentences
+
+
+REPORT = Part(order=4, notes=notes)

@@ -22,10 +22,9 @@ from rope_exp.attention import Attention
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
 from rope_exp.probes._windows import Finished, factors, nats, replaced, rounded, windows
-from rope_exp.report import NOTHING, Report, markdown_table
+from rope_exp.report import NOTHING, Part, Report, markdown_table
 from rope_exp.sections import PAIRS
 
-ORDER = 4
 METHODS = {"interpolation": "interpolation", "ntk_aware": "NTK-aware", "yarn": "YaRN"}
 SITES = {"": NOTHING, "qk": "q and k", "vo": "v and o", "qkvo": "q, k, v and o"}
 
@@ -183,3 +182,6 @@ def _losses(report: Report) -> pd.DataFrame:
                     times = f"{length // answer['lengths'][0]}×"
                     lines.append({**line, "length": length, "times": times, "loss": loss})
     return pd.DataFrame(lines)
+
+
+REPORT = Part(order=4, tables=tables, files=files)

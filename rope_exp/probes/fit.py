@@ -13,9 +13,7 @@ import torch
 from rope_exp.batches import held_out_rows
 from rope_exp.config import RunConfig
 from rope_exp.probes._windows import Finished, batches, rounded
-from rope_exp.report import Column, Report, Table
-
-ORDER = 3
+from rope_exp.report import Column, Part, Report, Table
 
 
 def why_not(config: RunConfig) -> str:
@@ -57,3 +55,6 @@ def tables(report: Report) -> list[str]:
         Column("highest", "max", ".4f"),
     ]
     return ["Explained variance (R²) on the held-out rows:", Table(columns, frame).markdown()]
+
+
+REPORT = Part(order=3, tables=tables)

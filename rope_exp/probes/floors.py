@@ -10,9 +10,7 @@ from torch import Tensor
 from rope_exp.config import RunConfig
 from rope_exp.errors import show
 from rope_exp.probes._windows import Finished, loss, replaced, rounded
-from rope_exp.report import Report
-
-ORDER = 6
+from rope_exp.report import Part, Report
 
 
 def why_not(config: RunConfig) -> str:
@@ -53,3 +51,6 @@ def notes(report: Report) -> list[str]:
                     f"denominators are floored at attn.eps={eps} ({run.where})."
                 )
     return sentences
+
+
+REPORT = Part(order=6, notes=notes)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from rope_exp.batches import read
+from rope_exp.probes._places import Places
 from rope_exp.probes._windows import (
     Finished,
-    Places,
     always,
     bin_edges,
     factors,
@@ -20,9 +20,7 @@ from rope_exp.probes._windows import (
     rounded,
     windows,
 )
-
-ORDER = 1
-PLACES = Places(positions=("lengths", "loss_at_length"), bins=("edges", "loss"))
+from rope_exp.report import Part
 
 why_not = always
 
@@ -55,3 +53,8 @@ def ask(model: Finished) -> dict[str, Any]:
         "lengths": lengths,
         "loss_at_length": rounded(at_length),
     }
+
+
+REPORT = Part(
+    order=1, places=Places(positions=("lengths", "loss_at_length"), bins=("edges", "loss"))
+)

@@ -9,11 +9,10 @@ import numpy as np
 import pandas as pd
 
 from rope_exp.config import RunConfig
-from rope_exp.probes._windows import Finished, Places, nats, rounded, windows
-from rope_exp.report import Report, markdown_table
+from rope_exp.probes._places import Places
+from rope_exp.probes._windows import Finished, nats, rounded, windows
+from rope_exp.report import Part, Report, markdown_table
 
-ORDER = 5
-PLACES = Places(repeat=("reading", "loss"))
 # A run copies if a text's second reading has a loss lower by so many nats
 # (paper/protocol-2.md).
 COPIES = 0.3
@@ -61,3 +60,6 @@ def tables(report: Report) -> list[str]:
         f"first, lowers the loss by at least {COPIES} nats (means over seeds):"
     )
     return [about, markdown_table(pd.DataFrame(lines), ".4f")] if lines else []
+
+
+REPORT = Part(order=5, tables=tables, places=Places(repeat=("reading", "loss")))

@@ -3,10 +3,10 @@
 from typing import Any
 from unittest.mock import patch
 
-from rope_exp.probes._windows import Finished, Places, always, loss, rounded
+from rope_exp.probes._places import Places
+from rope_exp.probes._windows import Finished, always, loss, rounded
+from rope_exp.report import Part
 
-ORDER = 2
-PLACES = Places(shift=("start", "loss"))
 SHIFTS = (0, 0.25, 1, 4, 16)  # in training lengths: from within the first window to far outside
 
 why_not = always
@@ -24,3 +24,6 @@ def ask(model: Finished) -> dict[str, Any]:
             with patch.object(trunk, "start", trunk.start + start):
                 losses[start] = loss(model)
     return {"start": list(losses), "loss": rounded(losses.values())}
+
+
+REPORT = Part(order=2, places=Places(shift=("start", "loss")))

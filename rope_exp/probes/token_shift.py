@@ -7,9 +7,7 @@ import torch
 
 from rope_exp.config import RunConfig
 from rope_exp.probes._windows import Finished, attentions, significant
-from rope_exp.report import Report
-
-ORDER = 5
+from rope_exp.report import Part, Report
 
 
 def why_not(config: RunConfig) -> str:
@@ -38,3 +36,6 @@ def notes(report: Report) -> list[str]:
         numbers = ", ".join(f"{mu:.3f}" for mu in mu_L)
         sentences.append(f"{report.rows[label].name}: mean μ of token shift by layer is {numbers}.")
     return sentences
+
+
+REPORT = Part(order=5, notes=notes)

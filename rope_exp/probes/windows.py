@@ -3,6 +3,7 @@
 from typing import Any
 
 from rope_exp.probes._windows import Finished, always, nats, rounded, windows
+from rope_exp.report import Part
 
 why_not = always
 
@@ -11,3 +12,6 @@ def ask(model: Finished) -> dict[str, Any]:
     """Return the loss of each held-out window."""
     windows_NS = windows(model, model.config.train.seq_len, share=1)
     return {"loss": rounded(nats(model, windows_NS).mean(dim=1))}
+
+
+REPORT = Part()

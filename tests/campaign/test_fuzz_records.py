@@ -17,7 +17,7 @@ from rope_exp.comparable import row_factors
 from rope_exp.errors import ConfigError, RecordError
 from rope_exp.folder import Run
 from rope_exp.page import page
-from rope_exp.report import build, leaf_functions, table_csv, table_md
+from rope_exp.report import build, parts, table_csv, table_md
 
 GONE = object()
 HARMS = (None, "x", [], -1, float("nan"), 1e308, 10**30, True, GONE)
@@ -57,8 +57,8 @@ def judge(runs: Sequence[Run]) -> None:
     report = build(runs, row_factors(runs))
     table_md(report)
     table_csv(report)
-    for files in leaf_functions("files", "notes", "probes").values():
-        files(report)
+    for _, part in parts("notes", "probes"):
+        part.files(report)
     assert not report.charts
     page({runs[0].group: report}, runs)
 

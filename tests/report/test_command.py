@@ -1,5 +1,6 @@
 """Tests of the command `report`, which writes tables and figures from run folders."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +14,13 @@ from rope_exp.commands.report import write
 from rope_exp.errors import ConfigError
 
 FILES = {"table.md", "table.csv", "table.tex", "figures/curves.svg", "figures/forest.svg"}
+
+
+def test_help_waits_for_neither_torch_nor_altair() -> None:
+    """Each takes a second or more to import, and help needs none."""
+    heavy = "{'torch', 'altair'}"
+    script = f"import sys, rope_exp.commands.report; sys.exit(not {heavy}.isdisjoint(sys.modules))"
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_tables_and_figures_are_written_and_named(

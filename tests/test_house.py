@@ -9,13 +9,24 @@ from pathlib import Path
 import pytest
 from support.configs import NINE, REPOSITORY
 
-PACKAGE = REPOSITORY / "rope_exp"
+from rope_exp.identity import choices
 
+PACKAGE = REPOSITORY / "rope_exp"
 
 # Folders whose files a key of a config, or a word of a command line, chooses by name.
 CHOICES = {
-    *("attn", "commands", "corpora", "figures", "notes", "objective", "optim", "position"),
-    *("probes", "schedule", "studies", "tasks", "trackers"),
+    "attn",
+    "commands",
+    "corpora",
+    "figures",
+    "notes",
+    "objective",
+    "optim",
+    "position",
+    "probes",
+    "schedule",
+    "tasks",
+    "trackers",
 }
 
 
@@ -70,6 +81,72 @@ def test_a_rank_cannot_prepare_its_corpus() -> None:
     assert not reached & {f"rope_exp.{name}" for name in names}
 
 
+def parsed() -> list[ast.Module]:
+    """Return the syntax of each file of the package."""
+    return [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
+
+
+def calls_in(tree: ast.AST) -> list[tuple[str, ast.Call]]:
+    """Return the calls below a node, with the last part of the name that is called."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [(ast.unparse(call.func).rpartition(".")[2], call) for call in calls]
+
+
+def test_no_lookup_has_two_literal_arguments() -> None:
+    """A choice that the code itself makes is an import, which readers and type checkers follow.
+
+    A function that calls `chosen` gives the folder, so one literal is its second.
+    """
+    trees = parsed()
+    functions = [
+        node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+    ]
+    loaders = {"chosen"}
+    for function in functions:
+        if any(name == "chosen" for name, _ in calls_in(function)):
+            loaders.add(function.name)
+    assert {"attention_leaf", "report_leaf", "figure_leaf"} <= loaders
+
+    literal = []
+    for tree in trees:
+        for name, call in calls_in(tree):
+            named = call.args[:2]
+            if name in loaders and named and all(isinstance(arg, ast.Constant) for arg in named):
+                literal.append(ast.unparse(call))
+    assert literal == []
+
+
+def test_every_choice_is_listed_for_the_type_checker() -> None:
+    """Each list has all files of a folder, each once, and each loader's protocol has a list."""
+    typed = ast.parse((REPOSITORY / "tests" / "typed_choices.py").read_text(encoding="utf-8"))
+    places: dict[str, tuple[str, str]] = {}
+    protocols: set[str] = set()
+    folders = set()
+    for node in typed.body:
+        if isinstance(node, ast.ImportFrom):
+            folder = str(node.module).removeprefix("rope_exp.")
+            places |= {alias.asname or alias.name: (folder, alias.name) for alias in node.names}
+        elif isinstance(node, ast.ClassDef):
+            protocols |= {ast.unparse(base) for base in node.bases}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.List):
+            protocols |= {*re.findall(r"\w+", ast.unparse(node.annotation))}
+            # A module, or its class: wandb.Tracker.
+            names = [ast.unparse(item).partition(".")[0] for item in node.value.elts]
+            [folder] = {places[name][0] for name in names}
+            assert sorted(places[name][1] for name in names) == choices(folder)
+            folders.add(folder)
+    assert folders == CHOICES
+
+    casts = [call for tree in parsed() for name, call in calls_in(tree) if name == "cast"]
+    loaded = {
+        ast.literal_eval(call.args[0])
+        for call in casts
+        if ast.unparse(call.args[1]).startswith("chosen(")
+    }
+    assert len(loaded) > 10
+    assert loaded <= protocols
+
+
 def test_what_is_installed_is_all_there_is() -> None:
     """setuptools installs only the packages that are listed, so the list must name them all."""
     listed = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
@@ -86,14 +163,10 @@ def test_nothing_private_of_hydra_is_imported() -> None:
 
 
 def test_few_modules_know_a_variant_by_name() -> None:
-    """Only the default and the published table know variants by name.
-
-    Studies are exempt: they may name the variants of one paper.
-    """
+    """Only the default and the published table know variants by name."""
     names = {*NINE, *(label.upper().replace("_ROPE", "-RoPE") for label in NINE)}
     knowing = set()
-    core = [path for path in PACKAGE.rglob("*.py") if "studies" not in path.parts]
-    for path in [*core, REPOSITORY / "train.py"]:
+    for path in [*PACKAGE.rglob("*.py"), REPOSITORY / "train.py"]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and node.value in names:
                 knowing.add(str(path.relative_to(REPOSITORY)))
@@ -116,6 +189,14 @@ def test_links_of_the_pages_lead_somewhere() -> None:
             assert found.exists(), f"{page.name}: {target}"
             if anchor:
                 assert anchor in anchors(found), f"{page.name}: {target}#{anchor}"
+
+
+def test_extending_lists_each_folder_of_choices() -> None:
+    """The table names every folder and an example that is there."""
+    page = (REPOSITORY / "docs" / "extending.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)/` \|.*\| `(\w+\.py)` \|$", page, re.MULTILINE)
+    assert {folder for folder, _ in rows} == CHOICES
+    assert [row for row in rows if not PACKAGE.joinpath(*row).is_file()] == []
 
 
 def anchors(page: Path) -> list[str]:

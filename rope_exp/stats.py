@@ -1,12 +1,14 @@
-"""The test of differences: paired t, by Holm over a family; losses in the layout seed x row.
+"""The test of a table: a paired t test of each pair of rows, adjusted over a family of pairs.
 
-    loss_sv = mean_v + block_s + e_sv
+    loss_sv = mean_v + block_s + e_sv        of seed s and row v
 
-The rows of a seed share all that their factors leave equal (initial weights, tokens and their
-order). So differences are taken seed by seed and then averaged; means are never subtracted. The
-standard error of a difference is that of its own pair: no other pair's noise is used.
-A table of losses is a frame with a line for each seed and a column for each row, in nats per token;
-NaN where there is none.
+The runs of one seed share initial weights, tokens and their order, unless a row changes them. So
+differences are taken at each seed and then averaged. The standard error of a difference comes from
+its own pair alone.
+
+A table of losses is a frame in nats per token, with a line for each seed, a column for each row,
+and NaN for runs that are missing. docs/comparing.md says how often the test errs, and what it
+finds.
 """
 
 import math
@@ -28,11 +30,12 @@ POWER = 0.8
 # Larger numbers of seeds are not reported.
 MOST_SEEDS = 200
 SEEDS_NEEDED = ["seeds_needed_low", "seeds_needed_high"]
-# A verdict of fewer seeds is provisional: in simulations of nine equal rows the test errs in up to
-# 28 % of families with three seeds, 20 % with five and 8 % with eight where some runs of a row lag
-# (paper/results/noise/power.csv, "late"), and in at most 6 % under any other noise.
+# A verdict of fewer seeds is provisional. With normal noise the test finds a false difference in at
+# most 5 % of families at any number of seeds. If some runs lag behind the others, it does so in up
+# to 36 % with three seeds, 21 % with five and 9 % with eight (results/bench/error_and_power.csv).
 FULL_SEEDS = 8
-# If every row answers at least 1 - ROOM of the questions, none can be told apart (section 8).
+# If every row answers at least 1 - ROOM of the questions, none can be told apart (section 8 of
+# paper/protocol.md).
 ROOM = 0.01
 # By the verdict on a pair (a, b): a is better, worse, equal within the margin, or nothing is shown.
 SIGNS = {"better": ">", "worse": "<", "equivalent": "≈", "open": "?"}
@@ -97,15 +100,25 @@ def holm(p: Array) -> Array:
 def judge(
     table: pd.DataFrame, family: Iterable[tuple[str, str]], plan: bool = True
 ) -> pd.DataFrame:
-    """Judge the pairs (a, b) of a family together; those without two shared seeds are left out.
+    """Judge the pairs of a family together.
 
+    Args:
+        table: losses by seed and row.
+        family: pairs (a, b) of rows. A pair is left out if the table lacks one of its rows, or if
+            they share fewer than two seeds.
+        plan: whether to compute how many seeds an open pair needs, which takes longer.
     Returns:
-        A line for each pair: a, b; num_seeds, that both have; delta, b's loss minus a's in nats,
-        its standard error `error` and its df; family, the number of its pairs; delta_ci_low and
-        -high, the 95 % interval of this pair alone; delta_wide_low and -high, which hold for the
-        whole family (Bonferroni); p, of no difference, two-sided, of this pair alone, and
-        p_adjusted, by Holm; p_equivalent, of a difference past the margin (two one-sided tests),
-        also by Holm; verdict on a, and sign; seeds_needed_low and -high, missing without `plan`.
+        A line for each pair, with the columns
+
+        - a, b: the rows; num_seeds: the number of seeds that both have;
+        - delta: b's loss minus a's, in nats; error, df: its standard error and its degrees of
+          freedom; family: the number of pairs that are judged;
+        - delta_ci_low, delta_ci_high: the 95 % interval of this pair alone; delta_wide_low,
+          delta_wide_high: an interval that holds for the whole family (Bonferroni);
+        - p: of no difference, two-sided, of this pair alone; p_adjusted: the same by Holm's rule;
+        - p_equivalent: of a difference of the margin or more (two one-sided tests), by Holm's rule;
+        - verdict: "better", "worse", "equivalent" or "open", said of a; sign: the same as a sign;
+        - seeds_needed_low, seeds_needed_high: see `_seeds_needed`; missing without `plan`.
     """
     lines = []
     for a, b in (pair for pair in family if {*pair} <= {*table}):
@@ -139,7 +152,11 @@ def judge(
 
 
 def outcome(pair: Pair, published: str) -> str:
-    """Return the outcome of a published relation between a and b: ">", a is better, or "≈"."""
+    """Return the outcome of a published relation on a judged pair.
+
+    `published` is ">" (a is better) or "≈" (equal). The outcome is "confirmed", "confirmed, by less
+    than the margin", "contradicted" or "open".
+    """
     if pair["sign"] == published:
         return "confirmed"
     if published == SIGNS["equivalent"]:

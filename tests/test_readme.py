@@ -42,6 +42,13 @@ def fewest(overrides: Sequence[Override]) -> list[list[str]]:
     return [[*job] for job in dict.fromkeys(first.values())]
 
 
+def test_the_tree_names_each_file_of_the_package() -> None:
+    """Files at the top have a line each; folders of the package are listed together."""
+    tree = README.partition("## Where things are")[2].partition("## ")[0]
+    files = {path.name for path in (REPOSITORY / "rope_exp").glob("[!_]*.py")}
+    assert files <= set(re.findall(r"^        (\w+\.py)\b", tree, re.MULTILINE))
+
+
 @pytest.mark.parametrize("words", dict.fromkeys(printed("python train.py")))
 def test_a_printed_command_composes(
     words: str, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -229,7 +229,7 @@ def finalise(
     config: RunConfig,
     world_size: int | None = None,
     *,
-    asks_hub: bool = True,
+    for_plan: bool = False,
     resolves: bool = True,
 ) -> RunConfig:
     """Return a config with nothing left open: as it runs, and as config.yaml keeps it.
@@ -240,13 +240,13 @@ def finalise(
 
     Args:
         world_size: of the launcher that started this process; None: we start the processes.
-        asks_hub: false for a plan, which needs no network.
+        for_plan: no network is asked, and no class of pe.code is measured.
         resolves: false where a node of a cluster does this later.
     Raises:
         ConfigError: a commit, a run or a device is not there, or a class of pe.code is mistaken:
             it is measured here, before anything is written.
     """
-    if asks_hub:
+    if not for_plan:
         data, tokenizer = hub.pin(config.data, config.tokenizer)
         config = replace(config, data=data, tokenizer=tokenizer)
     if config.run.init_from is not None:
@@ -256,7 +256,7 @@ def finalise(
     if not resolves:
         return config
     config = resolve(config, world_size)
-    if config.pe.code is not None:
+    if config.pe.code is not None and not for_plan:
         from rope_exp.laws import measured_once
 
         measured_once(config.model, config.pe, config.attn, causal=config.causal)

@@ -251,6 +251,8 @@ NEEDS = {
 
 def refusals(config: RunConfig) -> Iterator[Refusal]:
     """Yield what a config gets wrong, the first rule first; a rule may rely on those before it."""
+    # It raises for an unknown kind of data: ahead of the keys that such a kind would not have.
+    task_of(config.data)
     yield from _void_keys(config)
     yield from _of_data(config)
     yield from _of_budget(config)

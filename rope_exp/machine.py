@@ -124,8 +124,10 @@ def fact_text(fact: Any) -> str:
     return str(fact)
 
 
-def git_state() -> dict[str, Any] | None:
+def git_state(further: Path | None = None) -> dict[str, Any] | None:
     """Return the commit of this checkout and whether its code was changed since.
+
+    A `further` folder counts as code if it lies in the checkout.
 
     None if this package is no checkout of its own: an installed copy may lie within somebody
     else's repository. A ConfigError says why git cannot name the commit of a checkout.
@@ -138,7 +140,10 @@ def git_state() -> dict[str, Any] | None:
     git = functools.partial(output_of, "git", "-C", str(ROOT), env=environment)
     try:
         # Count new files, regardless of the user's own settings.
-        status = git("status", "--porcelain", "--untracked-files=normal", "--", *CODE)
+        code = [*CODE]
+        if further is not None and further.resolve().is_relative_to(ROOT):
+            code.append(str(further.resolve()))
+        status = git("status", "--porcelain", "--untracked-files=normal", "--", *code)
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(status)}
     except ChildProcessError as error:
         why = str(error).removeprefix("git: ")

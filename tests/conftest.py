@@ -129,7 +129,7 @@ def home(tmp_path: Path, corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     monkeypatch.setenv("ROPE_EXP_CACHE", str(cache))
-    monkeypatch.setattr("rope_exp.campaign.campaign.git_state", lambda: None)
+    monkeypatch.setattr("rope_exp.campaign.campaign.git_state", lambda _: None)
     return make_home(tmp_path, corpus)
 
 

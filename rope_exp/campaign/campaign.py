@@ -137,7 +137,7 @@ def run_campaign(progress: Progress) -> int:
 def check_here(progress: Progress) -> None:
     """Refuse uncommitted changes, and a Python version with another stdlib corpus."""
     campaign = progress.campaign
-    if (git_state() or {}).get("dirty"):
+    if (git_state(campaign.config_dir) or {}).get("dirty"):
         reason = "its records name the commit that made them, and code here was changed since: "
         reason += "commit, or run it in a clean worktree (git worktree add)"
         raise ConfigError("campaign", campaign.name, reason)

@@ -73,7 +73,8 @@ def read_campaign(name: str, config_dir: Path | None) -> CampaignFile:
     """Read a campaign's file; refuse one that does not exist or is malformed."""
     files = campaign_files(config_dir)
     if name not in files:
-        reason = f"there is no such campaign; there is {', '.join(files)}"
+        known = ", ".join(files) or "none; --config-dir names a folder of further configs"
+        reason = f"there is no such campaign; there is {known}"
         raise ConfigError("campaign", name, reason)
     try:
         content = yaml.safe_load(files[name].read_text(encoding="utf-8"))
@@ -111,6 +112,7 @@ class Campaign:
     about: str
     python: str | None
     cells: Sequence[Cell]
+    config_dir: Path | None = None  # a further folder of configs that it was read with
 
     def with_launch(self, **launch: Any) -> "Campaign":
         """Return the campaign with other values of `launch` in every cell."""
@@ -149,7 +151,7 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
     if file.python is None and any(cell.config.data.kind == "stdlib" for cell in cells):
         key = f"{compose.CAMPAIGNS}/{name}.python"
         raise ConfigError(key, ..., "is missing: its library is the corpus")
-    return Campaign(name, file.about, file.python, _named(cells))
+    return Campaign(name, file.about, file.python, _named(cells), config_dir)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ def main(words: list[str]) -> int:
     from rope_exp.compose import finalise
     from rope_exp.costs import cost_lines, sweep_lines
 
-    configs = [finalise(config, asks_hub=False) for config in jobs.configs]
+    configs = [finalise(config, for_plan=True) for config in jobs.configs]
     print("\n".join(cost_lines(configs[0])))
     if len(configs) > 1:
         print("\n".join(sweep_lines(configs)))

@@ -97,7 +97,10 @@ def relations(report: Report) -> list[str]:
     lines = []
     for pair in outcomes(report):
         names = [report.rows[pair[key]].name for key in ("a", "b")]
-        word = f"{pair['outcome']} {provisional(pair)}".rstrip()
+        word = pair["outcome"]
+        # A difference may be shown, and the relation be open for its size.
+        if not word.startswith("open"):
+            word = f"{word} {provisional(pair)}".rstrip()
         settling = f"; {_settling(pair)}" if pair["outcome"] == "open" else ""
         line = {
             "published": f" {pair['published']} ".join(names),

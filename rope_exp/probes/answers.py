@@ -129,19 +129,21 @@ def _over_seeds(report: Report) -> pd.DataFrame:
 def _shares(report: Report) -> pd.DataFrame:
     """Return the `share` of each row, split, bin and seed that was answered without a wrong token.
 
-    Bin 0 is the whole split. There is no line if the data are of several kinds.
+    Bin 0 is the whole split. There is no line if the data are of several kinds, or text.
     """
     parts = []
     for label, run in ((row.label, run) for row in report.rows.values() for run in row.runs):
         for split, answer in run.probes.get("answers", {}).items():
             spans = pd.DataFrame(answer, columns=["span", "count", "right"])
             parts.append(spans.assign(split=split, pe=label, seed=run.config.seed))
-    tasks = {run.config.data.kind: task for run in report.runs if (task := run.config.task)}
+    tasks = {run.config.data.kind: run.config.task for run in report.runs}
     if len(tasks) > 1 or not parts:
+        return pd.DataFrame()
+    [task] = tasks.values()
+    if task is None:
         return pd.DataFrame()
 
     spans = pd.concat(parts)
-    [task] = tasks.values()
     spans["bin"] = np.digitize(spans["span"], task.bins)
     spans = pd.concat([spans.assign(bin=0), spans], ignore_index=True)
     of_bins = spans.groupby(["split", "bin"])["span"]

@@ -45,6 +45,7 @@ optim.betas=[0.9] | optim.betas.1: is missing |
 schedule.name=linear | schedule.name=linear: must be one of cosine, wsd |
 attn.kind=linaer | attn.kind=linaer: must be one of softmax, decay, latent, linear |
 data.kind=hub2 | data.kind=hub2: must be one of stdlib, files, hub, addition |
+data.kind=hub2 data.max_tokens=1000 | data.kind=hub2: must be one of stdlib, files, hub |
 train.objective=mlm2 | train.objective=mlm2: must be one of causal, regression, mlm |
 tokenizer.vocab_size=10 | tokenizer.vocab_size=10: must be greater than or equal to 257 |
 train.stages=[[512]] | train.stages=[[512]]: must list [length, steps] or |

@@ -150,7 +150,7 @@ def test_a_tree_whose_code_was_changed_is_refused(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A record must name the commit that made it. Nothing is written."""
-    monkeypatch.setattr(campaigns, "git_state", lambda: {"commit": "0" * 40, "dirty": True})
+    monkeypatch.setattr(campaigns, "git_state", lambda _: {"commit": "0" * 40, "dirty": True})
     with refused("campaign=mine", "commit, or run it in a clean worktree", by=ConfigError):
         run_campaign(progress(home))
     assert not (home / "results").exists()
@@ -160,7 +160,7 @@ def test_another_python_has_another_embedded_corpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stdlib corpus is Python's own library, whose text differs between patch versions."""
-    monkeypatch.setattr(campaigns, "git_state", lambda: None)
+    monkeypatch.setattr(campaigns, "git_state", lambda _: None)
     words = [word for word in FIXED if not word.startswith("data")]
     here = platform.python_version()
     with refused(f"python={here}", "reads the library of Python 3.0.1", by=ConfigError):

@@ -77,6 +77,17 @@ def test_only_code_makes_a_checkout_dirty(checkout: Path) -> None:
     assert machine.git_state() == found | {"dirty": True}
 
 
+def test_a_campaigns_own_configs_are_code(checkout: Path) -> None:
+    """A record names the commit that holds its campaign, wherever in the checkout that lies."""
+    mine = checkout / "mine"
+    write(mine / "campaign" / "name.yaml", "about: it")
+    found = machine.git_state()
+    assert found is not None
+    assert found["dirty"] is False
+    assert machine.git_state(mine) == found | {"dirty": True}
+    assert machine.git_state(checkout.parent) == found
+
+
 def test_an_installed_copy_is_not_of_the_repository_around_it(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

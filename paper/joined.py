@@ -7,7 +7,8 @@ from rope_exp.comparable import OWN_RATE, REFERENCE, check_blocks
 from rope_exp.folder import ReportError, Run
 from rope_exp.notes.verdicts import relations
 from rope_exp.rates import alike
-from rope_exp.report import Report, build, bullets, files_of, main_table, paragraphs
+from rope_exp.report import Report, build, files_of, main_table
+from rope_exp.tables import bullets, paragraphs
 
 # The campaigns of the later protocols, which judged by paired tests from the beginning.
 PAIRED = (

@@ -10,8 +10,9 @@ from places import folder_of
 
 from rope_exp.comparable import REFERENCE, SEEDS, spelled
 from rope_exp.folder import Run
-from rope_exp.report import WORDS, Report, markdown_table, millions, paragraphs
+from rope_exp.report import WORDS, Report
 from rope_exp.stats import ALPHA
+from rope_exp.tables import markdown_table, millions, paragraphs
 
 # The other eight of the nine, in the published order.
 COLUMNS = ["qkvo_rope", "k_rope", "vo_rope", "qkv_rope", "nope", "o_rope", "q_rope", "v_rope"]

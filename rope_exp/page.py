@@ -13,7 +13,8 @@ from jinja2 import Environment, StrictUndefined
 
 from rope_exp.config import RunConfig
 from rope_exp.folder import Run
-from rope_exp.report import Report, main_table, millions
+from rope_exp.report import Report, main_table
+from rope_exp.tables import millions
 
 
 def page(tables: Mapping[str, Report], runs: Sequence[Run]) -> bytes:

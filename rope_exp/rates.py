@@ -17,8 +17,9 @@ from rope_exp.comparable import OF_ROW, OWN_RATE, ROW, SEEDS, label_of, row_fact
 from rope_exp.config import differing_keys
 from rope_exp.errors import log
 from rope_exp.folder import ReportError, Run
-from rope_exp.report import build, markdown_table, number, paragraphs, span
+from rope_exp.report import build
 from rope_exp.stats import adjusted_means
+from rope_exp.tables import markdown_table, number, paragraphs, span
 
 # In nats. The runs of 26M tokens that ended low gain 0.19 to 0.23, all others of rates_26m at most
 # 0.16 (paper/protocol-2.md, section 6).

@@ -12,9 +12,10 @@ import altair as alt
 import pandas as pd
 
 from rope_exp.comparable import UNROTATED, Row
-from rope_exp.report import Report, span
+from rope_exp.report import Report
 from rope_exp.sections import SUBSETS
 from rope_exp.stats import MARGIN
+from rope_exp.tables import span
 
 # The sites of each subset, by the label of its row.
 SITES_OF = {f"{''.join(sites)}_rope" if sites else UNROTATED: sites for sites in SUBSETS}

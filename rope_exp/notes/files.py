@@ -4,8 +4,9 @@ import re
 
 import pandas as pd
 
-from rope_exp.report import NOTHING, Part, Report, csv_of, main_table, parts
+from rope_exp.report import Part, Report, main_table, parts
 from rope_exp.stats import SEEDS_NEEDED
+from rope_exp.tables import NOTHING, csv_of
 
 _PAIR_COLUMNS = [
     "a",

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from rope_exp.comparable import differing_surroundings
-from rope_exp.report import Part, Report, span
+from rope_exp.report import Part, Report
+from rope_exp.tables import span
 
 
 def notes(report: Report) -> list[str]:

@@ -7,8 +7,9 @@ from scipy import stats
 
 from rope_exp.comparable import Row
 from rope_exp.notes.runs import spell_seeds
-from rope_exp.report import Part, Report, main_table, span, spell_p
+from rope_exp.report import Part, Report, main_table
 from rope_exp.stats import MARGIN
+from rope_exp.tables import span, spell_p
 
 # The columns for which a terminal has no room.
 _LEFT_OUT = (

@@ -4,19 +4,9 @@ from typing import Any
 
 import pandas as pd
 
-from rope_exp.report import (
-    PROVISIONAL,
-    Column,
-    Part,
-    Report,
-    Table,
-    adjusted_p,
-    interval,
-    number,
-    provisional,
-    span,
-)
+from rope_exp.report import PROVISIONAL, Part, Report, adjusted_p, provisional
 from rope_exp.stats import FULL_SEEDS, MOST_SEEDS, ROOM, SEEDS_NEEDED, SIGNS, Pair, outcome
+from rope_exp.tables import Column, Table, interval, number, span
 
 
 def notes(report: Report) -> list[str]:

@@ -15,8 +15,9 @@ from rope_exp.attention import wide
 from rope_exp.config import RunConfig
 from rope_exp.corpus import NO_TARGET, TRAIN
 from rope_exp.probes._windows import Finished, batches, rounded
-from rope_exp.report import Column, Part, Report, Table, interval, number, span, spell_p
+from rope_exp.report import Part, Report
 from rope_exp.stats import ROOM, judge, outcome
+from rope_exp.tables import Column, Table, interval, number, span, spell_p
 
 _PLACE = ["split", "bin", "span_first", "span_last"]
 

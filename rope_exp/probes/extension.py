@@ -22,8 +22,9 @@ from rope_exp.attention import Attention
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
 from rope_exp.probes._windows import Finished, factors, nats, replaced, rounded, windows
-from rope_exp.report import NOTHING, Part, Report, markdown_table
+from rope_exp.report import Part, Report
 from rope_exp.sections import PAIRS
+from rope_exp.tables import NOTHING, markdown_table
 
 METHODS = {"interpolation": "interpolation", "ntk_aware": "NTK-aware", "yarn": "YaRN"}
 SITES = {"": NOTHING, "qk": "q and k", "vo": "v and o", "qkvo": "q, k, v and o"}

@@ -13,7 +13,8 @@ import torch
 from rope_exp.batches import held_out_rows
 from rope_exp.config import RunConfig
 from rope_exp.probes._windows import Finished, batches, rounded
-from rope_exp.report import Column, Part, Report, Table
+from rope_exp.report import Part, Report
+from rope_exp.tables import Column, Table
 
 
 def why_not(config: RunConfig) -> str:

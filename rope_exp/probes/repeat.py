@@ -11,7 +11,8 @@ import pandas as pd
 from rope_exp.config import RunConfig
 from rope_exp.probes._places import Places
 from rope_exp.probes._windows import Finished, nats, rounded, windows
-from rope_exp.report import Part, Report, markdown_table
+from rope_exp.report import Part, Report
+from rope_exp.tables import markdown_table
 
 # A run copies if a text's second reading has a loss lower by so many nats
 # (paper/protocol-2.md).

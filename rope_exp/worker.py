@@ -96,22 +96,14 @@ def run(config: RunConfig, corpus: Path | None, stop: StopSignal) -> int:
     from rope_exp.custom_code import explaining
     from rope_exp.laws import measured_once
     from rope_exp.parallel import Parallel
-    from rope_exp.tasks._rows import open_task
     from rope_exp.trainer import Trainer
 
     gc.freeze()
     gc.enable()
 
     laws = measured_once(config.model, config.pe, config.attn, causal=config.causal)
-    data: DataSet
-    if corpus is None:
-        data = open_task(config.data, config.train.seq_len)
-    else:
-        # The first rank hashes all tokens, as does the first on each machine: it may have a disk of
-        # its own.
-        numbers = [os.environ.get(name, "0") for name in ("RANK", "LOCAL_RANK")]
-        data = open_prepared(corpus, config.data, verifies="0" in numbers)
     parallel = Parallel(config.launch.device, config.train.precision, config.launch.num_processes)
+    data = open_data(config, corpus, parallel)
     trainer = Trainer(config, folder, data, parallel, stop)
     if parallel.is_main:
         record_start(trainer, laws)
@@ -131,6 +123,23 @@ def run(config: RunConfig, corpus: Path | None, stop: StopSignal) -> int:
             end = f"{describe(read_json(folder / RESULT))}, in {folder}"
         log(f"{config.name}: {end}")
     return EXIT_CODES[status]
+
+
+def open_data(config: RunConfig, corpus: Path | None, parallel: Any) -> DataSet:
+    """Open the data of a run on a rank: rows that are generated, or a corpus that was prepared.
+
+    The first rank hashes all tokens, as does the first on each machine, which may have a disk of
+    its own. The others wait, longer than torch lets them wait in a collective call of training.
+    """
+    if corpus is None:
+        # Imported late, as is all that takes time.
+        from rope_exp.tasks._rows import open_task
+
+        return open_task(config.data, config.train.seq_len)
+    is_first = parallel.is_main or parallel.accelerator.is_local_main_process
+    data = open_prepared(corpus, config.data, verifies=is_first)
+    parallel.wait()
+    return data
 
 
 def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:

@@ -3,22 +3,41 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 from support.configs import REPOSITORY
 from support.trainers import Make
 
+from rope_exp.config import RunConfig
 from rope_exp.errors import CheckpointError, ConfigError, DataError, LawError, explained
 from rope_exp.folder import read_env
-from rope_exp.worker import record_start
+from rope_exp.worker import open_data, record_start
 
 
 def test_a_rank_listens_before_it_imports_torch() -> None:
     """Otherwise a signal in the first seconds would end it without exit code 75."""
     script = "import sys, rope_exp.worker; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize(
+    ("is_main", "is_first_here"), [(True, True), (False, True), (False, False)]
+)
+def test_one_rank_of_each_machine_hashes_the_corpus(
+    monkeypatch: pytest.MonkeyPatch, is_main: bool, is_first_here: bool
+) -> None:
+    """The others wait for it, since hashing may take minutes."""
+    calls = Mock()
+    monkeypatch.setattr("rope_exp.worker.open_prepared", calls.open)
+    accelerator = Mock(is_local_main_process=is_first_here)
+    parallel = Mock(is_main=is_main, accelerator=accelerator, wait=calls.wait)
+    config = RunConfig()
+    open_data(config, Path("corpus"), parallel)
+    opened = call.open(Path("corpus"), config.data, verifies=is_first_here)
+    assert calls.mock_calls == [opened, call.wait()]
 
 
 NO_GPU = "launch.device=cuda: torch finds no such device here"

@@ -26,7 +26,7 @@ INSTALL = $(BIN)/pip install --quiet --no-compile --constraint constraints.txt -
 	$(INSTALL) '.[dev]'
 	@touch $@ .venv/ready
 
-table: setup ## train the nine on the stdlib corpus; table and figures in out/table/
+table: setup ## train the nine on the stdlib corpus; table and figures in results/table/
 	$(BIN)/python train.py +experiment=nine run.group=table
 	$(BIN)/python scripts/report.py --group table
 

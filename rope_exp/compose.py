@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.resolvers import oc
 
 from rope_exp import hub
-from rope_exp.config import RunConfig, flat
+from rope_exp.config import RunConfig, check_group, flat
 from rope_exp.errors import ConfigError, first_line
 from rope_exp.identity import Refusal, refuse, unknown_key
 from rope_exp.machine import PACKAGE, ROOT, gpus, has_bf16, has_compiler
@@ -173,6 +173,9 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
     config = RunConfig.from_dict(plain)
+    # Not a rule of every config: runs of older versions may have such a group, and stay readable.
+    if config.run.group is not None:
+        check_group("run.group", config.run.group)
     if config.model.match_params is not None:
         # Imported where it is needed, here and below: torch takes seconds.
         from rope_exp.costs import with_matched

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self, cast
 
 from rope_exp import sections
 from rope_exp.corpus import Batch, TaskFacts
-from rope_exp.errors import show
+from rope_exp.errors import ConfigError, show
 from rope_exp.files import json_sha256, text_sha256
 from rope_exp.identity import (
     Refusal,
@@ -25,7 +25,9 @@ from rope_exp.identity import (
 
 FACTORS = ("pe", "seed")  # the keys in which runs of one group may differ
 DEFAULT_OUTPUT = Path("results/runs")
-DEFAULT_TABLES = Path("out")  # a folder for each group or campaign
+DEFAULT_TABLES = Path("results")  # a folder for each group or campaign
+# What lies in `DEFAULT_TABLES` besides, so that no group or campaign may have such a name.
+RESERVED = ("README.md", "bench", "launcher", "records", "report.html", "runs", "slurm")
 CORE_OBJECTIVES = ("causal", "regression")
 MAX_POSITION = 2**24  # float32 represents all integers up to this one
 
@@ -216,6 +218,21 @@ def task_of(data: sections.DataConfig) -> TaskFacts | None:
         return None
     facts: TaskFacts = chosen("tasks", data.kind, "data.kind", core=", ".join(sections.TEXT)).FACTS
     return facts
+
+
+def check_group(key: str, name: str) -> None:
+    """Refuse a name of a group or a campaign whose tables would mix with other files of results/.
+
+    Args:
+        key: what gave the name, for the error.
+        name: the name of a folder in `DEFAULT_TABLES`.
+    Raises:
+        ConfigError: the name is one of `RESERVED`.
+    """
+    if name in RESERVED:
+        names = ", ".join(RESERVED)
+        reason = f"must be none of {names}: {DEFAULT_TABLES}/ has them for other files"
+        raise ConfigError(key, name, reason)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

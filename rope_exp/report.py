@@ -4,11 +4,13 @@ A file of notes/ or probes/ adds to a report by its `REPORT`, a `Part`, and a fi
 its `FIGURE`, a `Figure` (docs/extending.md).
 """
 
+import hashlib
 import itertools
 import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,12 +18,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import pandas as pd
+from typing_extensions import TypedDict
 
 from rope_exp import comparable, stats
 from rope_exp.comparable import OWN_RATE, ROW, Published, Row, spelled
 from rope_exp.config import RunConfig
 from rope_exp.files import read_json, write_atomically
-from rope_exp.folder import ReportError, Run
+from rope_exp.folder import ReportError, Run, checked
 from rope_exp.identity import choices, chosen
 from rope_exp.probes._places import Places
 from rope_exp.published import about
@@ -44,10 +47,16 @@ if TYPE_CHECKING:
 # A pair's verdict is on its first row, here the reference; the word is on the other row.
 WORDS = {"better": "worse", "worse": "better", "equivalent": "equivalent", "open": "open"}
 PROVISIONAL = "(provisional)"  # what fewer than `FULL_SEEDS` seeds show
-LISTING = ".written.json"  # in the folder of a table: the files that were written with it
+LISTING = ".written.json"  # in the folder of a table: the files that its last report wrote
 
 # The members of a `Part` that return texts.
 Texts = Literal["caption", "summary", "tables", "notes", "assumptions", "terminal"]
+
+
+class _Listing(TypedDict):
+    """The content of `LISTING`: the SHA-256 of each file by its path."""
+
+    files: dict[str, str]
 
 
 def perplexity(loss: float) -> float:
@@ -476,18 +485,41 @@ def files_of(report: Report, *, figures: bool = True) -> dict[str, bytes]:
 
 
 def write_all(out: Path, files: Mapping[str, bytes]) -> None:
-    """Write files by their paths below `out`, and remove those of its last table that are gone.
+    """Write a table's files, and remove those of the last table in this folder that it lacks.
 
-    `LISTING` names what was written; files that it does not name are never touched.
+    `LISTING` has the names and digests of the files that the last call wrote. A file that it does
+    not name, or that was changed since, is not removed.
+
+    Args:
+        out: the table's folder.
+        files: the contents by their paths below `out`.
+    Raises:
+        RecordError: the listing is damaged. Nothing is written.
     """
     listing = out / LISTING
-    last = read_json(listing)["files"] if listing.exists() else []
-    for name in {*last} - {*files}:
+    last = checked(listing, read_json(listing), _Listing)["files"] if listing.exists() else {}
+    for name in last.keys() - files.keys():
         path = out / name
-        if path.resolve().is_relative_to(out.resolve()):
-            path.unlink(missing_ok=True)
-    listed = json.dumps({"files": sorted(files)}, indent=1).encode()
+        is_below = path.resolve().is_relative_to(out.resolve())
+        if is_below and path.is_file() and _sha256(path.read_bytes()) == last[name]:
+            path.unlink()
+            _remove_empty(path.parent, out)
+
+    digests = {name: _sha256(content) for name, content in sorted(files.items())}
+    listed = json.dumps({"files": digests}, indent=1).encode()
     for name, content in {LISTING: listed, **files}.items():
         path = out / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _remove_empty(folder: Path, out: Path) -> None:
+    """Remove a folder below `out` if it is empty, and its parents likewise."""
+    with suppress(OSError):
+        while folder != out:
+            folder.rmdir()
+            folder = folder.parent

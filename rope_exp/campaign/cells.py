@@ -23,7 +23,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from rope_exp import compose
 from rope_exp.campaign.records import cell_name
 from rope_exp.comparable import ORDER, SEEDS
-from rope_exp.config import RunConfig
+from rope_exp.config import RunConfig, check_group
 from rope_exp.errors import ConfigError, first_line, show
 from rope_exp.identity import Refusal, convert, refuse
 from rope_exp.sections import Name, Natural
@@ -123,6 +123,7 @@ class Campaign:
 def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
     """Read a campaign and compose every cell of it, with folders in <runs>/<name>."""
     file = read_campaign(name, config_dir)
+    check_group("campaign", name)
     # Cells that differ only in their seed are composed once: each takes a tenth of a second.
     composed = functools.cache(functools.partial(compose.compose_jobs, config_dir=config_dir))
     # Imported where it is needed: it takes torch.

@@ -6,6 +6,7 @@ from pathlib import Path
 from rope_exp import rates
 from rope_exp.campaign.records import read_records, recorded_campaigns
 from rope_exp.comparable import ORDER, SEEDS, check_blocks, row_factors, spelled
+from rope_exp.config import DEFAULT_TABLES, check_group
 from rope_exp.errors import RecordError, log
 from rope_exp.folder import Run
 from rope_exp.page import page
@@ -92,8 +93,22 @@ def campaign_files(
     return made
 
 
-def write_campaigns(records: Path, name: str | None, out: Path) -> list[str]:
-    """Write the files of a campaign, or of all, below `out`, and return their paths."""
+def write_campaigns(records: Path, name: str | None, out: Path | None = None) -> list[str]:
+    """Write the files of a campaign, or of all, and return their paths.
+
+    Args:
+        records: the folder of the campaigns' records.
+        name: the campaign; None: all.
+        out: where to write; None: results/.
+    Raises:
+        RecordError: records are unreadable or may not share a table. Nothing is written.
+        ConfigError: a campaign's tables need an `out`. Nothing is written.
+    """
+    if out is None:
+        out = DEFAULT_TABLES
+        for campaign in [name] if name is not None else recorded_campaigns(records):
+            check_group("--campaign", campaign)
+
     # All files are made before any is written.
     made = campaign_files(records, [] if name is None else [name])
     for folder, files in by_folder(made).items():

@@ -1,16 +1,19 @@
 """`rope-exp report`: the table of the runs that are done."""
 
 import fnmatch
+from collections.abc import Sequence
 from pathlib import Path
 
 from rope_exp import rates
 from rope_exp.commands._parser import DEFAULT_RECORDS, Parser
 from rope_exp.comparable import REFERENCE
-from rope_exp.config import DEFAULT_OUTPUT, DEFAULT_TABLES
+from rope_exp.config import DEFAULT_OUTPUT, DEFAULT_TABLES, check_group
 from rope_exp.errors import ConfigError, RecordError
 from rope_exp.folder import ReportError, is_run, read_runs
 from rope_exp.page import page
 from rope_exp.report import build, files_of, write_all
+
+LONGEST_NAME = 255  # bytes of a file's name on Linux
 
 
 def main(words: list[str]) -> int:
@@ -38,7 +41,7 @@ def main(words: list[str]) -> int:
         from rope_exp.campaign.tables import write_campaigns
 
         name = None if asked.campaign == "all" else asked.campaign
-        lines = write_campaigns(asked.records, name, out)
+        lines = write_campaigns(asked.records, name, asked.out)
     else:
         factors = tuple(asked.factors or ["pe"])
         runs = asked.runs or DEFAULT_OUTPUT
@@ -54,11 +57,18 @@ def write(
     reference: str | None = None,
     factors: tuple[str, ...] = ("pe",),
 ) -> list[str]:
-    """Write the files of a table of runs in `out`, or out/GROUP, and return the lines to print.
+    """Write the files of a table of runs, and return the lines to print.
 
-    `group` names the folder of `runs` with the rows; None: the only one. If rows are not variants,
-    it is a pattern for several; None: all. RecordError: runs are unreadable or may not share a
-    table, and nothing is written.
+    Args:
+        runs: the folder of the groups.
+        group: the group with the rows; None: the only one. If rows are not variants, a pattern for
+            several groups; None: all.
+        out: where to write; None: results/GROUP.
+        reference: the row that differences are against; None: the default one.
+        factors: the keys that distinguish rows.
+    Raises:
+        RecordError: runs are unreadable or may not share a table. Nothing is written.
+        ConfigError: the table needs an `out`. Nothing is written.
     """
     try:
         read, left_out = read_runs(find_groups(runs, group, several=factors != ("pe",)))
@@ -69,12 +79,23 @@ def write(
     if not keys:
         raise ReportError("--factors seed: rows need another factor besides the seed, such as pe")
     report = build(read, keys, reference, left_out)
-    out = out or DEFAULT_TABLES / report.groups.replace(", ", "+")
+    if out is None:
+        out = DEFAULT_TABLES / folder_name(report.groups.split(", "))
     files = files_of(report) | {"report.html": page({".": report}, report.runs)}
     if factors != ("pe",):
         files |= rates.of_group(report.runs)
     write_all(out, files)
     return [*report.texts("terminal"), "", *(str(out / name) for name in files)]
+
+
+def folder_name(groups: Sequence[str]) -> str:
+    """Return the name of the folder for the table of some groups."""
+    name = "+".join(groups)
+    if len(name.encode()) > LONGEST_NAME:
+        reason = f"must be given: the names of {len(groups)} groups are too long for one folder"
+        raise ConfigError("--out", ..., reason)
+    check_group("--group", name)
+    return name
 
 
 def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> list[Path]:

@@ -1,13 +1,16 @@
 """Tests of `write_campaigns` on copies of committed records, some of them edited."""
 
+import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from support.records import copy_records, edit_record
 from support.refused import refused
 
 from rope_exp.campaign.tables import write_campaigns
+from rope_exp.errors import ConfigError
 from rope_exp.report import Report
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -47,6 +50,27 @@ def test_a_campaign_without_records_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_tables_of_a_campaign_are_in_results_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A campaign that is named like a file of results/ needs a folder of the user's."""
+    monkeypatch.chdir(tmp_path)
+    copy_records(Path("results/records"), "english", "qk_rope-s0", "nope-s0")
+    write_campaigns(Path("results/records"), None)
+    assert Path("results/english/table.csv").exists()
+    assert Path("results/report.html").exists()
+
+    [record] = copy_records(Path("more"), "english", "qk_rope-s0")
+    edit_record(record, lambda values: values.update(campaign="runs"))
+    record.parent.rename("more/runs")
+    for name in ("runs", None):
+        with refused("--campaign=runs: must be none of ", by=ConfigError):
+            write_campaigns(Path("more"), name)
+    assert not Path("results/runs").exists()
+    write_campaigns(Path("more"), "runs", Path("mine"))
+    assert Path("mine/runs/table.csv").exists()
+
+
 def test_only_all_campaigns_make_the_page(tmp_path: Path) -> None:
     """One campaign alone makes no page, which would lack the others."""
     copy_records(tmp_path / "records", "english", "qk_rope-s0", "nope-s0")
@@ -55,5 +79,7 @@ def test_only_all_campaigns_make_the_page(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
     write_campaigns(tmp_path / "records", None, tmp_path)
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert 'href="english/table.csv"' in text
-    assert 'href="records/tokens/qk_rope-train.num_steps%3D1000-s0.json"' in text
+    # Each link leads to a file that was written with the page.
+    links = [unquote(link) for link in re.findall('href="([^"#]*)"', text)]
+    assert "english/table.csv" in links
+    assert [link for link in links if not (tmp_path / link).is_file()] == []

@@ -122,6 +122,11 @@ def test_no_such_campaign_lists_those_that_there_are(tmp_path: Path, name: str) 
         load_campaign(name, tmp_path, RUNS)
 
 
+def test_a_campaign_named_like_a_file_of_results_is_refused(tmp_path: Path) -> None:
+    with refused("campaign=bench: must be none of README.md, bench, ", by=ConfigError):
+        load(tmp_path, "bench")
+
+
 @pytest.mark.parametrize("text", ["rows: [", "about: \udcff", "[" * 5000])
 def test_a_file_that_cannot_be_read(tmp_path: Path, text: str) -> None:
     write_campaign(tmp_path).write_bytes(text.encode(errors="surrogateescape"))

@@ -4,7 +4,7 @@ import pytest
 from support.refused import refused
 
 from rope_exp.compose import compose_jobs, run_config
-from rope_exp.config import RunConfig
+from rope_exp.config import RESERVED, RunConfig
 from rope_exp.errors import ConfigError
 
 # Each line is a command line, the beginning of the sentence, and further words of it.
@@ -24,6 +24,7 @@ schedule.decay_fraction=0.1 | schedule.decay_fraction: there is no such key |
 +seed=1 | seed: is a key already; leave out the + |
 
 novalue | novalue: cannot be read as key=value |
+run.group=bench | run.group=bench: must be none of README.md, bench, | results/ has them
 run.dir=~nosuchuser/x | run.dir: cannot be read as key=value; special characters need quotes |
 seed=0,1 | seed: several values make a sweep |
 hydra.run.dir=a,b | hydra.run.dir: several values make a sweep |
@@ -129,6 +130,14 @@ def test_a_path_or_name_that_cannot_be_is_refused(key: str) -> None:
     for text in NOT_TEXT[key]:
         with refused(f"{key}="):
             RunConfig.from_dict({group: {name: text}})
+
+
+@pytest.mark.parametrize("group", RESERVED)
+def test_a_group_named_like_a_file_of_results_is_refused(group: str) -> None:
+    """Only where a run is composed: the folder of an older run with such a group stays readable."""
+    with refused(f"run.group={group}: must be none of", by=ConfigError):
+        run_config([f"run.group={group}"])
+    assert RunConfig.from_dict({"run": {"group": group}}).group == group
 
 
 @pytest.mark.parametrize("prefix", ["", "+"])

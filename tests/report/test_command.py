@@ -12,6 +12,8 @@ from rope_exp.__main__ import main
 from rope_exp.commands.report import main as command
 from rope_exp.commands.report import write
 from rope_exp.errors import ConfigError
+from rope_exp.files import write_json
+from rope_exp.report import write_all
 
 FILES = {"table.md", "table.csv", "table.tex", "figures/curves.svg", "figures/forest.svg"}
 
@@ -102,18 +104,88 @@ def test_the_table_is_of_the_group_asked_for(
         make_run(Path("results/runs"), group=group)
     for group in ("007", "large"):
         assert command(["--group", group]) == 0
-        assert table_rows(Path("out", group))["qk_rope"]["group"] == group
+        assert table_rows(Path("results", group))["qk_rope"]["group"] == group
 
 
-def test_files_of_the_last_table_are_removed(tmp_path: Path) -> None:
-    """Two seeds have pairs.csv and one has none; what the report did not write stays."""
-    for group, seeds in (("two", (0, 1)), ("one", (0,))):
-        for pe in ("qk_rope", "vo_rope"):
-            for seed in seeds:
-                make_run(tmp_path / "runs", pe=pe, seed=seed, group=group)
+@pytest.mark.parametrize("group", ["runs", "bench", "records"])
+def test_a_group_with_a_name_of_results_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], group: str
+) -> None:
+    """Its table would mix with other files; in a folder that the user names, it would not."""
+    monkeypatch.chdir(tmp_path)
+    make_run(Path("results/runs"), group=group)
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr(sys, "argv", ["report.py", "--group", group])
+    assert main("report") == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --group={group}: must be none of README.md, bench, ")
+    assert error.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+    assert command(["--group", group, "--out", "mine"]) == 0
+    assert table_rows(Path("mine"))["qk_rope"]["group"] == group
+
+
+def test_groups_whose_names_are_too_long_need_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(5):
+        words = [f"optim.lr=0.00{number + 1}"]
+        make_run(Path("results/runs"), group=f"{number}{'x' * 60}", overrides=words)
+    with refused("--out: must be given: the names of 5 groups are too long", by=ConfigError):
+        command(["--factors", "optim.lr", "--reference", "optim.lr=0.001"])
+    assert [path.name for path in Path("results").iterdir()] == ["runs"]
+
+
+def test_a_report_removes_only_what_it_wrote(tmp_path: Path) -> None:
+    """Two seeds have pairs.csv and a forest, and one has neither.
+
+    A file stays that the report did not write, or that the user changed since.
+    """
+    make_run(tmp_path / "runs", group="one")
+    for seed in (0, 1):
+        make_run(tmp_path / "runs", group="two", seed=seed)
+        make_run(tmp_path / "runs", group="two", seed=seed, pe="vo_rope")
     out = tmp_path / "out"
-    for group, has_pairs in (("two", True), ("one", False)):
-        write(tmp_path / "runs", group, out)
-        (out / "mine.txt").touch()
-        assert (out / "pairs.csv").exists() == has_pairs
-    assert (out / "mine.txt").exists()
+    write(tmp_path / "runs", "two", out)
+    (out / "figures/mine.svg").write_text("a figure of the user's")
+    (out / "mine.txt").write_text("a note of the user's")
+    first = {str(path.relative_to(out)) for path in out.rglob("*.*")}
+    assert first > FILES | {"pairs.csv", "mine.txt", "figures/mine.svg"}
+
+    write(tmp_path / "runs", "one", out)
+    second = {str(path.relative_to(out)) for path in out.rglob("*.*")}
+    assert first - second == {"pairs.csv", "figures/forest.svg"}
+    assert second < first
+
+    write(tmp_path / "runs", "two", out)
+    (out / "pairs.csv").write_text("edited")
+    write(tmp_path / "runs", "one", out)
+    assert (out / "pairs.csv").read_text() == "edited"
+    assert (out / "mine.txt").read_text() == "a note of the user's"
+
+
+def test_an_emptied_folder_of_a_table_goes_with_its_files(tmp_path: Path) -> None:
+    write_all(tmp_path, {"table.md": b"1", "level/figures/grid.svg": b"2"})
+    write_all(tmp_path, {"table.md": b"1"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".written.json", "table.md"]
+
+
+@pytest.mark.parametrize("content", ["{", '{"files": ["table.md"]}', '{"files": {"a": 1}}'])
+def test_a_damaged_listing_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / ".written.json").write_text(content)
+    with refused(".written.json"):
+        write_all(tmp_path, {"table.md": b"1"})
+    assert not (tmp_path / "table.md").exists()
+
+
+def test_a_listing_removes_nothing_outside_its_folder(tmp_path: Path) -> None:
+    """Even if someone edited it."""
+    outside = tmp_path / "mine.txt"
+    outside.write_text("mine")
+    digest = sha256_of("mine")
+    (tmp_path / "out").mkdir()
+    write_json(tmp_path / "out/.written.json", {"files": {"../mine.txt": digest}})
+    write_all(tmp_path / "out", {"table.md": b"1"})
+    assert outside.exists()

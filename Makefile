@@ -31,7 +31,7 @@ table: setup ## train the nine on the stdlib corpus; table and figures in result
 	$(BIN)/python scripts/report.py --group table
 
 paper: setup-dev ## the paper's tables again, from its records, and the tests of its pages
-	PYTHONPATH=. $(BIN)/python paper/tables.py
+	$(BIN)/python paper/tables.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal paper/tests
 
 test: setup-dev ## every test but the long faults

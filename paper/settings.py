@@ -1,12 +1,10 @@
 """Each variant's difference from QK-RoPE in every setting with both, in paper/results/settings."""
 
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
-from places import folder_of
 
 from rope_exp.comparable import REFERENCE, SEEDS, spelled
 from rope_exp.folder import Run
@@ -50,8 +48,7 @@ def files(
         "little. Intervals, and variants beyond the nine, are in settings.csv."
     ]
     first = every.groupby("setting", sort=False).first()
-    # A space is no part of a link.
-    links = [f"[{titles[place]}]({_table(place)})" for place in first.index]
+    links = [_link(titles[place], place) for place in first.index]
     lines = pd.DataFrame({"setting": links, "in": first["unit"]})
     lines[["parameters", "tokens"]] = first[["parameters", "tokens"]].map(millions)
     lines["warmup"] = first["warmup_steps"].map("{:,}".format)
@@ -75,11 +72,11 @@ def files(
     }
 
 
-def _table(place: str) -> str:
-    """Return the path of a setting's table, as a link of settings.md."""
-    campaign, _, level = place.partition("/")
-    table = folder_of(campaign) / level / "table.md"
-    return quote(os.path.relpath(table, folder_of("settings")), safe="/=,+")
+def _link(title: str, place: str) -> str:
+    """Return a link of settings.md to a setting's table."""
+    # A space is no part of a link.
+    path = quote(f"../{place}/table.md", safe="/=,+")
+    return f"[{title}]({path})"
 
 
 def _titles(settings: Mapping[str, Report]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from support.configs import REPOSITORY
 from rope_exp.sections import subset_name
 
 # The results of the campaign whose table the README shows.
-SHOWN = tables.folder_of("nine_26m")
+SHOWN = tables.RESULTS / "nine_26m"
 
 
 def test_pages_show_the_table_that_is_committed() -> None:
@@ -61,7 +61,7 @@ def test_the_paper_has_the_differences_of_its_tables() -> None:
     rows: dict[str, list[str]] = {}
     published = {}
     for place in PAPER:
-        with (tables.folder_of(place) / "table.csv").open(encoding="utf-8") as file:
+        with (tables.RESULTS / place / "table.csv").open(encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 name = subset_name(tuple(row["rotate"])).removesuffix("-RoPE")
                 delta = float(row["published_delta"])
@@ -78,7 +78,7 @@ def test_the_paper_has_the_relations_of_its_tables() -> None:
     paper = DETAILS.read_text(encoding="utf-8")
     cells: dict[str, dict[str, str]] = {}
     for place in PAPER:
-        folder = tables.folder_of(place)
+        folder = tables.RESULTS / place
         deltas = {}
         with (folder / "pairs.csv").open(encoding="utf-8") as file:
             for pair in csv.DictReader(file):
@@ -105,7 +105,7 @@ def test_the_paper_counts_the_settings() -> None:
     """The paper counts the bf16 settings with both variants where the first has less loss."""
     pages = [DETAILS, REPOSITORY / "results" / "README.md"]
     paper = "".join(page.read_text(encoding="utf-8") for page in pages)
-    settings = pd.read_csv(tables.folder_of("settings") / "settings.csv")
+    settings = pd.read_csv(tables.RESULTS / "settings" / "settings.csv")
     # The third test is not counted before it is complete.
     left_out = settings["setting"].str.contains("mlm|cores|sequel|precision|lead_26m|open_26m")
     settings = settings[(settings["unit"] == "nats per token") & ~left_out]
@@ -113,7 +113,7 @@ def test_the_paper_counts_the_settings() -> None:
     deltas.columns = [name.removesuffix("_rope").upper() for name in deltas.columns]
 
     # One combination is in two campaigns: it counts once, with the seeds of both.
-    [joined, *_] = read_tables(tables.folder_of("rates_26m") / "optim.lr=0.0015/all_seeds.md")
+    [joined, *_] = read_tables(tables.RESULTS / "rates_26m" / "optim.lr=0.0015/all_seeds.md")
     deltas = deltas.drop("rates_26m/optim.lr=0.0015")
     for row in joined:
         label = row["variant"].removesuffix("-RoPE").upper()

@@ -1,16 +1,20 @@
 """Tests that the published relations decide, and of tables joined with other campaigns."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
+import support.records
 from joined import all_seeds, all_seeds_md, beside
 from scipy import stats
-from support.records import runs_of
+from tables import RECORDS
 
 from rope_exp.folder import Run
 from rope_exp.report import Report, build
+
+runs_of = partial(support.records.runs_of, records=RECORDS)
 
 
 def by_pair(report: Report) -> pd.DataFrame:

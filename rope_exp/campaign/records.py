@@ -20,6 +20,7 @@ from rope_exp.errors import ConfigError, RecordError, show
 from rope_exp.sections import Count, Name
 
 PACKED = ".jsonl.gz"
+CELLS = "[!.]*.json"  # a report's listing is hidden, and may lie in the same folder
 _Curve = TypedDict(
     "_Curve",
     {"step": list[Count], "train/loss": list[FiniteFloat], "val/loss": list[FiniteFloat | None]},
@@ -93,7 +94,7 @@ def stored_records(records: Path, campaign: str) -> dict[Path, bytes]:
             lines = gzip.decompress(packed.read_bytes()).splitlines(keepends=True)
     cells = [files.parse_json(packed, line).get("cell") for line in lines]
     listed = [(packed / f"{cell}.json", line) for cell, line in zip(cells, lines, strict=True)]
-    for path in (records / campaign).glob("*.json"):
+    for path in (records / campaign).glob(CELLS):
         with files.readable(path):
             listed.append((path, path.read_bytes()))
 
@@ -113,7 +114,7 @@ def read_records(records: Path, campaign: str) -> list[folder.Run]:
 def recorded_campaigns(records: Path) -> list[str]:
     """Return the names of campaigns with records."""
     packed = {path.name.removesuffix(PACKED) for path in records.glob(f"*{PACKED}")}
-    return sorted(packed | {path.parent.name for path in records.glob("*/*.json")})
+    return sorted(packed | {path.parent.name for path in records.glob(f"*/{CELLS}")})
 
 
 def read_record(path: Path, content: bytes | None = None) -> folder.Run:

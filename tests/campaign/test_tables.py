@@ -1,4 +1,4 @@
-"""Tests of `write_campaigns` on copies of committed records, some of them edited."""
+"""Tests of `write_campaigns` on copies of stored records, some of them edited."""
 
 import re
 from pathlib import Path
@@ -9,6 +9,8 @@ import pytest
 from support.records import copy_records, edit_record
 from support.refused import refused
 
+from rope_exp.campaign.campaign import pack
+from rope_exp.campaign.records import read_records, recorded_campaigns
 from rope_exp.campaign.tables import write_campaigns
 from rope_exp.errors import ConfigError
 from rope_exp.report import Report
@@ -69,6 +71,20 @@ def test_tables_of_a_campaign_are_in_results_by_default(
     assert not Path("results/runs").exists()
     write_campaigns(Path("more"), "runs", Path("mine"))
     assert Path("mine/runs/table.csv").exists()
+
+
+def test_tables_may_lie_beside_the_records(tmp_path: Path) -> None:
+    """The report's listing is JSON, too, and is no record."""
+    [record] = copy_records(tmp_path, "english", "qk_rope-s0")
+    for _ in range(2):
+        write_campaigns(tmp_path, None, tmp_path)
+    assert {path.name for path in (tmp_path / "english").glob(".*.json")} == {".written.json"}
+    pack(tmp_path, "english")
+    assert not record.exists()
+    # The folder has the table alone, and the packed records are still those of one campaign.
+    write_campaigns(tmp_path, None, tmp_path)
+    assert recorded_campaigns(tmp_path) == ["english"]
+    assert len(read_records(tmp_path, "english")) == 1
 
 
 def test_only_all_campaigns_make_the_page(tmp_path: Path) -> None:

@@ -52,8 +52,8 @@ def explanation(chart: Any) -> str:
 
 @pytest.fixture(scope="module")
 def nine() -> Report:
-    """Return the nine variants at eight seeds, whose test pools nothing."""
-    return report_on("nine_26m")
+    """Return the nine variants at three seeds."""
+    return report_on("english")
 
 
 def losses(report: Report, row: str) -> np.ndarray:
@@ -71,7 +71,7 @@ def test_the_forest_draws_intervals_of_scipys_paired_t(nine: Report) -> None:
         for key, level in (("delta_ci", 0.95), ("delta_wide", 1 - 0.05 / 8)):
             drawn = [bars[label][f"{key}_{end}"] for end in ("low", "high")]
             assert drawn == pytest.approx([*test.confidence_interval(level)], abs=1e-9)
-        assert lines[label]["seeds"] == "8"
+        assert lines[label]["seeds"] == "3"
     assert "Thick: 95 % interval of the paired t test" in explanation(chart)
 
 
@@ -101,7 +101,7 @@ def test_curves_end_at_the_differences(nine: Report) -> None:
     for label in ("vo_rope", "nope"):
         end = points[points["label"] == label].iloc[-1]
         delta_S = losses(nine, label) - base
-        assert end["tokens"] == 6400 * 4096
+        assert end["tokens"] == 500 * 4096
         assert end["mean"] == pytest.approx(delta_S.mean(), abs=1e-6)
         assert end["high"] - end["mean"] == pytest.approx(delta_S.std(ddof=1), abs=1e-5)
 

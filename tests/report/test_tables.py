@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
-from support.records import ended_at, report_on, runs_of
+from support.records import at_seed, ended_at, report_on, runs_of
 
 from rope_exp.notes.files import files
 from rope_exp.report import Report, build, table_csv, table_md
@@ -20,9 +20,11 @@ ROWS = ("qk_rope", "qkvo_rope", "vo_rope", "nope")
 
 def with_losses(losses_VS: np.ndarray) -> Report:
     """Return the report on recorded runs as if they had ended at these losses."""
-    runs = runs_of("english", *ROWS[: len(losses_VS)], seeds=range(losses_VS.shape[1]))
-    losses = [float(losses_VS[ROWS.index(run.row), run.config.seed]) for run in runs]
-    return build([ended_at(run, loss) for run, loss in zip(runs, losses, strict=True)], ["pe"])
+    ended = []
+    for run in runs_of("english", *ROWS[: len(losses_VS)], seeds=(0,)):
+        for seed, loss in enumerate(losses_VS[ROWS.index(run.row)]):
+            ended.append(ended_at(at_seed(run, seed), float(loss)))
+    return build(ended, ["pe"])
 
 
 def lines_of(text: str) -> dict[str, dict[str, str]]:

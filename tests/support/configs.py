@@ -20,8 +20,9 @@ TINY = (
     "schedule.warmup_fraction=0.05", "tokenizer=bytes", "data=files",
 )  # fmt: skip
 
-# The committed records of the project's campaigns.
-RECORDED = REPOSITORY / "paper/records"
+# Small campaigns: records of real runs at a few rows and seeds, without answers to the probe
+# `windows` and with long curves thinned.
+RECORDED = REPOSITORY / "tests/stored/records"
 
 
 @cache

@@ -208,7 +208,7 @@ class Report:
             **ours[["num_seeds", "loss_mean", "loss_sd", "delta"]],
             **judged[["delta_ci_low", "delta_ci_high"]],
             "p_holm": judged["p_adjusted"],
-            "verdict": [self._verdict(row) or row.status for row in rows],
+            "verdict": [self.verdict(row) or row.status for row in rows],
             "published_loss": theirs["loss_mean"],
             "published_delta": theirs["delta"],
             # Over all pairs; p_holm is over the pairs with the reference.
@@ -232,12 +232,20 @@ class Report:
         counts = dict.fromkeys(("params", "cached", "state"), "Int64")
         return pd.DataFrame(columns, index=labels).astype(counts)
 
-    def _verdict(self, row: Row) -> str:
-        """Return a verdict as words for a row; empty without one."""
+    def verdict(self, row: Row, *, for_readers: bool = False) -> str:
+        """Return a row's verdict, with a mark if runs of it diverged; empty without a verdict.
+
+        Only text `for_readers` says that a verdict is provisional: programs compare the words of
+        table.csv, which has the number of seeds in a column.
+        """
         judged = self.decided.get(row.label)
         if judged is None:
             return ""
-        return " ".join(filter(None, (WORDS[judged["verdict"]], provisional(judged), row.mark)))
+        words = [WORDS[judged["verdict"]]]
+        if for_readers:
+            words.append(provisional(judged))
+        words.append(row.mark)
+        return " ".join(filter(None, words))
 
     @cached_property
     def lines(self) -> dict[str, dict[str, Any]]:
@@ -425,7 +433,7 @@ def _words(report: Report, row: Row) -> dict[str, Any]:
     p = marked = None
     if decided := report.decided.get(row.label):
         p = adjusted_p(decided)
-        marked = line["verdict"]
+        marked = report.verdict(row, for_readers=True)
         if ci and low * high > 0 and decided["verdict"] == "open":
             ci += f" (adjusted: {interval(decided['delta_wide_low'], decided['delta_wide_high'])})"
     sizes = {"{:,}": line["cached"], "{:,} fixed": line["state"]}

@@ -159,7 +159,9 @@ def in_words(report: Report, row: Row) -> dict[str, Any]:
     half = "" if low is None else f"± {high - delta:.4f} "
     is_reference = row.label == report.reference.label
     untested = "no shared seed" if delta is None else "untested"
-    verdict = line["verdict"] or f"{'reference' if is_reference else untested} {row.mark}".rstrip()
+    verdict = report.verdict(row, for_readers=True) or line["verdict"]
+    if not verdict:
+        verdict = f"{'reference' if is_reference else untested} {row.mark}".rstrip()
     return {
         "label": row.label,
         "delta": delta,

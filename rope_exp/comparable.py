@@ -174,8 +174,8 @@ def check_blocks(runs: Sequence[Run]) -> None:
             if key in differing:
                 raise ReportError(
                     f"seed {seed} of {runs[0].group} has runs with {key} "
-                    f"{' and '.join(differing[key])}, but a block must have only one "
-                    "(paper/protocol.md); rerun one of them"
+                    f"{' and '.join(differing[key])}, but a block must have only one: it can "
+                    "change losses; rerun one of them"
                 )
 
 

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 from support.configs import NINE, REPOSITORY
+from support.links import broken_links
+from support.sizes import num_nodes
 
 from rope_exp.identity import choices
 
 PACKAGE = REPOSITORY / "rope_exp"
+PAPER = REPOSITORY / "paper"
 
 # Folders whose files a key of a config, or a word of a command line, chooses by name.
 CHOICES = {
@@ -35,15 +38,21 @@ def imports() -> dict[str, set[str]]:
     paths = {module_of(path): path for path in PACKAGE.rglob("*.py") if "plugin" not in path.parts}
     graph: dict[str, set[str]] = {}
     for module, path in paths.items():
-        names = []
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom):
-                names += [f"{node.module}.{alias.name}" for alias in node.names]
-            elif isinstance(node, ast.Import):
-                names += [alias.name for alias in node.names]
+        names = imported(ast.parse(path.read_text(encoding="utf-8")))
         known = {name if name in paths else name.rpartition(".")[0] for name in names}
         graph[module] = known & paths.keys() - {module, "rope_exp"}
     return graph
+
+
+def imported(tree: ast.Module) -> list[str]:
+    """Return the dotted names that a file imports, at its top or in a function."""
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+    return names
 
 
 def module_of(path: Path) -> str:
@@ -175,20 +184,42 @@ def test_few_modules_know_a_variant_by_name() -> None:
 
 def test_links_of_the_pages_lead_somewhere() -> None:
     """Each relative link names an existing file, and its anchor one of that file's headings."""
-    folders = [REPOSITORY, REPOSITORY / "results", REPOSITORY / "paper"]
-    pages = [page for folder in folders for page in folder.glob("*.md")]
+    pages = [*REPOSITORY.glob("*.md"), REPOSITORY / "results" / "README.md"]
     pages += (REPOSITORY / "docs").rglob("*.md")
     assert len(pages) > 10
+    assert broken_links(pages) == []
 
-    for page in pages:
-        links = re.findall(r"\]\(([^)#]*)(?:#([^)]+))?\)", page.read_text(encoding="utf-8"))
-        for target, anchor in links:
-            if "://" in target:
+
+def test_the_harness_knows_nothing_of_the_paper() -> None:
+    """No import leads there, and no text but comments and docstrings, which may cite a protocol."""
+    modules = {path.stem for path in PAPER.glob("*.py")}
+    assert modules
+    broken = []
+    for pattern in ("rope_exp/**/*.py", "scripts/*.py", "train.py", "tests/**/*.py"):
+        paths = [*REPOSITORY.glob(pattern)]
+        assert paths, pattern
+        for path in paths:
+            # This file must name it.
+            if path == Path(__file__):
                 continue
-            found = page.parent / target if target else page
-            assert found.exists(), f"{page.name}: {target}"
-            if anchor:
-                assert anchor in anchors(found), f"{page.name}: {target}#{anchor}"
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            for name in imported(tree):
+                if name.partition(".")[0] in modules | {PAPER.name}:
+                    broken.append(f"{path}: {name}")
+            for text in texts(tree):
+                if PAPER.name in Path(text).parts or f"{PAPER.name}/" in text:
+                    broken.append(f"{path}: {text}")
+    assert broken == []
+
+
+def texts(tree: ast.Module) -> list[str]:
+    """Return the texts of a file that are no docstring."""
+    nodes = [*ast.walk(tree)]
+    docstrings = [node.value for node in nodes if isinstance(node, ast.Expr)]
+    constants = [node for node in nodes if isinstance(node, ast.Constant)]
+    return [
+        node.value for node in constants if isinstance(node.value, str) and node not in docstrings
+    ]
 
 
 def test_extending_lists_each_folder_of_choices() -> None:
@@ -197,12 +228,6 @@ def test_extending_lists_each_folder_of_choices() -> None:
     rows = re.findall(r"^\| `(\w+)/` \|.*\| `(\w+\.py)` \|$", page, re.MULTILINE)
     assert {folder for folder, _ in rows} == CHOICES
     assert [row for row in rows if not PACKAGE.joinpath(*row).is_file()] == []
-
-
-def anchors(page: Path) -> list[str]:
-    """Return the anchors of a page's headings, as links spell them."""
-    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return [re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings]
 
 
 # The most syntax nodes of the package with scripts, and of the tests. Whoever needs more raises the
@@ -216,8 +241,7 @@ FILE_LINES = 600
 @pytest.mark.parametrize("parts", NODES)
 def test_the_house_does_not_grow(parts: str) -> None:
     paths = [path for part in parts.split() for path in REPOSITORY.glob(part)]
-    texts = [path.read_text(encoding="utf-8") for path in paths]
-    assert sum(1 for text in texts for _ in ast.walk(ast.parse(text))) <= NODES[parts]
+    assert num_nodes(paths) <= NODES[parts]
 
 
 def test_functions_and_files_are_short() -> None:

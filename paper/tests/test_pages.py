@@ -7,11 +7,18 @@ from pathlib import Path
 import pandas as pd
 import tables
 from support.configs import REPOSITORY
+from support.links import broken_links
 
 from rope_exp.sections import subset_name
 
 # The results of the campaign whose table the README shows.
 SHOWN = tables.RESULTS / "nine_26m"
+
+
+def test_links_of_the_pages_lead_somewhere() -> None:
+    pages = [*tables.PAPER.glob("*.md")]
+    assert len(pages) > 5
+    assert broken_links(pages) == []
 
 
 def test_pages_show_the_table_that_is_committed() -> None:

@@ -29,7 +29,8 @@ def main(words: list[str]) -> int:
     started = time.monotonic()
     parser = Parser("campaign", "Run the cells of a campaign that have no record yet.")
     add = parser.add_argument
-    add("name", metavar="NAME", help="a file campaign/NAME.yaml of --config-dir, or of configs/")
+    file = "a file campaign/NAME.yaml of --config-dir or of configs/, such as example"
+    add("name", metavar="NAME", help=file)
     about = f"submit its cells as jobs, with hydra.launcher.* and {' and '.join(ALLOWED[1:])}"
     # Without a default argparse would name it as missing, too.
     add("words", nargs="*", default=[], metavar="launch=slurm", help=about)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.records import copy_records, edit_record
+from support.configs import RECORDED
+from support.records import copy_records, edit_record, runs_of
 from support.refused import refused
 from support.reports import ask, begun_from, make_run, sha256_of
 
@@ -297,6 +298,16 @@ def test_whole_and_harmed_records_are_told_apart(
     assert "order_sha256" in other
     assert harmed.startswith("tokens: ")
     assert str(file) in harmed
+
+
+def test_the_stored_campaigns_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    """Other tests read them, and ask for rows and seeds that are there."""
+    assert check_records([str(RECORDED)]) == 0
+    counts = re.findall(r"^(\w+): (\d+) records are whole", capsys.readouterr().out, re.MULTILINE)
+    assert sum(int(count) for _, count in counts) == 59
+    for name, row, seed in (("no", "qk_rope", 0), ("english", "no", 0), ("lr", "nope", 1)):
+        with pytest.raises(AssertionError, match=r"holds no records|lacks"):
+            runs_of(name, row, seeds=(seed,))
 
 
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:

@@ -11,10 +11,24 @@ from support.refused import refused
 
 from rope_exp.campaign.cells import campaign_files, load_campaign
 from rope_exp.campaign.records import cell_name
+from rope_exp.commands.campaign import main as command
 from rope_exp.compose import run_config
 from rope_exp.errors import ConfigError
 
 RUNS = Path("results/runs")
+
+
+def test_the_example_composes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its cells are two rows at three seeds, and leave nothing open."""
+    example = load_campaign("example", None, RUNS)
+    wanted = [f"{row}-s{seed}" for seed in range(3) for row in ("qk_rope", "vo_rope")]
+    assert names(example) == wanted
+    assert {cell.config.data.kind for cell in example.cells} == {"stdlib"}
+    assert len({cell.config.group_sha256 for cell in example.cells}) == 1
+    assert command(["example", "--list"]) == 0
+    stdout = capsys.readouterr().out
+    assert stdout.startswith(example.about)
+    assert "example: 0 of 6 cells have a record" in stdout
 
 
 def test_cells_are_as_composed_one_by_one(tmp_path: Path) -> None:
@@ -95,7 +109,8 @@ def test_a_name_is_one_of_a_file() -> None:
 
 def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
     """The user's campaigns hide ours of the same name, and add to them."""
-    mine = load(tmp_path, "noise", about="my own", cells=["row=vo seed=0"])
+    assert "example" in campaign_files()
+    mine = load(tmp_path, "example", about="my own", cells=["row=vo seed=0"])
     assert (mine.about, names(mine)) == ("my own", ["vo-s0"])
     write_campaign(tmp_path, "other")
     assert "other" in campaign_files(tmp_path)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rope_exp.compose import CONFIGS, compose_jobs
+from rope_exp.compose import CAMPAIGNS, CONFIGS, compose_jobs
 from rope_exp.config import RunConfig
 from rope_exp.files import json_sha256
 
@@ -32,8 +32,8 @@ GONE = {
     "launch": {"inline": False},
     "run": {"fresh": False},
 }
-GROUPS = sorted(path.parent.relative_to(CONFIGS).as_posix() for path in CONFIGS.glob("*/*.yaml"))
-GROUPS = sorted({*GROUPS, *(f"row/{path.name}" for path in CONFIGS.glob("row/*"))})
+FOLDERS = {path.parent for path in CONFIGS.glob("*/*.yaml")} | {*CONFIGS.glob("row/*")}
+GROUPS = sorted({folder.relative_to(CONFIGS).as_posix() for folder in FOLDERS} - {CAMPAIGNS})
 LONG = pytest.param("experiment", marks=pytest.mark.torture)
 
 

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev table test torture cluster lint type format paper bench lock floors clean
+.PHONY: help setup setup-dev table test torture cluster lint type format paper paper-quick bench lock floors clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -30,15 +30,20 @@ table: setup ## train the nine on the stdlib corpus; table and figures in result
 	$(BIN)/python train.py +experiment=nine run.group=table
 	$(BIN)/python scripts/report.py --group table
 
-paper: setup-dev ## the paper's tables again, from its records, and the tests of its pages
+paper: setup-dev ## the paper's tables again, from its records, and the tests of paper/
 	$(BIN)/python paper/tables.py
+	git diff --exit-code --stat -- paper/results
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal paper/tests
 
-test: setup-dev ## every test but the long faults
+paper-quick: setup-dev ## the tests of paper/ that make no table again: hashes, pins, digests, prose
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal paper/tests \
+		--ignore paper/tests/test_tables.py
+
+test: setup-dev ## every test of the harness but the long ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-torture: setup-dev ## the long tests, among them KILLS=6 random kill -9 of each kind of run
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m torture
+torture: setup-dev ## the long tests of both, among them KILLS=6 random kill -9 of each kind of run
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m torture tests paper/tests
 
 cluster: setup-dev ## SLURM, two hosts and power cuts on this machine: needs root (tests/cluster/README.md)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m cluster tests/cluster

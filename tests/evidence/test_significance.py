@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rope_exp.stats import MARGIN, SIGNS, holm, outcome, table_of
+from rope_exp.stats import MARGIN, SIGNS, adjusted_means, holm, outcome, table_of
 from rope_exp.stats import judge as judge_by
 
 Losses = Mapping[int, float]
@@ -49,6 +49,22 @@ def test_equivalence_is_two_one_sided_tests() -> None:
     above = stats.ttest_1samp(differences, 0.01, alternative="less").pvalue
     below = stats.ttest_1samp(differences, -0.01, alternative="greater").pvalue
     assert pair["p_equivalent"] == pytest.approx(max(above, below))
+
+
+@pytest.mark.parametrize("holes", [0, 5])
+def test_means_for_missing_seeds_are_least_squares(holes: int) -> None:
+    """Subtracting row and column means alternately until convergence gives the same fit.
+
+    Ranks follow these means. Without holes they are the plain ones.
+    """
+    table = np.random.default_rng(2).normal(size=(8, 9))
+    table[5:, :holes] = np.nan
+    fitted = np.zeros_like(table)
+    for _ in range(2000):
+        fitted += np.nanmean(table - fitted, axis=0, keepdims=True)
+        fitted += np.nanmean(table - fitted, axis=1, keepdims=True)
+    means = adjusted_means(pd.DataFrame(table, columns=[*ROWS]))
+    np.testing.assert_allclose(means, fitted.mean(axis=0), atol=1e-8)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))

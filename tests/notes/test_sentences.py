@@ -7,6 +7,7 @@ from support.records import at_seed, diverged, ended_at, report_on, runs_of, unf
 from support.refused import refused
 
 from rope_exp.figures.curves import by_tokens
+from rope_exp.notes.verdicts import outcomes
 from rope_exp.probes import drift
 from rope_exp.report import build, table_csv, table_md
 
@@ -139,3 +140,17 @@ def test_drift_is_judged_seed_by_seed(medians: list[float], said: str) -> None:
     ]
     [sentence] = drift.notes(build(probed, ["pe"]))
     assert sentence.endswith(said)
+
+
+def test_an_open_relation_is_not_provisional() -> None:
+    """A difference is shown and the margin is not, so the published "≈" stays open."""
+    ended = []
+    for run in runs_of("english", "qk_rope", "qkvo_rope", seeds=range(3)):
+        # Differences of 0.008, 0.009 and 0.01 nats.
+        lag = 0.008 + 0.001 * run.config.seed
+        ended.append(ended_at(run, 3.5 + lag * (run.row == "qkvo_rope")))
+    report = build(ended, ["pe"])
+    [relation] = outcomes(report)
+    assert relation["outcome"] == "open"
+    assert relation["verdict"] != "open"
+    assert "open; a difference is shown" in table_md(report)

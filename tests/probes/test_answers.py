@@ -174,3 +174,10 @@ def test_several_kinds_of_data_have_no_common_answers() -> None:
     report = build(runs, ["data", "model", "train", "optim", "schedule"])
     assert files(report) == {}
     assert tables(report) == []
+
+
+def test_text_beside_a_task_has_no_common_answers() -> None:
+    runs = [*runs_of("copy", "qk_rope", seeds=(0,)), *runs_of("english", "qk_rope", seeds=(0,))]
+    report = build(runs, ["data", "tokenizer", "model", "train", "optim", "schedule"])
+    assert files(report) == {}
+    assert tables(report) == []

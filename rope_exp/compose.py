@@ -15,14 +15,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from rope_exp import hub
@@ -36,11 +38,13 @@ from rope_exp.sections import LaunchConfig
 CONFIGS = next(folder for folder in (PACKAGE / "configs", ROOT / "configs") if folder.is_dir())
 HYDRA_VERSION = "1.3"  # version_base, which selects Hydra's behaviour
 CAMPAIGNS = "campaign"  # a folder of configs that are not parts of a run's config
+SEVERAL = "several values make a sweep, which needs -m; a list is written [a,b]"
+# Errors of a user's words and files, which `explain` turns into a sentence. Any other error is a
+# bug, and keeps its traceback.
+MISTAKES = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError)
 # Hydra's sentences that name a key, and ours for the same.
 REASONS = {
-    r"(?:Ambiguous value for argument|Sweep parameters) '\+*([^=']*)=": (
-        "several values make a sweep, which needs -m; a list is written [a,b]"
-    ),
+    r"(?:Ambiguous value for argument|Sweep parameters) '\+*([^=']*)=": SEVERAL,
     r"An item is already at '([^']*)'": "is a key already; leave out the +",
     r"override '([^']+)'\. No match in the defaults": "nothing is chosen there yet; a + chooses",
 }
@@ -108,8 +112,8 @@ def compose_jobs(
                 jobs = split([*of_file, *ours])
                 trees = list(map(composed, jobs))
             elif swept:
-                composed(words)  # raises Hydra's error about several values
-    except Exception as error:
+                raise ConfigError(swept[0].get_key_element().lstrip("+"), ..., SEVERAL)
+    except MISTAKES as error:
         raise explain(error) from error
     return Composed(tree, jobs, list(map(to_run_config, trees)))
 
@@ -151,14 +155,8 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
     sources = (hydra or tree.hydra).runtime.config_sources
     own = [source for source in sources if source.provider not in ("hydra", "main")]
     own_folders = [Path(source.path) for source in own if source.schema == "file"]
-    for folder, ours in itertools.product(own_folders, sorted(CONFIGS.rglob("*.*"))):
-        # Hydra would silently ignore one of two choices of a name. It reads no campaigns.
-        choice = ours.relative_to(CONFIGS)
-        theirs = folder / choice
-        is_other = theirs.is_file() and theirs.read_bytes() != ours.read_bytes()
-        if is_other and choice.parts[0] != CAMPAIGNS:
-            reason = f"its {choice} has the name of a choice of ours: give it another"
-            raise ConfigError("--config-dir", str(folder), reason)
+    for folder in own_folders:
+        _check_choices(folder)
 
     def read(name: str, *default: str | None) -> Any:
         return f"${{oc.env:{name}}}" if SECRET.search(name) else oc.env(name, *default)
@@ -167,7 +165,7 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
     ours_only = without_hydra(tree)
     try:
         plain: Any = OmegaConf.to_container(ours_only, resolve=True, throw_on_missing=True)
-    except Exception as error:
+    except MISTAKES as error:
         raise explain(error) from error
     finally:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
@@ -186,6 +184,18 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
     from rope_exp.custom_code import with_source
 
     return with_source(config, [CONFIGS, *own_folders])
+
+
+def _check_choices(folder: Path) -> None:
+    """Refuse a user's folder with a choice of a name of ours: Hydra would ignore one of the two."""
+    for ours in sorted(CONFIGS.rglob("*.*")):
+        choice = ours.relative_to(CONFIGS)
+        theirs = folder / choice
+        is_other = theirs.is_file() and theirs.read_bytes() != ours.read_bytes()
+        # Hydra reads no campaigns.
+        if is_other and choice.parts[0] != CAMPAIGNS:
+            reason = f"its {choice} has the name of a choice of ours: give it another"
+            raise ConfigError("--config-dir", str(folder), reason)
 
 
 def without_hydra(tree: DictConfig) -> DictConfig:

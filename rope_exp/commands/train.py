@@ -10,18 +10,23 @@ import tempfile
 from collections.abc import Sequence
 
 import hydra
-import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from rope_exp.commands._rank import check_ranks, is_rank, run_as_rank
-from rope_exp.compose import CONFIGS, HYDRA_VERSION, explain, titles, to_run_config, without_hydra
+from rope_exp.compose import (
+    CONFIGS,
+    HYDRA_VERSION,
+    MISTAKES,
+    explain,
+    titles,
+    to_run_config,
+    without_hydra,
+)
 from rope_exp.config import RunConfig
 from rope_exp.errors import (
     EXIT_DIVERGED,
@@ -51,7 +56,6 @@ def main(words: list[str]) -> int:
     # Hydra prints through logging, which would show a traceback per line to a closed pipe.
     logging.raiseExceptions = False
 
-    mistakes = (HydraException, OmegaConfBaseException, yaml.YAMLError)
     try:
         hydra.main(str(CONFIGS), "config", HYDRA_VERSION)(run_job)()
     except SystemExit as end:
@@ -62,7 +66,7 @@ def main(words: list[str]) -> int:
             raise
     except (ConfigError, RecordError):
         raise
-    except (*mistakes, ValueError, RecursionError) as error:
+    except MISTAKES as error:
         if shows_all:
             raise
         raise explain(error) from error

@@ -1,5 +1,6 @@
 """Tests of composing a config: choices, keys, sweeps, and references to the environment."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -148,3 +149,43 @@ def test_a_key_is_completed_on_tab(tmp_path: Path) -> None:
         environment = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_CWORD": "2"}
         done = command("-sc", "query=bash", cwd=tmp_path, **environment)
         assert completed in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", ["split", "compose"])
+def test_a_bug_of_ours_is_no_mistake_of_the_user(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It keeps its type and its traceback; only errors of words and files become a sentence."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setattr(f"rope_exp.compose.{name}", broken)
+    with pytest.raises(KeyError):
+        compose_jobs(["seed=0,1"], multirun=True)
+
+
+def test_several_values_are_refused_whatever_hydra_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If Hydra accepted them one day, one of the runs would start without its word."""
+    tree = compose_jobs([]).tree
+    monkeypatch.setattr("rope_exp.compose.compose", lambda *_, **__: tree)
+    with refused("seed: several values make a sweep"):
+        compose_jobs(["+seed=0,1"])
+
+
+def test_a_job_without_a_users_folder_walks_no_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The names of our own choices are compared with those of a user's folder alone."""
+    walked = []
+    rglob = Path.rglob
+
+    def counted(folder: Path, pattern: str) -> Iterator[Path]:
+        walked.append(folder)
+        return rglob(folder, pattern)
+
+    monkeypatch.setattr(Path, "rglob", counted)
+    compose_jobs(["seed=0,1,2"], multirun=True)
+    assert CONFIGS not in walked
+    compose_jobs([], tmp_path)
+    assert CONFIGS in walked

@@ -14,11 +14,11 @@ import torch
 from tokenizers import Tokenizer
 
 from rope_exp import folder as files
-from rope_exp.config import RunConfig
+from rope_exp.config import DEFAULT_OUTPUT, RunConfig
 from rope_exp.decoder import FREQUENCIES, OWN, POSITIONS, Decoder, weights
 from rope_exp.errors import ConfigError, RecordError
 from rope_exp.files import read_json
-from rope_exp.load import load_run
+from rope_exp.load import has_trusted_code, load_run
 
 
 class Origin(NamedTuple):
@@ -54,7 +54,10 @@ def with_weights(config: RunConfig) -> RunConfig:
 
 
 def find_origin(config: RunConfig) -> Origin:
-    """Find the finished run that run.init_from names; its weights must be init_weights if set."""
+    """Find the finished run that run.init_from names; its weights must be init_weights if set.
+
+    Its code, which will be executed, must be this run's own, or lie below the user's results.
+    """
     folder = Path(str(config.run.init_from)).expanduser()
     if not (folder / files.CONFIG).exists():
         raise _unfit(config, "there is no run in this folder")
@@ -67,7 +70,11 @@ def find_origin(config: RunConfig) -> Origin:
     sha256 = files.checked(path, read_json(path), files.Manifest)[files.MODEL]["sha256"]
     if config.init_weights not in (None, sha256):
         raise _unfit(config, f"has other weights than init_weights={config.init_weights:.12}")
-    return Origin(folder, files.read_config(folder), result["steps"], sha256)
+    origin = files.read_config(folder)
+    if origin.pe.source != config.pe.source and not has_trusted_code(folder, origin):
+        reason = f"brings code of its own (pe.code={origin.pe.code}), which would be executed; "
+        raise _unfit(config, f"{reason}read it, and move the run below {DEFAULT_OUTPUT}")
+    return Origin(folder, origin, result["steps"], sha256)
 
 
 def facts(config: RunConfig) -> dict[str, Any]:
@@ -86,7 +93,8 @@ def facts(config: RunConfig) -> dict[str, Any]:
 def load_weights(decoder: Decoder, config: RunConfig, tokenizer_json: str) -> str:
     """Copy the origin's weights into a decoder that was drawn from its seed; describe them."""
     origin = find_origin(config)
-    source, tokenizer = load_run(origin.folder, origin.step)
+    # `find_origin` has checked the code.
+    source, tokenizer = load_run(origin.folder, origin.step, trust_code=True)
     if tokenizer.to_str() != Tokenizer.from_str(tokenizer_json).to_str():
         raise _unfit(config, "has another tokenizer: its tokens mean others")
 

@@ -7,30 +7,44 @@ import torch
 from tokenizers import Tokenizer
 
 from rope_exp import checkpoint
+from rope_exp.config import DEFAULT_OUTPUT, RunConfig
 from rope_exp.decoder import Decoder
 from rope_exp.errors import CheckpointError, ConfigError, DataError, RecordError, first_line
 from rope_exp.folder import CONFIG, ENV, list_steps, read_config, read_env
 
 
-def load_run(run_dir: str | PathLike[str], step: int | None = None) -> tuple[Decoder, Tokenizer]:
+def load_run(
+    run_dir: str | PathLike[str], step: int | None = None, *, trust_code: bool = False
+) -> tuple[Decoder, Tokenizer]:
     """Return the model and the tokenizer of a run folder, results/runs/<group>/<pe>/seed<k>.
+
+    A run of pe.code holds Python code, which builds its model. It is executed if the run lies below
+    results/runs of the current folder, links followed, where your own runs are.
 
     Args:
         step: a saved step; None: the newest checkpoint that verifies.
+        trust_code: execute the code of a run that lies elsewhere, too.
     Returns:
         The model in eval mode and float32 (`model(ids_BT)` gives logits_BTV) and its tokenizer.
         Under train.objective=mlm the model's last id is the mask, one past the tokenizer's.
     Raises:
         RecordError, CheckpointError: there is no such run or checkpoint, or it is damaged.
+        ConfigError: its code is not trusted, or fails.
     """
-    return load_checkpoint(Path(run_dir), step)[:2]
+    return load_checkpoint(Path(run_dir), step, trust_code=trust_code)[:2]
 
 
-def load_checkpoint(folder: Path, step: int | None) -> tuple[Decoder, Tokenizer, int]:
-    """Return what `load_run` does, and the step of the checkpoint."""
+def load_checkpoint(
+    folder: Path, step: int | None, *, trust_code: bool = False
+) -> tuple[Decoder, Tokenizer, int]:
+    """Return the model, the tokenizer and the step of a checkpoint; see `load_run`."""
     if not (folder / CONFIG).exists():
         raise RecordError(f"{folder}: there is no run in this folder")
     config = read_config(folder)
+    if not (trust_code or has_trusted_code(folder, config)):
+        reason = f"{folder} brings this code, which would be executed, and does not lie below "
+        reason += f"{DEFAULT_OUTPUT}; read pe.source in its {CONFIG}, and allow it by "
+        raise ConfigError("pe.code", config.pe.code, f"{reason}trust_code=True (--trust-code)")
     saved = _saved(folder / "checkpoints", step)
     tokenizer = load_tokenizer(folder / "tokenizer.json")
 
@@ -40,6 +54,14 @@ def load_checkpoint(folder: Path, step: int | None) -> tuple[Decoder, Tokenizer,
     model = Decoder(config.architecture(num_rows - config.num_own_ids))
     checkpoint.load_weights(f"the checkpoint of step {saved.step} in {folder}", model, saved.model)
     return model.eval(), tokenizer, saved.step
+
+
+def has_trusted_code(folder: Path, config: RunConfig) -> bool:
+    """Return whether a run brings no code, or lies below the user's own results/runs.
+
+    A link there to a folder elsewhere does not count.
+    """
+    return config.pe.source is None or folder.resolve().is_relative_to(DEFAULT_OUTPUT.resolve())
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:

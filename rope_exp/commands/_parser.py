@@ -17,6 +17,11 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, command: str, description: str) -> None:
         super().__init__(prog=f"rope-exp {command}", description=description)
 
+    def add_trust_code(self) -> None:
+        """Add the flag of commands that build the model of a run."""
+        about = "execute the run's own code (pe.code), also if it is not below results/runs"
+        self.add_argument("--trust-code", action="store_true", help=about)
+
     def error(self, message: str) -> NoReturn:
         """Raise a ConfigError for a bad command line."""
         raise ConfigError("usage", ..., f"{message}; see `{self.prog} --help`")

@@ -17,11 +17,12 @@ def main(words: list[str]) -> int:
         help="auto: transformers' own class if it has one for this model; always: our code",
     )
     parser.add_argument("--step", type=int, help="of the checkpoint; the newest otherwise")
+    parser.add_trust_code()
     asked = parser.parse_args(words)
 
     # Imported late, because transformers takes seconds to import.
     from rope_exp.export.write import export, loading
 
-    name = export(asked.folder, asked.out, asked.code, asked.step)
+    name = export(asked.folder, asked.out, asked.code, asked.step, trust_code=asked.trust_code)
     print(f"{asked.out}: {name}; in Python: {loading(name, str(asked.out))}")
     return 0

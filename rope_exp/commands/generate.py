@@ -79,13 +79,14 @@ def main(words: list[str]) -> int:
         about += " (%(default)s)"
         parser.add_argument(flags[key], type=type(default), default=default, help=about)
     parser.add_argument("--step", type=int, help="of the checkpoint; the newest otherwise")
+    parser.add_trust_code()
     asked = parser.parse_args(words)
     options = {
         key: convert(allowed, getattr(asked, key), flags[key])
         for key, (_, allowed, _) in _OPTIONS.items()
     }
 
-    decoder, tokenizer = load_run(asked.folder, asked.step)
+    decoder, tokenizer = load_run(asked.folder, asked.step, trust_code=asked.trust_code)
     end_id = end_of_text(asked.folder, decoder)
     for text in asked.texts:
         completion = generate(decoder, tokenizer, text, end_id, **options)

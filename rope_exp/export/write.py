@@ -38,16 +38,30 @@ SIZES = (
 )
 
 
-def export(run_dir: Path, out: Path, code: Code = "auto", step: int | None = None) -> str:
-    """Write a run's model, tokenizer and card into a new folder; return the class of the model.
+def export(
+    run_dir: Path,
+    out: Path,
+    code: Code = "auto",
+    step: int | None = None,
+    *,
+    trust_code: bool = False,
+) -> str:
+    """Write a run's model, tokenizer and card into a new folder.
 
-    `code` auto: a class of transformers where one is the same model; always: our own code.
+    Args:
+        code: auto: a class of transformers where one is the same model; always: our own code.
+        step: a saved step; None: the newest checkpoint that verifies.
+        trust_code: execute the code of a foreign run, as in `load_run`.
+    Returns:
+        The name of the model's class.
+    Raises:
+        ConfigError: `out` holds something, or the model cannot be exported or loaded.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError("OUT", str(out), "holds something; name a new folder")
     if out.resolve().is_relative_to(run_dir.resolve()):
         raise ConfigError("OUT", str(out), "lies in the run's own folder, which is its record")
-    decoder, tokenizer, step = load_checkpoint(run_dir, step)
+    decoder, tokenizer, step = load_checkpoint(run_dir, step, trust_code=trust_code)
     config = read_config(run_dir)
     end_id = end_of_text(run_dir, decoder)
     model = exported(decoder, code, end_id, max_position_embeddings=config.train.longest)

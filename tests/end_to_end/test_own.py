@@ -8,9 +8,12 @@ from support.own import PULL
 from support.refused import refused
 from support.runs import train
 
+from rope_exp import load_run
+from rope_exp.commands.export import main as export
 from rope_exp.commands.generate import main as generate
 from rope_exp.commands.report import main as report
 from rope_exp.compose import run_config
+from rope_exp.init_from import with_weights
 from rope_exp.sweep import dispatch
 
 
@@ -44,6 +47,27 @@ def test_it_is_in_one_table_with_ours_and_generates(
     assert generate(["results/runs/g/pull/seed0", "a text", "--tokens", "4"]) == 0
     assert "a text" in capsys.readouterr().out
 
+    # A stranger's run executes nothing, also behind a link in the user's own results.
+    Path("results/runs/g").rename("strangers")
+    Path("results/runs/g").symlink_to(Path("strangers").absolute())
+    for folder in ("strangers/pull/seed0", "results/runs/g/pull/seed0"):
+        with refused("pe.code=pull.Pull", folder, "would be executed", "--trust-code"):
+            generate([folder, "a text"])
+        with refused("pe.code=pull.Pull", folder, "would be executed", "--trust-code"):
+            export([folder, "exported"])
+    assert not Path("exported").exists()
+    assert generate(["strangers/pull/seed0", "a text", "--tokens", "4", "--trust-code"]) == 0
+    assert export(["strangers/pull/seed0", "exported", "--trust-code"]) == 0
+    assert load_run("strangers/nope/seed0")[0].training is False
+
+    # Weights of a stranger's run are taken with code that the user has, and with no other.
+    origin = [*command[2:], "run.init_from=strangers/pull/seed0", "run.dir=next"]
+    assert with_weights(run_config([*origin, "pe=pull"], Path("my"))).init_weights is not None
+    with refused("run.init_from=strangers/pull/seed0", "pe.code=pull.Pull", "results/runs"):
+        with_weights(run_config([*origin, "pe=nope"]))
+
+    Path("results/runs/g").unlink()
+    Path("strangers").rename("results/runs/g")
     Path("my/pull.py").write_text(PULL.replace("torch.ones(", "2 * torch.ones("))
     with refused("pe.code_sha256"):
         dispatch([run_config([*command[2:], "pe=pull"], Path("my"))], [""])

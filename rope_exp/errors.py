@@ -13,6 +13,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_DIVERGED = 3
 EXIT_STOPPED = 75  # EX_TEMPFAIL: run the same command again to resume
+EXIT_NO_PORT = 76  # of a rank to its dispatcher, which starts the run again with another port
 
 # The exit codes of runs that did not fail, by status.
 EXIT_CODES = {"finished": EXIT_DONE, "diverged": EXIT_DIVERGED, "stopped": EXIT_STOPPED}
@@ -29,6 +30,10 @@ class ConfigError(Exception):
         key, value, reason = self.args
         where = show(key) if value is ... else f"{show(key)}={show(value)}"
         return f"{where}: {reason}"
+
+
+class PortError(ConfigError):
+    """Another process has the port at which the ranks of a run are to meet."""
 
 
 class RecordError(ValueError):
@@ -67,8 +72,10 @@ def explained(command: Callable[[], int], *, prints: bool = True) -> int:
         log(f"error: {error}")
         return EXIT_FAILED
     except RuntimeError as error:
-        # If one rank fails, the others lose their connection to it.
-        is_lost = "gloo" in str(error) or type(error).__name__.startswith("Dist")
+        # If one rank fails, the others lose their connection to it. torch has types for that, and
+        # gloo only the file of its connections; there it also checks what it was given.
+        is_of_gloo = "gloo/transport/" in str(error) and "enforce fail" not in str(error)
+        is_lost = type(error).__name__.startswith("Dist") or is_of_gloo
         if not (is_lost and "WORLD_SIZE" in os.environ):
             raise
         log(f"error: lost the other processes of this run ({first_line(error)})")

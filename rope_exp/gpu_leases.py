@@ -18,11 +18,16 @@ def lease(count: int, runs_per_gpu: int) -> dict[str, list[int]]:
     A run that waits for two GPUs does not hold the free one, so that another run gets it.
     """
     leases: dict[str, list[int]] = {}
-    for gpu in gpus():
-        if len(leases) == count:
-            break
-        if descriptors := _lock(gpu, runs_per_gpu):
-            leases[gpu] = descriptors
+    try:
+        for gpu in gpus():
+            if len(leases) == count:
+                break
+            if descriptors := _lock(gpu, runs_per_gpu):
+                leases[gpu] = descriptors
+    except (ConfigError, OSError):
+        # The run fails, and others go on.
+        release(leases)
+        raise
     if len(leases) == count:
         return leases
     release(leases)

@@ -14,7 +14,14 @@ from accelerate.utils import gather_object
 from torch import Tensor, distributed
 
 from rope_exp.config import differing_keys
-from rope_exp.errors import EXIT_FAILED, CheckpointError, ConfigError, first_line, log
+from rope_exp.errors import (
+    EXIT_FAILED,
+    CheckpointError,
+    ConfigError,
+    PortError,
+    first_line,
+    log,
+)
 
 BEAT_SECONDS = 2.0
 PATIENCE = timedelta(minutes=2)
@@ -85,11 +92,17 @@ class Parallel:
     """
 
     def __init__(self, device: str, precision: str, num_processes: int | str) -> None:
-        self.accelerator = Accelerator(
-            cpu=device == "cpu",
-            mixed_precision="bf16" if precision == "bf16" else "no",
-            kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
-        )
+        try:
+            self.accelerator = Accelerator(
+                cpu=device == "cpu",
+                mixed_precision="bf16" if precision == "bf16" else "no",
+                kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+            )
+        except distributed.DistNetworkError as error:
+            if "EADDRINUSE" not in str(error):
+                raise
+            reason = "another process has this port; choose another"
+            raise PortError("MASTER_PORT", os.environ["MASTER_PORT"], reason) from None
         self.rank: int = self.accelerator.process_index
         self.world_size: int = self.accelerator.num_processes
         self.is_main = self.rank == 0

@@ -21,6 +21,7 @@ from rope_exp.errors import (
     EXIT_CODES,
     EXIT_DONE,
     EXIT_FAILED,
+    EXIT_NO_PORT,
     EXIT_STOPPED,
     EXIT_USAGE,
     ConfigError,
@@ -54,6 +55,7 @@ WAIT_SECONDS = 1.0
 LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
 GRACE_SECONDS = 5.0  # between a rank's failure and the end of the ranks that wait for it
 STOP_SECONDS = 60.0  # the same if the rank was stopped: the first rank saves meanwhile
+PORT_ATTEMPTS = 5  # of a run whose port another process takes before its first rank
 LOG_BYTES = 1 << 16  # below this, a log may lack its last words
 
 
@@ -69,6 +71,7 @@ class Job:
     # The descriptors of lock files that hold each of its GPUs.
     leases: dict[str, list[int]] = field(default_factory=dict)
     ranks: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    num_ports: int = 0  # those that its starts have chosen
     ended_at: float = 0.0  # the first rank, by the monotonic clock; 0: none yet
     was_stopped: bool = False
     was_killed: bool = False  # the ranks that were still running, by us
@@ -135,8 +138,8 @@ class Job:
         if self.leases:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.leases)
         if num_ranks > 1:
-            with socket.create_server(("localhost", 0)) as probe:
-                port = probe.getsockname()[1]
+            self.num_ports += 1
+            port = free_port()
             environment["WORLD_SIZE"] = environment["LOCAL_WORLD_SIZE"] = str(num_ranks)
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
@@ -173,7 +176,7 @@ class Job:
         lowest = min(ended)
         if lowest < 0 and not self.was_killed and not self.reason:
             process = f"process {codes.index(lowest)} of {len(codes)}"
-            self.reason = f"{process} was ended by {signal.Signals(-lowest).name}"
+            self.reason = f"{process} was ended by {_signal_name(-lowest)}"
             if lowest == -signal.SIGKILL:
                 self.reason += " (the kernel does that where memory runs out)"
         has_failed = bool(self.reason) or not {*ended} <= {*EXIT_CODES.values(), -signal.SIGKILL}
@@ -182,6 +185,15 @@ class Job:
             grace = GRACE_SECONDS if has_failed else STOP_SECONDS
             if time.monotonic() - self.ended_at > grace:
                 self.kill()
+        elif EXIT_NO_PORT in ended and self.num_ports < PORT_ATTEMPTS:
+            # It waits again, with its lock and leases, and begins with another port.
+            self.ranks = []
+            self.ended_at = 0.0
+            self.was_killed = False
+            self.reason = ""
+        elif EXIT_NO_PORT in ended:
+            self.exit_code = EXIT_FAILED
+            self.reason = f"other processes took each of {PORT_ATTEMPTS} ports that were free"
         elif has_failed:
             # If a rank refuses the config, the run does.
             self.exit_code = EXIT_USAGE if EXIT_USAGE in ended else EXIT_FAILED
@@ -200,6 +212,21 @@ class Job:
         self.was_killed = True
         for process in self.ranks:
             process.kill()
+
+
+def free_port() -> int:
+    """Return a port of this machine that no process has now."""
+    with socket.create_server(("localhost", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _signal_name(number: int) -> str:
+    """Return a signal as text; Python has no names for most real-time signals."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 # -- checks ----------------------------------------------------------------------------------------
@@ -466,9 +493,11 @@ def _start_waiting(jobs: Sequence[Job]) -> None:
     running = [job for job in jobs if job.status == "running"]
     for job in jobs:
         limit = min(int(other.config.launch.max_parallel) for other in [job, *running])
-        if job.status != "waiting" or len(running) >= limit or not job.lease_gpus():
+        if job.status != "waiting" or len(running) >= limit:
             continue
         try:
+            if not job.lease_gpus():
+                continue
             if (job.lock >= 0 or acquire(job)) and job.exit_code is None:
                 job.start()
         except (ConfigError, RecordError, OSError) as error:

@@ -22,8 +22,10 @@ from rope_exp.corpus import DataSet, open_prepared
 from rope_exp.errors import (
     EXIT_CODES,
     EXIT_FAILED,
+    EXIT_NO_PORT,
     EXIT_STOPPED,
     EXIT_USAGE,
+    PortError,
     explained,
     keep_log,
     log,
@@ -38,6 +40,10 @@ def main() -> int:
     """Train the run in a folder, on a corpus in another; return the exit code."""
     # Before anything slow, so that a signal during imports is caught.
     stop = StopSignal()
+    if DISPATCHER_ID not in os.environ or len(sys.argv) < 2:
+        # By hand, nobody would hold the run's lock.
+        log("error: rope_exp.worker is a process of `rope-exp train`, which starts it")
+        return EXIT_USAGE
     if sys.platform == "linux":
         # Let this process die with its dispatcher: none survives that holds a run's lock.
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
@@ -74,7 +80,7 @@ def run_rank(read: Callable[[], RunConfig], corpus: Path | None, stop: StopSigna
         code = EXIT_FAILED
     # A dispatcher may pass on a signal while Python, shutting down, has removed our handlers.
     on_signal(signal.SIG_IGN)
-    if code in (EXIT_FAILED, EXIT_USAGE) and os.environ.get("WORLD_SIZE", "1") != "1":
+    if code in (EXIT_FAILED, EXIT_USAGE, EXIT_NO_PORT) and os.environ.get("WORLD_SIZE", "1") != "1":
         os._exit(code)
     return code
 
@@ -102,7 +108,13 @@ def run(config: RunConfig, corpus: Path | None, stop: StopSignal) -> int:
     gc.enable()
 
     laws = measured_once(config.model, config.pe, config.attn, causal=config.causal)
-    parallel = Parallel(config.launch.device, config.train.precision, config.launch.num_processes)
+    launch = config.launch
+    try:
+        parallel = Parallel(launch.device, config.train.precision, launch.num_processes)
+    except PortError:
+        if DISPATCHER_ID not in os.environ:
+            raise
+        return EXIT_NO_PORT
     data = open_data(config, corpus, parallel)
     trainer = Trainer(config, folder, data, parallel, stop)
     if parallel.is_main:

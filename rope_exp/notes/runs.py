@@ -13,6 +13,9 @@ def notes(report: Report) -> list[str]:
     for row_name, run in ((row.name, run) for row in report.rows.values() for run in row.runs):
         name = f"{row_name}, seed {run.config.seed}"
         sentences += [f"{name}: {mark} ({run.where})." for mark in run.env.get("marks", [])]
+        # This version measures them before every run, and so did all that wrote our records.
+        if run.env and not run.env.get("certificate"):
+            sentences.append(f"{name}: its laws were not measured before it ({run.where}).")
         if run.status != "finished":
             steps = run.result.get("steps", [{"step": 0}, *run.metrics][-1]["step"])
             of_steps = f"{steps} of {run.config.train.num_steps} steps"

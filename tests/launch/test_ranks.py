@@ -2,16 +2,20 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from support.command import assert_refused, command
 from support.runs import until
 
 from rope_exp import sweep
 from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
+from rope_exp.errors import EXIT_NO_PORT, ConfigError, explained
 from rope_exp.sweep import Job
 
 
@@ -58,6 +62,95 @@ def test_a_killed_rank_is_the_reason_of_the_failure(job: Job) -> None:
     run_shells(job, "exit 1", "sleep 0.2; kill -9 $$")
     assert job.reason.startswith("process 1 of 2 was ended by SIGKILL (the kernel does that")
     assert job.exit_code == 1
+
+
+def test_a_rank_may_end_by_a_signal_without_a_name(job: Job) -> None:
+    """Python names only the first and the last real-time signal."""
+    run_shells(job, "kill -35 $$")
+    assert job.reason == "process 0 of 1 was ended by signal 35"
+    assert job.exit_code == 1
+
+
+def test_a_run_whose_port_was_taken_waits_and_chooses_another(
+    monkeypatch: pytest.MonkeyPatch, job: Job
+) -> None:
+    """The ranks that another process at that port kept waiting are ended first."""
+    monkeypatch.setattr(sweep, "GRACE_SECONDS", 0.2)
+    processes = []
+    for _ in range(sweep.PORT_ATTEMPTS - 1):
+        job.num_ports += 1
+        scripts = (f"exit {EXIT_NO_PORT}", "exec sleep 60")
+        job.ranks = [subprocess.Popen(["sh", "-c", script]) for script in scripts]
+        processes += job.ranks
+        until(lambda: job.poll() or job.status != "running")
+        assert (job.status, job.reason, job.was_killed) == ("waiting", "", False)
+    assert None not in [process.poll() for process in processes]
+
+    # Nobody has a port for it.
+    job.num_ports += 1
+    run_shells(job, f"exit {EXIT_NO_PORT}")
+    assert job.exit_code == 1
+    assert "took each of 5 ports" in job.reason
+
+
+def test_ranks_meet_at_another_port_than_a_taken_one(
+    monkeypatch: pytest.MonkeyPatch, tiny: Callable[..., RunConfig]
+) -> None:
+    config = tiny("launch.device=cpu", "launch.num_processes=2", "pe=nope")
+    with socket.create_server(("localhost", 0)) as other:
+        taken = other.getsockname()[1]
+        ports = iter([taken, sweep.free_port()])
+        monkeypatch.setattr(sweep, "free_port", lambda: next(ports))
+        code, [job] = sweep.dispatch([config], ["mine"])
+    assert (code, job.status, job.num_ports) == (0, "finished", 2)
+
+
+def test_a_run_that_cannot_lease_fails_alone(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+    """Such as where the temporary folder is somebody else's, or gone."""
+    failing = Job(job.config.replace("launch", device="cuda"), lock=os.open("/dev/null", 0))
+    other = Job(job.config, lock=0)
+
+    def lease(*_: object) -> dict[str, list[int]]:
+        raise ConfigError("TMPDIR", "/tmp", "must be ours")
+
+    monkeypatch.setattr("rope_exp.gpu_leases.lease", lease)
+    monkeypatch.setattr(Job, "start", lambda job: job.ranks.append(subprocess.Popen(["true"])))
+    sweep._start_waiting([failing, other])
+    other.ranks[0].wait()
+    assert (failing.status, failing.reason) == ("failed", "TMPDIR=/tmp: must be ours")
+    assert failing.lock == -1
+    assert other.status == "running"
+
+
+@pytest.mark.parametrize("words", [[], ["folder"]])
+def test_a_rank_by_hand_is_one_sentence(words: list[str], tmp_path: Path) -> None:
+    done = command(*words, cwd=tmp_path, script="-m rope_exp.worker")
+    assert_refused(done, "rope-exp train")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_lost"),
+    [
+        ("[/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:4", True),
+        ("[/x/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for recv", True),
+        ("[enforce fail at /x/gloo/transport/tcp/pair.cc:446] op.preamble.length <= 4", False),
+        ("ProcessGroupGloo: no device for gloo", False),
+    ],
+)
+def test_only_a_lost_connection_of_gloo_loses_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], text: str, is_lost: bool
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    def rank() -> int:
+        raise RuntimeError(text)
+
+    if is_lost:
+        assert explained(rank) == 1
+        assert "lost the other processes" in capfd.readouterr().err
+    else:
+        with pytest.raises(RuntimeError):
+            explained(rank)
 
 
 @pytest.mark.parametrize("waiting", [(), ("exec sleep 60",)])

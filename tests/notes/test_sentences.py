@@ -36,10 +36,13 @@ def test_interrupted_and_unequal_runs_are_noted() -> None:
     """A device that differs only between blocks affects no difference within a seed."""
     [qk], [vo] = (runs_of("english", row, seeds=(0,)) for row in ("qk_rope", "vo_rope"))
     marks = {"device": "A100", "marks": ["went on with world_size 2 after 1"]}
-    runs = [replace(qk, env={**qk.env, **marks}), replace(vo, env={**vo.env, "device": "H200"})]
+    unmeasured = {"device": "H200", "certificate": {}}
+    runs = [replace(qk, env={**qk.env, **marks}), replace(vo, env={**vo.env, **unmeasured})]
     report = build(runs, ["pe"], left_out={"g/scraps": "it holds no run <pe>/seed<k>"})
     notes = report.texts("notes")
     assert f"QK-RoPE, seed 0: went on with world_size 2 after 1 ({qk.where})." in notes
+    unmeasured = [note for note in notes if "its laws were not measured" in note]
+    assert unmeasured == [f"VO-RoPE, seed 0: its laws were not measured before it ({vo.where})."]
     assert "Runs of seed 0 differ in device: A100, H200." in notes
     assert "g/scraps was left out: it holds no run <pe>/seed<k>." in notes
     assert {*notes} >= {*report.texts("terminal")[-3:]}

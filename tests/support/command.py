@@ -13,6 +13,8 @@ Done = subprocess.CompletedProcess[str]
 def started(script: str) -> list[str]:
     if script.endswith(".py"):
         return [str(REPOSITORY / script)]
+    if script.startswith("-m "):
+        return script.split()
     return ["-m", "rope_exp", *script.split()]
 
 

@@ -63,7 +63,8 @@ def make_run(
     folder.mkdir(parents=True)
     write_config(folder, config)
     if env is not None:
-        write_json(folder / "env.json", {"marks": [], "started": [], **env})
+        always = {"marks": [], "started": [], "certificate": {"norm": 0.0}}
+        write_json(folder / "env.json", {**always, **env})
 
     num_steps = config.train.num_steps
     last_step = num_steps if steps is None else steps

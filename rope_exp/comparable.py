@@ -9,7 +9,7 @@ seed; a block is the runs of one seed. Runs that must not be compared raise a `R
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
@@ -30,6 +30,7 @@ SEEDS = ("seed", ORDER)  # runs of a block share these keys
 # Surroundings of a run (machine.MARKED) that must agree within a block. Other differences
 # are marked (paper/protocol.md).
 REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")
+MIXED = "(mixed)"  # marks rows of blocks that differ in these, if the user allows it
 
 # Masking adds an id to the vocabulary.
 _IDS = ("data", "tokenizer", "train.objective")
@@ -58,6 +59,7 @@ class Row:
     name: str
     number: int  # its place among the rows
     runs: list[Run]
+    is_mixed: bool = False  # a run shares a block with one that was computed in another way
 
     @property
     def losses(self) -> dict[int, float]:
@@ -72,9 +74,10 @@ class Row:
 
     @property
     def mark(self) -> str:
-        """A suffix for a verdict when some seeds diverged, e.g. `(1 diverged)`; else empty."""
+        """A suffix for a verdict: `(1 diverged)` if some seeds did, `(mixed)`; else empty."""
         count = sum(run.status == "diverged" for run in self.runs)
-        return f"({count} diverged)" if count and self.losses else ""
+        diverged = f"({count} diverged)" if count and self.losses else ""
+        return " ".join(filter(None, (diverged, MIXED if self.is_mixed else "")))
 
 
 class Published(NamedTuple):
@@ -137,7 +140,11 @@ def rows_of(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
 
     _check_facts(ordered)
     check_seeds(ordered)
-    return rows
+    mixed = mixed_blocks(ordered).keys()
+    return {
+        label: replace(row, is_mixed=not mixed.isdisjoint(run.config.seed for run in row.runs))
+        for label, row in rows.items()
+    }
 
 
 def default_reference(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
@@ -166,17 +173,28 @@ def row_factors(runs: Sequence[Run]) -> list[str]:
     return [ROW] if any(run.config.row_name for run in runs) else ["pe"]
 
 
-def check_blocks(runs: Sequence[Run]) -> None:
+def check_blocks(runs: Sequence[Run], remedy: str = "rerun one of them") -> None:
     """Refuse runs of one seed whose surroundings paper/protocol.md does not let differ."""
-    for seed in sorted({run.config.seed for run in runs}):
-        differing = differing_surroundings([run for run in runs if run.config.seed == seed])
-        for key in REFUSED_WITHIN_A_BLOCK:
-            if key in differing:
-                raise ReportError(
-                    f"seed {seed} of {runs[0].group} has runs with {key} "
-                    f"{' and '.join(differing[key])}, but a block must have only one: it can "
-                    "change losses; rerun one of them"
-                )
+    for seed, (key, values) in mixed_blocks(runs).items():
+        raise ReportError(
+            f"seed {seed} of {runs[0].group} has runs with {key} {' and '.join(values)}, but a "
+            f"block must have only one: it can change losses; {remedy}"
+        )
+
+
+def mixed_blocks(runs: Sequence[Run]) -> dict[int, tuple[str, list[str]]]:
+    """Return the first surrounding that must not differ within a block, and does, by seed.
+
+    Runs that have not ended have no loss to compare.
+    """
+    mixed = {}
+    ended = [run for run in runs if run.status != "unfinished"]
+    for seed in sorted({run.config.seed for run in ended}):
+        differing = differing_surroundings([run for run in ended if run.config.seed == seed])
+        keys = [key for key in REFUSED_WITHIN_A_BLOCK if key in differing]
+        if keys:
+            mixed[seed] = keys[0], differing[keys[0]]
+    return mixed
 
 
 def differing_surroundings(runs: Sequence[Run]) -> dict[str, list[str]]:

@@ -233,14 +233,14 @@ class Report:
         return pd.DataFrame(columns, index=labels).astype(counts)
 
     def verdict(self, row: Row, *, for_readers: bool = False) -> str:
-        """Return a row's verdict, with a mark if runs of it diverged; empty without a verdict.
+        """Return a row's verdict and its mark; empty without a verdict, unless it is mixed.
 
         Only text `for_readers` says that a verdict is provisional: programs compare the words of
         table.csv, which has the number of seeds in a column.
         """
         judged = self.decided.get(row.label)
         if judged is None:
-            return ""
+            return comparable.MIXED if row.is_mixed else ""
         words = [WORDS[judged["verdict"]]]
         if for_readers:
             words.append(provisional(judged))

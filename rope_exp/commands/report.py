@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rope_exp import rates
 from rope_exp.commands._parser import DEFAULT_RECORDS, Parser
-from rope_exp.comparable import REFERENCE
+from rope_exp.comparable import REFERENCE, check_blocks
 from rope_exp.config import DEFAULT_OUTPUT, DEFAULT_TABLES, check_group
 from rope_exp.errors import ConfigError, RecordError
 from rope_exp.folder import ReportError, is_run, read_runs
@@ -25,6 +25,8 @@ def main(words: list[str]) -> int:
     parser.add_argument("--reference", help=f"the row that differences are against ({REFERENCE})")
     rows = "what tells rows apart: pe (the default), optim.lr, model, ...; --group may hold *"
     parser.add_argument("--factors", nargs="+", metavar="KEY", help=rows)
+    allowed = "take runs of one seed with different torch versions, threads or processes; mark rows"
+    parser.add_argument("--allow-mixed", action="store_true", default=None, help=allowed)
     parser.add_argument("--campaign", metavar="NAME", help="records of one campaign, or of `all`")
     parser.add_argument("--records", type=Path, default=DEFAULT_RECORDS, help="(%(default)s)")
     asked = parser.parse_args(words)
@@ -32,10 +34,10 @@ def main(words: list[str]) -> int:
     if any(place.is_file() for place in (out, *out.parents)):
         raise ConfigError("--out", str(out), "must be a folder, not a file or below one")
     if asked.campaign is not None:
-        for flag in ("runs", "group", "reference", "factors"):
+        for flag in ("runs", "group", "reference", "factors", "allow_mixed"):
             if getattr(asked, flag) is not None:
                 reason = "is for the tables of runs, and --campaign takes records; leave one out"
-                raise ConfigError(f"--{flag}", ..., reason)
+                raise ConfigError(f"--{flag.replace('_', '-')}", ..., reason)
 
         # Imported late, because figures take a second to import.
         from rope_exp.campaign.tables import write_campaigns
@@ -45,7 +47,8 @@ def main(words: list[str]) -> int:
     else:
         factors = tuple(asked.factors or ["pe"])
         runs = asked.runs or DEFAULT_OUTPUT
-        lines = write(runs, asked.group, asked.out, asked.reference, factors)
+        mixed = bool(asked.allow_mixed)
+        lines = write(runs, asked.group, asked.out, asked.reference, factors, allow_mixed=mixed)
     print("\n".join(lines))
     return 0
 
@@ -56,6 +59,8 @@ def write(
     out: Path | None = None,
     reference: str | None = None,
     factors: tuple[str, ...] = ("pe",),
+    *,
+    allow_mixed: bool = False,
 ) -> list[str]:
     """Write the files of a table of runs, and return the lines to print.
 
@@ -66,6 +71,7 @@ def write(
         out: where to write; None: results/GROUP.
         reference: the row that differences are against; None: the default one.
         factors: the keys that distinguish rows.
+        allow_mixed: mark rows of blocks that were computed in two ways, instead of refusing them.
     Raises:
         RecordError: runs are unreadable or may not share a table. Nothing is written.
         ConfigError: the table needs an `out`. Nothing is written.
@@ -78,6 +84,8 @@ def write(
     keys = [factor for factor in factors if factor != "seed"]
     if not keys:
         raise ReportError("--factors seed: rows need another factor besides the seed, such as pe")
+    if not allow_mixed:
+        check_blocks(read, "rerun one of them, or let --allow-mixed mark the rows")
     report = build(read, keys, reference, left_out)
     if out is None:
         out = DEFAULT_TABLES / folder_name(report.groups.split(", "))

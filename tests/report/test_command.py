@@ -53,8 +53,39 @@ def test_a_refusal_exits_2_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(("key", "other"), [("torch", "9.0"), ("num_threads", 64)])
+def test_a_mixed_block_is_refused_or_marked(tmp_path: Path, key: str, other: object) -> None:
+    """As in a campaign: a difference within a seed could be that of the machines."""
+    usual = {"torch": "2.13", "num_threads": 2, "world_size": 1}
+    for seed in (0, 1, 2):
+        make_run(tmp_path, seed=seed, env=usual, loss=3.5 + seed / 100)
+        env = usual | ({key: other} if seed == 1 else {})
+        make_run(tmp_path, pe="vo_rope", seed=seed, env=env, loss=3.4 + seed / 99)
+    # These share no block with it, and a run that has not ended has nothing to compare.
+    make_run(tmp_path, pe="nope", seed=2, env=usual)
+    make_run(tmp_path, pe="k_rope", seed=2, env={**usual, key: other}, loss=None, steps=50)
+
+    words = ["--runs", str(tmp_path), "--out", str(tmp_path / "out")]
+    with refused(f"seed 1 of g has runs with {key} ", str(other), "--allow-mixed"):
+        command(words)
+    assert not (tmp_path / "out").exists()
+    assert command([*words, "--allow-mixed"]) == 0
+    verdicts = {pe: row["verdict"] for pe, row in table_rows(tmp_path / "out").items()}
+    assert verdicts["vo_rope"].endswith(" (mixed)")
+    assert verdicts["qk_rope"] == "(mixed)"
+    assert "(mixed)" not in verdicts["nope"] + verdicts["k_rope"]
+    assert f"Runs of seed 1 differ in {key}: " in (tmp_path / "out" / "table.md").read_text()
+
+
 @pytest.mark.parametrize(
-    "words", ["--reference vo_rope", "--group mine", "--runs mine", "--factors pe optim.lr"]
+    "words",
+    [
+        "--allow-mixed",
+        "--reference vo_rope",
+        "--group mine",
+        "--runs mine",
+        "--factors pe optim.lr",
+    ],
 )
 def test_a_flag_of_runs_is_refused_beside_a_campaign(words: str) -> None:
     """Such a flag was once ignored, so the tables were not those that were asked for."""

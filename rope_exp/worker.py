@@ -31,7 +31,7 @@ from rope_exp.errors import (
     log,
 )
 from rope_exp.files import read_json, write_atomically, write_json
-from rope_exp.folder import ENV, LOG, RESULT, describe, read_config, read_env
+from rope_exp.folder import ENV, LOG, RESULT, describe, list_steps, read_config, read_env
 from rope_exp.machine import DISPATCHER_ID, MARKED, fact_text, machine_facts
 from rope_exp.signals import StopSignal, on_signal
 
@@ -130,10 +130,7 @@ def run(config: RunConfig, corpus: Path | None, stop: StopSignal) -> int:
     if parallel.group is not None:
         parallel.group.end(parallel.accelerator)
     if parallel.is_main:
-        end = f"stopped; its last checkpoint is in {folder}, and the same command resumes it"
-        if status != "stopped":
-            end = f"{describe(read_json(folder / RESULT))}, in {folder}"
-        log(f"{config.name}: {end}")
+        log(f"{config.name}: {words_at_end(folder, status)}")
     return EXIT_CODES[status]
 
 
@@ -152,6 +149,17 @@ def open_data(config: RunConfig, corpus: Path | None, parallel: Any) -> DataSet:
     data = open_prepared(corpus, config.data, verifies=is_first)
     parallel.wait()
     return data
+
+
+def words_at_end(folder: Path, status: str) -> str:
+    """Return how a run has ended, or where a stopped run resumes, as words after its name."""
+    if status != "stopped":
+        return f"{describe(read_json(folder / RESULT))}, in {folder}"
+    steps = list_steps(folder / "checkpoints")
+    if not steps:
+        return "stopped before its first step; the same command begins it again"
+    where = f"its checkpoint of step {steps[-1]} is in {folder}"
+    return f"stopped; {where}, and the same command resumes it"
 
 
 def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:

@@ -117,9 +117,11 @@ def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> li
 
     names = fnmatch.filter(groups, pattern or "*")
     if not names or (len(names) > 1 and not several):
+        holds = f"{len(names)} groups" if names else "no group"
+        if pattern is not None:
+            holds += f" named {pattern}"
         raise ReportError(
-            f"{runs} holds {len(names) or 'no'} groups {pattern or ''}, but a table takes one (or "
-            "several, with --factors and the keys that differ, such as pe optim.lr). Available for "
-            f"--group: {', '.join(names or groups)}"
+            f"{runs} holds {holds}, but a table takes one (or several, with --factors and the keys "
+            f"that differ, such as pe optim.lr). Available for --group: {', '.join(names or groups)}"
         )
     return [runs / name for name in names]

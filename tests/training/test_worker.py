@@ -13,8 +13,8 @@ from support.trainers import Make
 
 from rope_exp.config import RunConfig
 from rope_exp.errors import CheckpointError, ConfigError, DataError, LawError, explained
-from rope_exp.folder import read_env
-from rope_exp.worker import open_data, record_start
+from rope_exp.folder import read_env, step_folder
+from rope_exp.worker import open_data, record_start, words_at_end
 
 
 def test_a_rank_listens_before_it_imports_torch() -> None:
@@ -59,6 +59,13 @@ def test_another_world_than_asked_for_is_refused(arguments: str, backend: str, w
         env=os.environ | changes, cwd=REPOSITORY, capture_output=True, text=True,
     )  # fmt: skip
     assert f"ConfigError: {words}" in done.stderr
+
+
+def test_a_stopped_run_names_a_checkpoint_that_is_there(tmp_path: Path) -> None:
+    """A run that was stopped before its first step has none."""
+    assert "checkpoint" not in words_at_end(tmp_path, "stopped")
+    step_folder(tmp_path / "checkpoints", 14).mkdir(parents=True)
+    assert f"its checkpoint of step 14 is in {tmp_path}" in words_at_end(tmp_path, "stopped")
 
 
 def test_what_changed_since_the_last_start_is_noted(

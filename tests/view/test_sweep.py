@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from rope_exp import progress
 from rope_exp.config import RunConfig
-from rope_exp.folder import last_row, last_step
+from rope_exp.folder import last_row, last_step, step_folder
 from rope_exp.progress import SweepProgress
 from rope_exp.sweep import Job
 
@@ -17,8 +18,8 @@ from rope_exp.sweep import Job
 @pytest.mark.parametrize(
     ("exit_code", "status", "summary"),
     [
-        (3, "diverged", "2 of 2 runs ended; running: none, 0:00:00 left"),
-        (75, "stopped", "1 of 2 runs ended; running: none, no estimate yet"),
+        (3, "diverged, step 5, loss 4.0000", ["sweep: 2 of 2 runs ended"]),
+        (75, "stopped at step 0", []),
     ],
 )
 def test_a_log_gets_every_change_and_a_summary(
@@ -27,9 +28,12 @@ def test_a_log_gets_every_change_and_a_summary(
     capsys: pytest.CaptureFixture[str],
     exit_code: int,
     status: str,
-    summary: str,
+    summary: list[str],
 ) -> None:
-    """Of two runs of six steps one is done, the other ends; a run that was stopped has not."""
+    """Of two runs of six steps one is done, the other ends; a run that was stopped has not.
+
+    Nothing estimates what nobody will wait for.
+    """
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     jobs = []
     for seed, step, losses in (
@@ -49,10 +53,79 @@ def test_a_log_gets_every_change_and_a_summary(
     view.show()
     assert capsys.readouterr().err.splitlines() == [
         "vo_rope-s0: finished, step 6, loss 3.5000, val/loss 3.2500",
-        "sweep: 1 of 2 runs ended; running: none, no estimate yet",
-        f"vo_rope-s1: {status}, step 5, loss 4.0000",
-        f"sweep: {summary}",
+        "sweep: 1 of 2 runs ended",
+        f"vo_rope-s1: {status}",
+        *summary,
     ]
+
+
+def write_step(job: Job, step: int) -> None:
+    """Write the row of a step."""
+    row = {"step": step, "train/loss": 4.0, "tokens_per_s": None}
+    with (job.folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def test_an_estimate_adds_a_measured_start_to_the_steps(
+    monkeypatch: pytest.MonkeyPatch,
+    tiny: Callable[..., RunConfig],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two runs of 100 steps: a start takes 40 s, and a step 1 s. Together they take 280 s."""
+    now = 0.0
+    monkeypatch.setattr("rope_exp.progress.time.monotonic", lambda: now)
+    jobs = []
+    for seed in (0, 1):
+        config = dataclasses.replace(tiny("pe=nope", "train.num_steps=100"), seed=seed)
+        config = config.replace("train", compile=True)
+        jobs.append(Job(config.replace("run", dir=f"{config.folder}{seed}")))
+        jobs[-1].folder.mkdir()
+
+    view = SweepProgress(jobs)
+    capsys.readouterr()
+    lines = []
+    for second in range(1, 281):
+        now = float(second)
+        number, age = divmod(second - 1, 140)
+        job = jobs[number]
+        if age == 0:
+            job.ranks = [subprocess.Popen(["true"])]
+            job.ranks[0].wait()
+        if age > 40:
+            write_step(job, age - 40)
+        if age == 139:
+            write_step(job, 100)
+            job.exit_code = 0
+        view.show()
+        lines += [(second, line) for line in capsys.readouterr().err.splitlines()]
+
+    # While nothing moves, nothing is said again, and the phase is named.
+    running = "sweep: 0 of 2 runs ended; running: nope-s0"
+    said = [line for second, line in lines if second <= 50]
+    assert said == [
+        "nope-s0: running, step 0",
+        f"{running} starting and compiling, no estimate yet",
+        f"{running} at step 9, no estimate yet",
+    ]
+    estimates = [line for line in lines if line[1].endswith(" left")]
+    assert len(estimates) > 15
+    for second, line in estimates:
+        minutes, seconds = line.removesuffix(" left").split(":")[-2:]
+        assert abs(60 * int(minutes) + int(seconds) - (280 - second)) <= 10, (second, line)
+    assert lines[-1][1] == "sweep: 2 of 2 runs ended"
+
+
+def test_a_stopped_run_names_the_step_that_it_resumes_from(
+    tiny: Callable[..., RunConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its last row may be older: a run logs every few steps, and a stop saves at once."""
+    job = Job(tiny("pe=nope"))
+    step_folder(job.folder / "checkpoints", 14).mkdir(parents=True)
+    write_step(job, 10)
+    view = SweepProgress([job])
+    job.exit_code = 75
+    view.show()
+    assert "nope-s0: stopped, with a checkpoint of step 14\n" in capsys.readouterr().err
 
 
 ROWS = '{"step": 1, "train/loss": 5.0}\n{"step": 2, "train/loss": 4.0}\n'

@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import Protocol, cast
 
-from rope_exp.errors import explained
+from rope_exp.errors import ConfigError, explained
 from rope_exp.signals import leave, on_signal
 
 
@@ -43,9 +43,15 @@ def _run(command: str, words: list[str]) -> int:
 
         print(__version__)
         return 0
-    from rope_exp.identity import chosen
+    try:
+        from rope_exp.identity import chosen
 
-    leaf: Command = cast("Command", chosen("commands", command.replace("-", "_"), "command"))
+        leaf = cast("Command", chosen("commands", command.replace("-", "_"), "command"))
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("rope_exp"):
+            raise
+        reason = f"lacks {error.name}; `make setup` installs all in .venv: . .venv/bin/activate"
+        raise ConfigError("python", sys.executable, reason) from None
     return leaf.main(words)
 
 

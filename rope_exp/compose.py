@@ -219,6 +219,7 @@ def explain(error: Exception) -> ConfigError:
         options = [str(option) for option in error.options or ()]
         near = get_close_matches(choice, options, n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(options)}"
+        hint += " (your own need --config-dir)"
         if group.startswith("hydra/"):
             hint = "is its plugin installed, as SLURM's by `pip install hydra-submitit-launcher`?"
         return ConfigError(group or "config", choice, f"there is no such choice; {hint}")

@@ -28,6 +28,17 @@ def test_help_is_the_projects_own(tmp_path: Path) -> None:
     assert re.search(r"^pe: .*\bmine, .*\bvo_rope$", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.parametrize("missing", ["pydantic", "hydra"])
+def test_a_python_without_our_packages_is_one_sentence(tmp_path: Path, missing: str) -> None:
+    """Such as the system's, where .venv was not activated."""
+    write(tmp_path / "absent.py", f"import sys\nsys.modules[{missing!r}] = None\n")
+    code = "import absent; from rope_exp.__main__ import main; raise SystemExit(main('train'))"
+    write(tmp_path / "run.py", code)
+    done = command("pe=nope", cwd=tmp_path, script=str(tmp_path / "run.py"))
+    assert_refused(done, f"python={sys.executable}: lacks {missing}", ".venv/bin/activate")
+    assert not (tmp_path / "results").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -19,7 +19,7 @@ records = parser.parse_known_args()[0].records
 
 runs = rope_exp.load_runs(records)
 hours = runs["wall_s"].sum() / 3600
-print(f"{len(runs)} runs of {runs['row'].nunique()} rows, {hours:.1f} hours")
+print(f"{len(runs)} runs of {runs['pe'].nunique()} variants, {hours:.1f} hours")
 
 # %% [markdown]
 # The pilot also computes cells otherwise: at another rate, or with another precision. Those that

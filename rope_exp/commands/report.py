@@ -112,7 +112,8 @@ def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> li
     if not groups:
         raise ReportError(
             f"{runs} holds no runs (<group>/<pe>/seed<k>); `rope-exp train +experiment=nine` "
-            "trains the nine, and a run with a custom run.dir must be moved to such a folder"
+            "trains the nine. A run of run.dir enters a table from such a folder: move it there, "
+            "or train it without run.dir"
         )
 
     names = fnmatch.filter(groups, pattern or "*")
@@ -122,6 +123,7 @@ def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> li
             holds += f" named {pattern}"
         raise ReportError(
             f"{runs} holds {holds}, but a table takes one (or several, with --factors and the keys "
-            f"that differ, such as pe optim.lr). Available for --group: {', '.join(names or groups)}"
+            "that differ, such as pe optim.lr). Available for --group: "
+            f"{', '.join(names or groups)}"
         )
     return [runs / name for name in names]

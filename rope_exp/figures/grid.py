@@ -12,7 +12,10 @@ from rope_exp.svg import INK
 def figure(report: Report) -> alt.LayerChart | None:
     """Draw each subset's mean difference; None if rows are not variants, or no subset has one."""
     cells = []
+    others = []
     for row in report.rows.values():
+        if row.label not in style.SITES_OF:
+            others.append(row.name)
         if row.label in style.SITES_OF and report.of_variants:
             words = style.in_words(report, row)
             # The number of diverged seeds is on a separate line.
@@ -45,6 +48,8 @@ def figure(report: Report) -> alt.LayerChart | None:
         "seeds, half the width of the 95 % interval of the table's test, and the verdict. Diverged "
         "runs are excluded. Empty: not run."
     ]
+    if others:
+        sentences.append(f"Not a subset of the sites, so not here: {', '.join(others)}.")
     if report.source.losses:
         sentences.append("Italics in the corner: published difference.")
     text = base.encode(color=alt.condition(is_dark, alt.value("white"), alt.value(INK)))

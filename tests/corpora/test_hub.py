@@ -22,7 +22,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rope_exp.errors import ConfigError, DataError
 from rope_exp.files import read_json
+from rope_exp.hub import END_NAMED, pin
 from rope_exp.prepare import END_OF_TEXT, build_tokenizer, byte_tokenizer, prepare, train_bpe
+from rope_exp.sections import DataConfig
 
 TOKEN = "hf_thisMustNeverBeSeen"
 # Every process of a command imports it. The libraries would wait for minutes.
@@ -262,8 +264,23 @@ def test_a_pretrained_tokenizer_that_cannot_be_used_is_refused(
         build("nobody/nothing")
 
     folder = save_as_transformers_does(bpe, tmp_path / "endless")
-    with refused("tokenizer.path=", "endless: has no end-of-text token", by=ConfigError):
+    with refused("endless: has no end-of-text token", '"eos_token": "</s>"', by=ConfigError):
         build(folder)
+    (folder / "tokenizer_config.json").unlink()
+    # Whether transformers reads the one file depends on the folder's name.
+    with refused("tokenizer_config.json", '"eos_token": "</s>"', by=ConfigError):
+        build(folder)
+    # The sentence gives a file that is enough.
+    (folder / "tokenizer_config.json").write_text(
+        END_NAMED.removeprefix("such as ").replace("</s>", END_OF_TEXT)
+    )
+    assert build(folder)[1] == bpe.token_to_id(END_OF_TEXT)
+    for path, reason in (
+        (folder / "tokenizer.json", f"is a file; name its folder, {folder}"),
+        (tmp_path / "nowhere", "there is no such folder, and a repository"),
+    ):
+        with refused(f"tokenizer.path={path}: {reason}", by=ConfigError):
+            pin(DataConfig(), tokenizer_config("pretrained", path=str(path)))
 
     words = Tokenizer(models.WordLevel({"</s>": 0, "a": 1, "[UNK]": 2}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -25,7 +25,9 @@ def test_groups_are_named_and_not_mixed_unless_asked_for(tmp_path: Path) -> None
         find_groups(tmp_path / "other" / "qk_rope", None)
     with refused("holds 3 groups", "lr-high, lr-low, other"):
         find_groups(tmp_path, None)
-    with refused("holds no groups mine", "Available for --group: lr-high"):
+    with refused(
+        "holds no group named mine, but a table takes one", "Available for --group: lr-high"
+    ):
         find_groups(tmp_path, "mine")
     assert find_groups(tmp_path, "other") == [tmp_path / "other"]
     matching = find_groups(tmp_path, "lr-*", several=True)

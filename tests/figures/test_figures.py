@@ -91,6 +91,17 @@ def test_a_cell_of_the_grid_stands_where_its_sites_say(nine: Report) -> None:
     assert high == max(abs(cell["delta"] or 0) for cell in cells.values())
 
 
+def test_the_grid_names_rows_that_are_no_subset(nine: Report) -> None:
+    """It once said of a class of one's own that it was not run."""
+    wave = replace(nine.rows["nope"], label="wave", name="Wave")
+    chart = grid.figure(replace(nine, rows={**nine.rows, "wave": wave}))
+    assert chart is not None
+    assert "Wave." in " ".join(chart.to_dict()["title"]["text"])
+    alone = grid.figure(nine)
+    assert alone is not None
+    assert "Not a subset" not in " ".join(alone.to_dict()["title"]["text"])
+
+
 def test_curves_end_at_the_differences(nine: Report) -> None:
     """A band is one standard deviation of the differences over seeds."""
     chart = curves.figure(nine)

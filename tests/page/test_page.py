@@ -108,6 +108,15 @@ def test_what_is_missing_is_said() -> None:
     assert "<table" not in text
 
 
+def test_one_setting_alone_speaks_of_no_other(text: str) -> None:
+    others = ("the others are", "a click opens another")
+    report = build(runs_of("english", "qk_rope", "nope", seeds=(0,)), ["pe"])
+    alone = " ".join(undrawn({".": report}).split())
+    for words in others:
+        assert words not in alone
+        assert words in " ".join(text.split())
+
+
 def test_assets_are_of_the_package() -> None:
     """A wheel includes them."""
     pyproject = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")

@@ -31,7 +31,7 @@ from rope_exp import hub
 from rope_exp.config import RunConfig, check_group, flat
 from rope_exp.errors import ConfigError, first_line
 from rope_exp.identity import Refusal, refuse, unknown_key
-from rope_exp.machine import PACKAGE, ROOT, gpus, has_bf16, has_compiler
+from rope_exp.machine import PACKAGE, ROOT, gpus, has_bf16, has_compiler, total_memory
 from rope_exp.sections import LaunchConfig
 
 # Beside the package in a checkout; inside it in an installation.
@@ -257,8 +257,8 @@ def finalise(
         for_plan: no network is asked, and no class of pe.code is measured.
         resolves: false where a node of a cluster does this later.
     Raises:
-        ConfigError: a commit, a run or a device is not there, or a class of pe.code is mistaken:
-            it is measured here, before anything is written.
+        ConfigError: a commit, a run or a device is not there, memory is too small, or a class of
+            pe.code is mistaken: it is measured here, before anything is written.
     """
     if not for_plan:
         data, tokenizer = hub.pin(config.data, config.tokenizer)
@@ -270,6 +270,8 @@ def finalise(
     if not resolves:
         return config
     config = resolve(config, world_size)
+    if not for_plan:
+        refuse(config, _of_memory(config, world_size is None))
     if config.pe.code is not None and not for_plan:
         from rope_exp.laws import measured_once
 
@@ -308,6 +310,28 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     if train.deterministic == "auto":
         resolved["deterministic"] = device == "cpu"
     return config.replace("train", **resolved)
+
+
+def _of_memory(config: RunConfig, starts_processes: bool) -> Iterator[Refusal]:
+    """Yield a run on a CPU that by estimate needs more memory than there is.
+
+    The kernel would end it, or swap for days. A GPU's own error comes at once. A launcher's
+    processes may be on several machines, so one of them is counted.
+    """
+    launch = config.launch
+    if launch.device != "cpu" or launch.exceed_memory:
+        return
+    from rope_exp.costs import GIB, known_vocab_size, memory_bytes
+
+    # The vocabulary of a pretrained tokenizer is not known yet.
+    needed = memory_bytes(config, known_vocab_size(config) or 1)
+    if starts_processes:
+        needed *= int(launch.num_processes)
+    total = total_memory()
+    if needed > total:
+        reason = f"this run needs about {needed / GIB:.1f} GiB of memory by estimate, and there "
+        reason += f"are {total / GIB:.1f}; true starts it anyway"
+        yield Refusal("launch.exceed_memory", reason)
 
 
 def runs_at_a_time(launch: LaunchConfig) -> int:

@@ -21,6 +21,11 @@ ROOT = PACKAGE.parent  # the checkout; site-packages if the package is installed
 # Paths of a checkout that can change a number.
 CODE = ("rope_exp", "configs", "train.py", "scripts", "pyproject.toml", "constraints.txt")
 CPU_INFO = Path("/proc/cpuinfo")
+# A container's limit, in version 2 of control groups and in version 1.
+MEMORY_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
 # The environment variable by which a dispatcher passes its process id to its ranks.
 DISPATCHER_ID = "ROPE_EXP_DISPATCHER"
 
@@ -70,6 +75,16 @@ def _nvidia_smi(*columns: str) -> list[tuple[str, ...]]:
 def num_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def total_memory() -> int:
+    """Return the bytes of memory of this machine, or of the container that this process is in."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in MEMORY_LIMITS:
+        # Without a limit the file says `max`.
+        with suppress(OSError, ValueError):
+            limits.append(int(path.read_text(encoding="ascii")))
+    return min(limits)
 
 
 def _cpu_facts(*keys: str) -> str:

@@ -506,6 +506,8 @@ class LaunchConfig:
     max_parallel: Count | Literal["auto"] = "auto"
     # Runs that share a GPU.
     runs_per_gpu: Count = 1
+    # Start a run on a CPU though by estimate it needs more memory than this machine has.
+    exceed_memory: bool = False
     # Runs of one job of a cluster, for `rope-exp campaign` and `rope-exp sweep` on a cluster.
     cells_per_job: Count = 1
 

@@ -8,7 +8,7 @@ from support.gpus import show_gpus
 from support.refused import refused
 
 from rope_exp import machine
-from rope_exp.compose import resolve
+from rope_exp.compose import finalise, resolve
 from rope_exp.config import RunConfig
 
 
@@ -75,3 +75,32 @@ def test_only_runs_that_pay_it_back_are_compiled(
 
     monkeypatch.setattr(machine.shutil, "which", lambda name: None)
     assert settled("train.num_steps=10000").train.compile is False
+
+
+def test_a_run_past_the_memory_of_a_cpu_asks_for_a_word(
+    no_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan describes it, a key starts it anyway, and processes share one memory."""
+    monkeypatch.setattr("rope_exp.compose.total_memory", lambda: 23 * 2**30)
+    large = composed("model=1b")
+    with refused("launch.exceed_memory=false: this run needs about ", "GiB", "are 23.0; true"):
+        finalise(large)
+    assert finalise(large, for_plan=True).launch.device == "cpu"
+    assert finalise(composed("model=1b", "launch.exceed_memory=true")).model.name == "1b"
+
+    half = composed("model=1b", "launch.num_processes=2")
+    monkeypatch.setattr("rope_exp.compose.total_memory", lambda: 80 * 2**30)
+    assert finalise(large).model.name == "1b"
+    with refused("launch.exceed_memory=false"):
+        finalise(half)
+
+
+def test_a_containers_limit_is_its_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a limit the file says `max`, or there is no such file."""
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(machine, "MEMORY_LIMITS", (limit, tmp_path / "nowhere"))
+    whole = machine.total_memory()
+    limit.write_text("max\n")
+    assert machine.total_memory() == whole
+    limit.write_text("4096\n")
+    assert machine.total_memory() == 4096

@@ -112,8 +112,7 @@ def find_groups(runs: Path, pattern: str | None, *, several: bool = False) -> li
     if not groups:
         raise ReportError(
             f"{runs} holds no runs (<group>/<pe>/seed<k>); `rope-exp train +experiment=nine` "
-            "trains the nine. A run of run.dir enters a table from such a folder: move it there, "
-            "or train it without run.dir"
+            "trains the nine, and a run with a custom run.dir must be moved to such a folder"
         )
 
     names = fnmatch.filter(groups, pattern or "*")

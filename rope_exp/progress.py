@@ -121,7 +121,7 @@ class SweepProgress:
         self._courses = [Course(job.config.train.num_steps) for job in jobs]
         self._statuses = ["waiting"] * len(jobs)
         self._line_at = 0.0
-        self._words = ""
+        self._words = f"0 of {len(jobs)} runs ended"
         self.show()
 
     def show(self, *_: object) -> None:

@@ -28,6 +28,11 @@ def test_help_is_the_projects_own(tmp_path: Path) -> None:
     assert re.search(r"^pe: .*\bmine, .*\bvo_rope$", done.stdout, re.MULTILINE)
 
 
+def test_the_package_lists_its_public_names() -> None:
+    """They are imported late, and completion in an editor or a notebook reads `dir`."""
+    assert {*rope_exp.__all__} <= {*dir(rope_exp)}
+
+
 @pytest.mark.parametrize("missing", ["pydantic", "hydra"])
 def test_a_python_without_our_packages_is_one_sentence(tmp_path: Path, missing: str) -> None:
     """Such as the system's, where .venv was not activated."""

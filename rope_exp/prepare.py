@@ -207,7 +207,9 @@ def _write(folder: Path, corpus: Corpus, tokens: TokenizerConfig) -> None:
     for side in SIDES:
         if num_documents[side] == 0:
             reason = f"leaves no document for {side} of the corpus's {total}"
-            hint = "of plain text, data.sample_by=line makes each line one"
+            hint = f"a {'smaller' if side == TRAIN else 'larger'} share or more documents help"
+            if data.sample_by in ("document", "paragraph"):
+                hint = "of plain text, data.sample_by=line makes each line one"
             raise ConfigError("data.holdout_fraction", data.holdout_fraction, f"{reason}; {hint}")
 
     meta = {

@@ -4,7 +4,8 @@ import functools
 import io
 import itertools
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
@@ -14,8 +15,16 @@ from rope_exp.errors import ConfigError, show
 from rope_exp.hub import explaining
 from rope_exp.sections import DataConfig
 
-PACKED = (".gz", ".zst")
+PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip")
+# Names that say that a file holds a corpus or a part of one, in a format that is not read here.
+UNREAD = {
+    "7z", "avro", "conll", "conllu", "fa", "faa", "fasta", "fastq", "fq", "h5", "hdf5",
+    "lance", "lz4", "msgpack", "npy", "npz", "ods", "orc", "parq", "pickle", "pkl", "pq", "rar",
+    "sqlite", "sqlite3", "tar", "tbz2", "text", "tfrecord", "tgz", "txz", "vortex", "warc", "wet",
+    "xls", "xlsx", "xml",
+}  # fmt: skip
 ROWS = 64  # are read at once
+IPC_FILE = b"ARROW1"  # the first bytes of an Arrow file that is no stream
 ENCODING = "utf-8-sig"  # a mark of the byte order is not text
 
 
@@ -71,9 +80,16 @@ def set_up_datasets() -> None:
 
 
 def format_of(path: str) -> str:
-    """Return the last suffix of a file's name, before .gz or .zst."""
+    """Return the last suffix of a file's name, before .gz and the like."""
     suffixes = Path(path.lower()).suffixes
     return next((suffix[1:] for suffix in reversed(suffixes) if suffix not in PACKED), "")
+
+
+def is_unread(path: str) -> bool:
+    """Return whether a file's name says that it holds data, and none of TEXTS reads it."""
+    suffix = format_of(path)
+    # A packed file without a format in its name can only be data.
+    return suffix in UNREAD or (suffix not in TEXTS and path.lower().endswith(PACKED))
 
 
 def _read(paths: Iterable[str], data: DataConfig, reader: str, options: Any) -> Iterator[str]:
@@ -110,22 +126,34 @@ def _parquet_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[Any]:
 def _arrow_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[Any]:
     from pyarrow import ipc
 
-    for batch in ipc.open_stream(file):
-        _check_column(data, batch.schema.names)
+    # A stream, as `datasets` writes it, or a file, which begins with its own name.
+    is_file = file.read(len(IPC_FILE)) == IPC_FILE
+    file.seek(0)
+    if is_file:
+        table = ipc.open_file(file)
+        batches = map(table.get_batch, range(table.num_record_batches))
+    else:
+        table = ipc.open_stream(file)
+        batches = iter(table)
+
+    _check_column(data, table.schema.names)
+    for batch in batches:
         yield from batch.column(data.text_column).to_pylist()
 
 
 def _json_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[Any]:
     """Yield the texts of JSON: an object a line, or one value, an object or an array."""
     with io.TextIOWrapper(file, ENCODING) as lines:
-        filled = filter(str.strip, lines)
-        first = next(filled, "[]")
+        numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+        number, first = next(numbered, (1, "[]"))
         try:
             is_lines = isinstance(json.loads(first), dict)
         except ValueError:
             is_lines = False
 
-        rows: Iterable[Any] = map(json.loads, itertools.chain([first], filled))
+        rows: Iterable[Any] = itertools.starmap(
+            _json_row, itertools.chain([(number, first)], numbered)
+        )
         if not is_lines:
             value = json.loads(first + lines.read())
             rows = value if isinstance(value, list) else [value]
@@ -139,12 +167,30 @@ def _json_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[Any]:
             _check_column(data, columns)
 
 
-def _csv_texts(file: BinaryIO, data: DataConfig, options: Any) -> Iterator[str]:
+def _json_row(number: int, line: str) -> Any:
+    """Return the value in a line of a file, whose number an error names."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from None
+
+
+def _csv_texts(
+    file: BinaryIO, data: DataConfig, options: Any, separator: str = ","
+) -> Iterator[str]:
     import pandas as pd
 
     # Every cell is text: pandas would read NA and null as missing values, and digits as numbers.
     as_text = {"dtype": str, "na_filter": False, "chunksize": ROWS}
-    with pd.read_csv(file, **(options.pd_read_csv_kwargs if options else {}) | as_text) as tables:
+    # The separator of .tsv, as `datasets` and pandas' users write it.
+    given = options.pd_read_csv_kwargs if options else {"sep": separator}
+    if file.seekable() and given.get("header", "infer") == "infer":
+        # pandas renames the second of two equal names.
+        head = {"dtype": str, "na_filter": False, "header": None, "nrows": 1}
+        with suppress(pd.errors.EmptyDataError):
+            _check_column(data, pd.read_csv(file, **given | head).iloc[0])
+        file.seek(0)
+    with pd.read_csv(file, **given | as_text) as tables:
         for table in tables:
             _check_column(data, table.columns)
             if not isinstance(table.index, pd.RangeIndex):
@@ -168,14 +214,21 @@ def _plain_texts(file: BinaryIO, data: DataConfig, options: Any) -> Iterator[str
 TEXTS: dict[str, Callable[[BinaryIO, DataConfig, Any], Iterator[Any]]] = {
     "parquet": _parquet_texts,
     "arrow": _arrow_texts,
+    "feather": _arrow_texts,
     "json": _json_texts,
     "jsonl": _json_texts,
+    "ndjson": _json_texts,
     "csv": _csv_texts,
+    "tsv": functools.partial(_csv_texts, separator="\t"),
     "txt": _plain_texts,
 }
 
 
-def _check_column(data: DataConfig, columns: Collection[Any]) -> None:
-    if data.text_column not in columns:
-        reason = f"is no column; there are {show(', '.join(columns))}"
+def _check_column(data: DataConfig, columns: Iterable[Any]) -> None:
+    """Refuse a table that has no column of texts, or two."""
+    names = list(columns)
+    if data.text_column not in names:
+        reason = f"is no column; there are {show(', '.join(names))}"
         raise ConfigError("data.text_column", data.text_column, reason)
+    if names.count(data.text_column) > 1:
+        raise ConfigError("data.text_column", data.text_column, "names two columns; rename one")

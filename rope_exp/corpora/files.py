@@ -1,23 +1,30 @@
-"""data=files: a file or a folder of Parquet, Arrow, JSON, CSV or text, also packed."""
+"""data=files: a file or a folder of Parquet, Arrow, JSON, CSV, TSV or text, also packed."""
 
 import glob
 from pathlib import Path
 from typing import Any
 
 from rope_exp.corpora import _datasets as readers
-from rope_exp.corpora._datasets import TEXTS, format_of
+from rope_exp.corpora._datasets import PACKED, TEXTS, format_of, is_unread
 from rope_exp.corpus import TRAIN, Corpus
 from rope_exp.errors import ConfigError
 from rope_exp.hub import explaining
 from rope_exp.sections import DataConfig
 
+_ENDINGS = f".{', .'.join(TEXTS)} (or {', '.join(PACKED)} after it)"
+
 
 def state(data: DataConfig) -> list[Any]:
     """Return plain values that change with the files."""
     states: list[Any] = list_files(data)
-    if any(format_of(name) in ("csv", "json", "jsonl") for name, *_ in states):
+    names = [name for name, *_ in states if format_of(name) in TEXTS]
+    if any(format_of(name) in ("csv", "json", "jsonl") for name in names):
         # Version 0.2.0 changed some texts of these formats: what it prepared is not used.
         states.append("as text")
+    # Version 0.2.0 left out files with these: what it prepared is not used, either.
+    later = {".tsv", ".ndjson", ".feather", ".bz2", ".xz", ".zip"}
+    if not all(later.isdisjoint(Path(name.lower()).suffixes) for name in names):
+        states.append("of every format")
     return states
 
 
@@ -28,6 +35,7 @@ def open_corpus(data: DataConfig) -> Corpus:
 
     with explaining("data.path", data.path):
         root = _root(data)
+        _check_name(root)
         card = root / "README.md"
         if card.is_file() and "configs" in (metadata_load(card) or {}):
             return readers.with_card(data, str(root))
@@ -55,19 +63,34 @@ def _root(data: DataConfig) -> Path:
     return path.resolve() if path.is_dir() else path
 
 
+def _check_name(path: Path) -> None:
+    """Refuse a name that `datasets` would read as something else."""
+    if "::" in str(path):
+        reason = "has :: in its name, which `datasets` reads as a chain of addresses; rename it"
+        raise ConfigError("data.path", str(path), reason)
+    if path.is_dir() and "[" in str(path):
+        reason = "has [ in its name, which `datasets` reads as a pattern; rename the folder"
+        raise ConfigError("data.path", str(path), reason)
+
+
 def _splits(data: DataConfig, root: Path) -> dict[str, list[str]]:
     """Return the readable files of a file or folder by split, as their names tell."""
     if data.subset is not None:
         reason = "is for a folder with a dataset card, or the hub; data.path has none"
         raise ConfigError("data.subset", data.subset, reason)
-    names = [Path(name) for name, *_ in list_files(data) if format_of(name) in TEXTS]
+    listed_names = [name for name, *_ in list_files(data)]
+    names = [Path(name) for name in listed_names if format_of(name) in TEXTS]
     if any(name.suffix == ".arrow" for name in names):
         # `save_to_disk` of datasets writes JSON beside its .arrow files.
         own = ("dataset_dict.json", "dataset_info.json", "state.json")
         names = [name for name in names if name.name not in own]
     if not names:
-        reason = f"holds no file that ends in .{', .'.join(TEXTS)} (or .gz or .zst after it)"
-        raise ConfigError("data.path", data.path, reason)
+        raise ConfigError("data.path", data.path, f"holds no file that ends in {_ENDINGS}")
+    for name in names:
+        _check_name(root / name)
+    for name in filter(is_unread, listed_names):
+        reason = f"would be left out: its name says that it holds data, but not as {_ENDINGS}"
+        raise ConfigError("data.path", str(root / name), f"{reason}; convert it, or move it")
     if root.is_file():
         return {TRAIN: [str(root)]}
 

@@ -1,9 +1,13 @@
 """Tests of corpora in files: formats, splits, names, and errors for unreadable ones."""
 
+import bz2
 import gzip
+import io
 import json
+import lzma
 import os
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +15,12 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import ipc
 from support.configs import left_in
 from support.corpora import BYTES, PLAIN_TEXTS, TEXTS, data_config, documents_of, write_parquet
 from support.refused import refused
 
-from rope_exp.corpora.files import open_corpus
+from rope_exp.corpora.files import list_files, open_corpus, state
 from rope_exp.prepare import prepare
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
@@ -27,10 +32,29 @@ def texts_of(path: Path, **changes: Any) -> list[str]:
     return list(filter(None, corpus.read(corpus.splits["train"])))
 
 
-def parquet_bytes(values: list[Any], **options: Any) -> bytes:
+def table_of(values: list[Any], names: Sequence[str]) -> Any:
+    return pa.table([pa.array(values)] * len(names), names=names)
+
+
+def parquet_bytes(values: list[Any], names: Sequence[str] = ("text",), **options: Any) -> bytes:
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({"text": values}), sink, **options)
+    pq.write_table(table_of(values, names), sink, **options)
     return bytes(sink.getvalue())
+
+
+def zipped(name: str, content: bytes) -> bytes:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr(name, content)
+    return archive.getvalue()
+
+
+def arrow_file(texts: list[str], names: Sequence[str] = ("text",)) -> bytes:
+    sink = io.BytesIO()
+    table = table_of(texts, names)
+    with ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
 
 
 VALUES = [*PLAIN_TEXTS, None, ""]
@@ -43,7 +67,14 @@ VALID: dict[str, bytes] = {
     "a.json": json.dumps(ROWS).encode(),
     "a.jsonl.gz": gzip.compress(JSON_LINES),
     "a.jsonl.zst": pa.compress(JSON_LINES, codec="zstd", asbytes=True),
+    "a.jsonl.bz2": bz2.compress(JSON_LINES),
+    "a.jsonl.xz": lzma.compress(JSON_LINES),
+    "a.jsonl.zip": zipped("a.jsonl", JSON_LINES),
+    "a.ndjson": JSON_LINES,
+    "a.feather": arrow_file(PLAIN_TEXTS),
+    "a.arrow": arrow_file(PLAIN_TEXTS),
     "a.csv": b"text\n" + LINES,
+    "a.tsv": b"n\ttext\n" + LINES.replace(b"Document", b"1\tDocument"),
     "a.txt": LINES,
     "a.txt.gz": gzip.compress(LINES[:99]) + gzip.compress(LINES[99:]),
 }
@@ -175,6 +206,36 @@ def test_a_folder_may_mix_formats(tmp_path: Path) -> None:
     assert sorted(texts_of(tmp_path / "link", sample_by="document")) == [*"aabcdef"]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl.tar.gz", "part.gz", "b.PQ", "b.sqlite", "b.text"])
+def test_data_that_is_not_read_is_not_left_out(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(JSON_LINES)
+    (tmp_path / name).write_bytes(b"other data")
+    with refused(f"data.path={tmp_path / name}: would be left out: its name says", ".jsonl, "):
+        texts_of(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["b.jsonl.bz2", "b.tsv", "b.ndjson.gz"])
+def test_what_an_older_version_left_out_is_prepared(tmp_path: Path, name: str) -> None:
+    """A corpus that lacks a file must not be found under the hash of the whole folder."""
+    (tmp_path / "a.jsonl").write_bytes(JSON_LINES)
+    data = data_config(path=tmp_path)
+    assert state(data) == [*list_files(data), "as text"]
+    (tmp_path / name).write_bytes(b"more")
+    assert state(data) == [*list_files(data), "as text", "of every format"]
+
+
+def test_names_that_datasets_misreads_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "[v1]"
+    folder.mkdir()
+    (folder / "a::b.jsonl").write_bytes(JSON_LINES)
+    with refused(f"data.path={folder}: has [ in its name"):
+        texts_of(folder)
+    with refused("a::b.jsonl: has :: in its name"):
+        texts_of(folder / "a::b.jsonl")
+    (folder / "a::b.jsonl").rename(folder / "a.jsonl")
+    assert texts_of(folder / "a.jsonl") == PLAIN_TEXTS
+
+
 def test_text_behind_a_link_to_a_folder_is_not_left_out_silently(tmp_path: Path) -> None:
     for name in ("mine", "more"):
         (tmp_path / name).mkdir()
@@ -197,6 +258,7 @@ def test_a_dataset_saved_to_disk_is_read(tmp_path: Path) -> None:
 # -- bad input -------------------------------------------------------------------------------------
 
 
+TWO_COLUMNS = "data.text_column=text: names two columns; rename one"
 NO_TEXT = "data.path=…holds no text; of a table, the column data.text_column=text is read"
 GOOD = parquet_bytes(TEXTS)
 BROKEN = GOOD[:200] + bytes(400) + GOOD[600:]  # an intact footer after broken pages
@@ -204,7 +266,7 @@ BROKEN = GOOD[:200] + bytes(400) + GOOD[600:]  # an intact footer after broken p
 BAD_INPUT: dict[str, tuple[Mapping[str, bytes], str]] = {
     "no usable file": (
         {"a.doc": b"a"},
-        "data.path=…holds no file that ends in .parquet, .arrow, .json, .jsonl, .csv, .txt",
+        "data.path=…holds no file that ends in .parquet, .arrow, …(or .gz, .zst, .bz2, .xz, .zip",
     ),
     "an empty text": ({"a.txt": b""}, NO_TEXT),
     "no values": ({"a.parquet": parquet_bytes([None, "", None])}, NO_TEXT),
@@ -228,8 +290,18 @@ BAD_INPUT: dict[str, tuple[Mapping[str, bytes], str]] = {
     "latin-1": ({"a.txt": b"fine", "b.txt": b"caf\xe9"}, "cannot be read: 'utf-8' codec"),
     "broken JSON": (
         {"a.jsonl": b'{"text": "a"}\n\n' * 9 + b'{"text": "b" 3}\n'},
-        "a.jsonl: cannot be read: Expecting ',' delimiter",
+        "a.jsonl: cannot be read: line 19, column 14: Expecting ',' delimiter",
     ),
+    "half a record": (
+        {"a.jsonl": b'{"text": "a"}\n\n{"text": "b"}\n{"text": "c'},
+        "a.jsonl: cannot be read: line 4, column 10: Unterminated string",
+    ),
+    "two columns in CSV": ({"a.csv": b"text,n,text\na,1,b\n"}, TWO_COLUMNS),
+    "two columns in Parquet": (
+        {"a.parquet": parquet_bytes(TEXTS, names=["text"] * 2)},
+        TWO_COLUMNS,
+    ),
+    "two columns in Arrow": ({"a.arrow": arrow_file(TEXTS, names=["text"] * 2)}, TWO_COLUMNS),
     "broken Parquet": ({"a.parquet": GOOD, "b.parquet": BROKEN}, "b.parquet: cannot be read: "),
     "broken gzip": (
         {"a.txt.gz": gzip.compress(b"text" * 999)[:30]},
@@ -244,6 +316,10 @@ BAD_INPUT: dict[str, tuple[Mapping[str, bytes], str]] = {
         "one.parquet: would be left out beside the files of validation",
     ),
     "train as validation": ({"a.parquet": GOOD}, "data.validation_split=train"),
+    "eight lines": (
+        {"a.txt": b"\n".join(b"verse %d" % number for number in range(8))},
+        "data.holdout_fraction=0.1: leaves no document for …of the corpus's 8; a larger share",
+    ),
     "one document": (
         {"a.txt": b"one text"},
         "data.holdout_fraction=0.1: leaves no document for …; of plain text, data.sample_by=line",
@@ -252,6 +328,7 @@ BAD_INPUT: dict[str, tuple[Mapping[str, bytes], str]] = {
 CHANGES = {
     "another column": {"text_column": "body"},
     "train as validation": {"validation_split": "train"},
+    "eight lines": {"sample_by": "line"},
 }
 
 

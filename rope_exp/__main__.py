@@ -19,12 +19,13 @@ def main(command: str | None = None) -> int:
         command = words.pop(0) if words else "--help"
     if command in ("-h", "--help"):
         command, words = "train", ["--help"]
-    # Until a command that starts runs handles stop signals itself, one ends it.
-    starts_runs = command in ("train", "campaign", "sweep")
-    if starts_runs:
+    # Until a command that starts runs handles stop signals itself, one ends it; so does one that
+    # comes while a corpus is prepared.
+    can_resume = command in ("train", "campaign", "sweep", "prepare")
+    if can_resume:
         on_signal(leave)
     code = explained(lambda: _run(command, words))
-    if starts_runs:
+    if can_resume:
         # Only Python's exit is left, which a signal would garble.
         on_signal(signal.SIG_IGN)
     return code

@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -48,7 +49,7 @@ from rope_exp.files import (
     write_json,
 )
 from rope_exp.identity import facts_of
-from rope_exp.progress import Progress
+from rope_exp.progress import Progress, run_aside
 from rope_exp.sections import DataConfig, TokenizerConfig
 from rope_exp.tasks._rows import open_task
 
@@ -60,6 +61,9 @@ PIECE_CHARS = 1 << 16
 # The byte-level pre-tokenizer always cuts here: in a token of its pattern (GPT-2's), a space or
 # newline follows only whitespace.
 CUT = re.compile(r"(?<=\S)(?=[ \n])")
+# The trainer of merges takes time with the square of a word's length, so it gets longer words in
+# pieces. No word of a corpus on record has even 200 characters; a line of base64 or FASTA is one.
+WORD_BYTES = 1000
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
@@ -244,7 +248,9 @@ def write_tokens(
     for split in corpus.splits:
         for batch in _batches(corpus.documents(split), tokenizer):
             texts = [text for _, text, *_ in batch]
-            encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            # A document of one long word takes minutes.
+            encode = partial(tokenizer.encode_batch_fast, texts, add_special_tokens=False)
+            encodings = run_aside(encode, lambda: "data: encoding a long text")
             for (side, text, is_first, is_last), encoding in zip(batch, encodings, strict=True):
                 ids = [*encoding.ids, end_id] if is_last else encoding.ids
                 kept = ids[: limit - tokens[side]]
@@ -310,25 +316,35 @@ def byte_tokenizer() -> Tokenizer:
 def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """Learn a byte-level BPE from the texts that begin in the first tokenizer.train_bytes bytes."""
     size = config.vocab_size or 0
+    limit = config.train_bytes or 0
+    num_bytes = 0
 
     def limited() -> Iterator[str]:
-        left = config.train_bytes or 0
+        nonlocal num_bytes
         for text in texts:
             for piece in pieces(text):
                 yield piece
-                left -= len(piece.encode())
-            if left <= 0:
+                num_bytes += len(piece.encode())
+            if num_bytes >= limit:
                 return
 
     log("data: training the tokenizer")
     tokenizer = _byte_level(models.BPE())
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [words, pre_tokenizers.FixedLength(WORD_BYTES)]
+    )
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         special_tokens=[END_OF_TEXT],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(limited(), trainer)
+    run_aside(
+        lambda: tokenizer.train_from_iterator(limited(), trainer),
+        lambda: f"data: training the tokenizer, {num_bytes:,} bytes read",
+    )
+    tokenizer.pre_tokenizer = words
     reached = tokenizer.get_vocab_size()
     if reached < size:
         reason = f"the corpus yields only {reached} tokens; choose fewer, or tokenizer=bytes"

@@ -1,18 +1,21 @@
 """The progress of a long task in lines: of a run, of a corpus, and of the runs of a sweep."""
 
 import statistics
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from rope_exp.config import RunConfig
 from rope_exp.errors import log
 from rope_exp.folder import last_row, list_steps
 
 LINE_SECONDS = 10.0  # between two lines about one task
+Result = TypeVar("Result")
 
 
 def describe_row(row: Mapping[str, Any]) -> str:
@@ -53,6 +56,34 @@ class Progress:
                     left = (now - began) / (done - first) * (self._total - done)
                 words += f", {spell_left(left)}"
             log(f"{self._name}: {words}")
+
+
+def run_aside(call: Callable[[], Result], words: Callable[[], str]) -> Result:
+    """Return the result of a library's long call, which runs in another thread.
+
+    Python handles signals in the main thread, between two steps of its own: here, while it waits.
+
+    Args:
+        call: releases Python's lock for most of its time.
+        words: returns what a line says every few seconds until the call is done.
+    """
+    began = time.monotonic()
+    outcome: Future[Result] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:  # a panic of a library is no Exception
+            outcome.set_exception(error)
+
+    # A daemon, so that a process that is stopped does not wait for it.
+    threading.Thread(target=work, daemon=True).start()
+    while not outcome.done():
+        wait([outcome], LINE_SECONDS)
+        if not outcome.done():
+            so_far = timedelta(seconds=round(time.monotonic() - began))
+            log(f"{words()}, {so_far} so far")
+    return outcome.result()
 
 
 class Watched(Protocol):

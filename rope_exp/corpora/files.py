@@ -88,9 +88,9 @@ def _splits(data: DataConfig, root: Path) -> dict[str, list[str]]:
         raise ConfigError("data.path", data.path, f"holds no file that ends in {_ENDINGS}")
     for name in names:
         _check_name(root / name)
-    for name in filter(is_unread, listed_names):
+    for unread in filter(is_unread, listed_names):
         reason = f"would be left out: its name says that it holds data, but not as {_ENDINGS}"
-        raise ConfigError("data.path", str(root / name), f"{reason}; convert it, or move it")
+        raise ConfigError("data.path", str(root / unread), f"{reason}; convert it, or move it")
     if root.is_file():
         return {TRAIN: [str(root)]}
 

@@ -1,7 +1,11 @@
 """Tests of tokenizers: round trips, BPE training, and pretrained ones."""
 
 import json
+import random
+import signal
+import string
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +16,14 @@ from support.corpora import start_python, tokenizer_config
 from support.refused import refused
 from tokenizers import Tokenizer
 
-from rope_exp.errors import ConfigError, DataError
+from rope_exp import prepare
+from rope_exp.errors import EXIT_STOPPED, ConfigError, DataError
 from rope_exp.load import load_tokenizer
 from rope_exp.prepare import (
     END_OF_TEXT,
+    WORD_BYTES,
     byte_tokenizer,
+    cuts_at_spaces,
     pieces,
     train_bpe,
     vocab_size,
@@ -84,6 +91,69 @@ def test_training_twice_gives_the_same_bytes(
     monkeypatch.setenv("PYTHONHASHSEED", "7")
     stdout, stderr = start_python(CHILD, TEXTS).communicate()
     assert bpe.to_str() == stdout, stderr
+
+
+def test_words_of_ordinary_length_train_the_same_merges(
+    bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is far above the words of prose and code; a word at the limit is still whole."""
+    small = tokenizer_config("bpe", vocab_size=264, train_bytes=200_000)
+    texts = ["ab" * (WORD_BYTES // 2), "c" * (WORD_BYTES - 1)]
+    cut = train_bpe(small, texts).to_str()
+    monkeypatch.setattr(prepare, "WORD_BYTES", 1 << 30)
+    assert train_bpe(small, texts).to_str() == cut
+    assert train_bpe(BPE, TEXTS).to_str() == bpe.to_str()
+
+
+def test_a_long_word_trains_in_pieces() -> None:
+    """Merges do not cross a cut, and the tokenizer itself cuts no word."""
+    config = tokenizer_config("bpe", vocab_size=258, train_bytes=200_000)
+    text = "a" * WORD_BYTES + "b" * WORD_BYTES
+    tokenizer = train_bpe(config, [text])
+    assert set(tokenizer.get_vocab()) >= {"aa"}
+    assert len(encode(tokenizer, text)) == WORD_BYTES * 3 // 2
+    assert tokenizer.decode(encode(tokenizer, text)) == text
+    assert cuts_at_spaces(tokenizer)
+
+
+# A word that is not cut takes minutes.
+STOPPED = """
+import sys
+from rope_exp import prepare, progress
+from rope_exp.__main__ import main
+prepare.WORD_BYTES = 1 << 30
+progress.LINE_SECONDS = 0.2
+sys.argv[1:] = ["prepare", "data=files", f"data.path={sys.argv[1][1:-1]}"]
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_training_of_a_tokenizer(
+    tmp_path: Path, empty_cache: Path, number: signal.Signals
+) -> None:
+    letters = random.Random(0).choices(string.ascii_letters, k=600_000)
+    (tmp_path / "a.txt").write_text("".join(letters))
+    child = start_python(STOPPED, str(tmp_path / "a.txt"))
+    assert child.stderr is not None
+    try:
+        assert next(child.stderr) == "data: training the tokenizer\n"
+        assert next(child.stderr).startswith("data: training the tokenizer, ")
+        child.send_signal(number)
+        _, stderr = child.communicate(timeout=20)
+    finally:
+        child.kill()
+    assert child.returncode == EXIT_STOPPED
+    assert stderr.splitlines()[-1] == "stopped; no run was in progress"
+
+
+def test_an_error_of_a_text_ends_the_training() -> None:
+    def texts() -> Iterator[str]:
+        yield "a text"
+        raise ConfigError("data.path", "a.txt", "cannot be read")
+
+    with refused("data.path=a.txt: cannot be read", by=ConfigError):
+        train_bpe(BPE, texts())
 
 
 def test_a_vocabulary_out_of_reach_is_refused() -> None:

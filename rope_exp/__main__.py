@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped with
 """
 
 # Import nothing slow here: signals reach `leave` only after these imports.
+import io
 import signal
 import sys
 from typing import Protocol, cast
@@ -14,6 +15,9 @@ from rope_exp.signals import leave, on_signal
 
 def main(command: str | None = None) -> int:
     """Run a command, by default the first word of the command line; return its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal may not have our characters, such as a table's Δ.
+        sys.stdout.reconfigure(errors="replace")
     words = sys.argv[1:]
     if command is None:
         command = words.pop(0) if words else "--help"

@@ -31,7 +31,15 @@ from rope_exp import hub
 from rope_exp.config import RunConfig, check_group, flat
 from rope_exp.errors import ConfigError, first_line
 from rope_exp.identity import Refusal, refuse, unknown_key
-from rope_exp.machine import PACKAGE, ROOT, gpus, has_bf16, has_compiler, total_memory
+from rope_exp.machine import (
+    PACKAGE,
+    ROOT,
+    check_threads,
+    gpus,
+    has_bf16,
+    has_compiler,
+    total_memory,
+)
 from rope_exp.sections import LaunchConfig
 
 # Beside the package in a checkout; inside it in an installation.
@@ -126,6 +134,8 @@ def split(overrides: Sequence[Override]) -> list[list[str]]:
     words = {}
     for override in overrides:
         key = override.get_key_element()
+        if override.is_sweep_override() and not override.is_discrete_sweep():
+            raise range_error(key)
         if override.is_discrete_sweep():
             words[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         else:
@@ -133,6 +143,12 @@ def split(overrides: Sequence[Override]) -> list[list[str]]:
         if not words[key]:
             raise ConfigError(key, ..., "the sweep is empty: no choice matches")
     return [list(job) for job in itertools.product(*words.values())]
+
+
+def range_error(key: str) -> ConfigError:
+    """Return the error for a range of values, such as interval(0, 1), that nothing draws from."""
+    reason = "is a range, from which a sweeper of another package draws: `rope-exp train -m "
+    return ConfigError(key, ..., f"{reason}hydra/sweeper=optuna ...`, by hydra-optuna-sweeper")
 
 
 def titles(overrides: Sequence[Sequence[str]], configs: Sequence[RunConfig]) -> list[str]:
@@ -161,6 +177,7 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
     def read(name: str, *default: str | None) -> Any:
         return f"${{oc.env:{name}}}" if SECRET.search(name) else oc.env(name, *default)
 
+    _check_sweep(hydra or tree.hydra)
     OmegaConf.register_new_resolver("oc.env", read, replace=True)
     ours_only = without_hydra(tree)
     try:
@@ -198,6 +215,20 @@ def _check_choices(folder: Path) -> None:
             raise ConfigError("--config-dir", str(folder), reason)
 
 
+def _check_sweep(hydra: Any) -> None:
+    """Refuse the job of a sweep whose own choices ask for a sweep, which Hydra does not see.
+
+    Hydra reads what to sweep from the config without the values that are swept.
+    """
+    if hydra.mode != RunMode.MULTIRUN:
+        return
+    given = {word.lstrip("+~").partition("=")[0] for word in hydra.overrides.task}
+    lost = [key for key in hydra.sweeper.params or {} if key.lstrip("+~") not in given]
+    if lost:
+        reason = f"a sweep over experiments would lose their own sweep, of {', '.join(lost)}"
+        raise ConfigError("experiment", ..., f"{reason}; start each in a command of its own")
+
+
 def without_hydra(tree: DictConfig) -> DictConfig:
     """Return a copy of a composed config without Hydra's own node."""
     return OmegaConf.masked_copy(tree, [str(key) for key in tree if key != "hydra"])
@@ -221,7 +252,8 @@ def explain(error: Exception) -> ConfigError:
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(options)}"
         hint += " (your own need --config-dir)"
         if group.startswith("hydra/"):
-            hint = "is its plugin installed, as SLURM's by `pip install hydra-submitit-launcher`?"
+            plugin = "optuna-sweeper" if group.endswith("sweeper") else "submitit-launcher"
+            hint = f"is its plugin installed? `pip install hydra-{plugin}` has one"
         return ConfigError(group or "config", choice, f"there is no such choice; {hint}")
 
     text = " ".join(str(error).split())
@@ -286,6 +318,8 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     start the processes. launch.num_threads stays auto: worker.py reads the environment.
     """
     launch = config.launch
+    if launch.num_threads == "auto":
+        check_threads()
     device = launch.device
     if device == "auto":
         device = "cuda" if gpus() else "cpu"

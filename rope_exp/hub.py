@@ -104,6 +104,8 @@ def pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
     for id_, token in tokenizer.get_added_tokens_decoder().items():
         if token.special and id_ in tokenizer.encode(token.content, add_special_tokens=False).ids:
             reason = f"reads the text {token.content!r} as a special token, even in documents"
+            if isinstance(tokenizer.model, models.Unigram):
+                reason += ", as every Unigram tokenizer does; choose a BPE"
             raise ConfigError("tokenizer.path", path, reason)
     return tokenizer, pretrained.eos_token_id
 

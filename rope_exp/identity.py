@@ -117,6 +117,9 @@ def convert(hint: Any, values: Any, key: str = "") -> Any:
     messages = dict.fromkeys(fault["msg"] for fault in faults if place(fault["loc"])[0] == where)
     reason = ", or ".join(messages).replace("Value error, ", "")
     reason = re.sub(r"\b[A-Z][a-z]+ should ", "must ", reason)
+    if first["type"] == "string_type" and isinstance(value, bool | int | float):
+        # YAML and Hydra read 1e5, 007 and off as numbers and truth values.
+        reason += f"""; in quotes it is one: "{where}='...'", and '...' in a file"""
     raise ConfigError(where or "its content", value if where else ..., reason)
 
 

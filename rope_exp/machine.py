@@ -87,6 +87,15 @@ def total_memory() -> int:
     return min(limits)
 
 
+def check_threads() -> None:
+    """Refuse an OMP_NUM_THREADS that OpenMP would ignore, to take all cores; empty is unset."""
+    value = os.environ.get("OMP_NUM_THREADS", "")
+    # A list has a number for each level of nested threads.
+    if value.strip() and not re.fullmatch(r"\s*0*[1-9]\d*\s*(,\s*0*[1-9]\d*\s*)*", value):
+        reason = "must be a number of threads from 1; unset, a process gets its share of the cores"
+        raise ConfigError("OMP_NUM_THREADS", value, reason)
+
+
 def _cpu_facts(*keys: str) -> str:
     """Return the first CPU's values of some keys, "" if the kernel reports none."""
     if not CPU_INFO.exists():

@@ -170,7 +170,13 @@ def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
         "tokenizer": tokens,
     }
     cache = data.cache_dir or os.environ.get("ROPE_EXP_CACHE") or "~/.cache/rope_exp"
-    return Path(cache).expanduser().absolute() / json_sha256(values)[:16]
+    try:
+        folder = Path(cache).expanduser().absolute()
+    except RuntimeError:
+        # Neither HOME nor the system's list of users names a home.
+        reason = "there is no home folder here; set ROPE_EXP_CACHE to another folder"
+        raise ConfigError("data.cache_dir", cache, reason) from None
+    return folder / json_sha256(values)[:16]
 
 
 def _make(data: DataConfig, tokens: TokenizerConfig, folder: Path) -> None:

@@ -28,7 +28,7 @@ from rope_exp.errors import (
 from rope_exp.files import read_json, write_json
 from rope_exp.machine import output_of
 from rope_exp.signals import held_back, on_signal
-from rope_exp.sweep import Job, check_folders, dispatch
+from rope_exp.sweep import Job, check_folders, dispatch, give_own_ids
 
 FOLDER = Path("results/slurm")
 SWEEPS = FOLDER / "sweeps"
@@ -251,6 +251,7 @@ def _runs(jobs: Composed) -> dict[str, Job]:
 
 def run_configs(runs: Sequence[tuple[RunConfig, str]]) -> int:
     """Run the configs of one job, each with its title; return the exit code."""
+    give_own_ids()
     configs, titles = zip(*runs, strict=True)
     code, jobs = dispatch(configs, titles)
     # A run that diverged is done, be it alone or not.

@@ -128,7 +128,8 @@ class Job:
         # The run's name at a tracker.
         environment.setdefault("WANDB_NAME", self.name[:128])
         num_threads = num_cores() // (num_ranks * int(launch.max_parallel))
-        environment.setdefault("OMP_NUM_THREADS", str(max(num_threads, 1)))
+        if not environment.get("OMP_NUM_THREADS", "").strip():
+            environment["OMP_NUM_THREADS"] = str(max(num_threads, 1))
         # By default, threads that wait for a parallel region spin for long. Beside other work they
         # take the cores from the threads that they wait for (docs/performance.md).
         if "OMP_WAIT_POLICY" not in environment:
@@ -279,13 +280,32 @@ def _prepare_corpora(jobs: Sequence[Job]) -> None:
 
 def check_folders(jobs: Sequence[Job]) -> None:
     """Refuse folders of other runs or of two of these; set the exit codes of runs that are done."""
-    folders = set()
-    for job in jobs:
-        if job.folder.absolute() in folders:
-            raise _folder_error(job, f"two runs of the sweep ({job.config.name}) would share it")
-        folders.add(job.folder.absolute())
+    check_places([job.config for job in jobs])
     for job in jobs:
         _check_folder(job)
+
+
+def check_places(configs: Sequence[RunConfig]) -> None:
+    """Refuse a sweep of which two runs would have one folder, and say what sets them apart."""
+    by_folder: dict[Path, RunConfig] = {}
+    for config in configs:
+        other = by_folder.setdefault(config.folder.absolute(), config)
+        if other is config:
+            continue
+        if other.config_sha256 == config.config_sha256:
+            remedy = "they are one and the same: name each value once"
+        elif config.run.dir is not None:
+            remedy = (
+                "leave run.dir out, or name in it what is swept: 'run.dir=DIR/${pe.name}-${seed}'"
+            )
+        elif config.run.group is not None:
+            remedy = (
+                "leave run.group out, or name in it what is swept: 'run.group=NAME-${optim.lr}'"
+            )
+        else:
+            remedy = "give each variant a pe.name of its own"
+        reason = f"two runs of the sweep ({config.name}) would share it; {remedy}"
+        raise ConfigError("run.dir", str(config.folder), reason)
 
 
 def _check_folder(job: Job) -> None:
@@ -293,6 +313,8 @@ def _check_folder(job: Job) -> None:
     folder = job.folder
     if not folder.exists():
         return
+    if not folder.is_dir():
+        raise _folder_error(job, "is a file, and a run needs a folder; choose another place")
     # List once: another command may begin the run between two listings.
     names = {path.name for path in folder.iterdir()}
     if CONFIG not in names:
@@ -398,10 +420,16 @@ def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, 
     return EXIT_STOPPED if job.exit_code is None else job.exit_code, jobs
 
 
+def give_own_ids() -> None:
+    """Drop the id of one run that `wandb agent` sets: each run of a sweep has its own."""
+    os.environ.pop("WANDB_RUN_ID", None)
+
+
 def run_all(
     jobs: Sequence[Job], on_end: Callable[[Sequence[Job]], None] = lambda ended: None
 ) -> int:
     """Bring a sweep to its end and return its exit code; ranks write to a log in each folder."""
+    give_own_ids()
     for job in jobs:
         job.log = job.folder / LOG
     bring_to_end(jobs, [on_end, SweepProgress(jobs).show])
@@ -482,7 +510,7 @@ def _release(job: Job) -> None:
         if not job.reason and free_bytes(job.folder) < LOG_BYTES:
             job.reason = str(DiskError(job.folder, LOG_BYTES, "its log"))
         elif job.reason:
-            with suppress(OSError), job.log.open("a") as file:
+            with suppress(OSError), job.log.open("a", encoding="utf-8") as file:
                 file.write(f"error: {job.reason}\n")
     job.unlock()
     job.release_gpus()

@@ -60,6 +60,35 @@ def test_one_door_has_every_command(tmp_path: Path, words: str, said: str) -> No
     assert said in done.stdout
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_a_terminal_without_our_characters_gets_others(tmp_path: Path, encoding: str) -> None:
+    """Python itself would end in a traceback, and leave nothing of the output."""
+    words = ["--cfg", "job", "model.name=x", "data=files", "data.text_column='漢字 Δ'"]
+    done = command(*words, cwd=tmp_path, PYTHONIOENCODING=encoding)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "text_column: ?? ?\n" in done.stdout
+
+
+# There is neither HOME nor an entry in the list of users, as in many containers.
+HOMELESS = """
+import os, pwd
+
+def nobody(uid):
+    raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+os.environ.pop("HOME")
+pwd.getpwuid = nobody
+"""
+
+
+def test_without_a_home_a_cache_must_be_named(tmp_path: Path) -> None:
+    write(tmp_path / "site/sitecustomize.py", HOMELESS)
+    paths = f"{tmp_path / 'site'}:{REPOSITORY}"
+    words = ["data=files", f"data.path={tmp_path}", "tokenizer=bytes"]
+    done = command(*words, cwd=tmp_path, script="prepare", PYTHONPATH=paths, ROPE_EXP_CACHE="")
+    assert_refused(done, "data.cache_dir=~/.cache/rope_exp: there is no home folder here")
+
+
 # The limits in imports of torch, or 3 s: a mistake in a config is told without torch.
 FAST, SLOW = 1, 6
 

@@ -13,10 +13,22 @@ from rope_exp.signals import StopSignal
 from rope_exp.sweep import acquire_or_refuse, admit
 from rope_exp.worker import run_rank
 
+# The variables of which every launcher sets one.
+SIGNS = ("RANK", "ACCELERATE_MIXED_PRECISION")
+
 
 def is_rank() -> bool:
     """Return whether a launcher started this process."""
-    return "RANK" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
+    return any(name in os.environ for name in SIGNS)
+
+
+def refuse_rank(what: str) -> None:
+    """Refuse what starts ranks of its own, in a process that a launcher started."""
+    for name in SIGNS:
+        if name in os.environ:
+            reason = "is set, as by `accelerate launch` or torchrun, each of whose ranks would run "
+            reason += f"{what}; start it without a launcher, and unset what one has left over"
+            raise ConfigError(name, os.environ[name], reason)
 
 
 def check_ranks() -> None:

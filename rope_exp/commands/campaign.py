@@ -12,7 +12,7 @@ from rope_exp.campaign import campaign as campaigns
 from rope_exp.campaign.campaign import Progress
 from rope_exp.campaign.cells import load_campaign
 from rope_exp.commands._parser import CONFIG_DIR, DEFAULT_RECORDS, Parser
-from rope_exp.commands._rank import is_rank
+from rope_exp.commands._rank import refuse_rank
 from rope_exp.compose import compose_jobs
 from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.errors import ConfigError
@@ -41,9 +41,7 @@ def main(words: list[str]) -> int:
     add("--records", type=Path, default=DEFAULT_RECORDS, help="(%(default)s)")
     add("--config-dir", **CONFIG_DIR)
     asked = parser.parse_intermixed_args(words)
-    if is_rank():
-        reason = "starts its own ranks; start it without a launcher"
-        raise ConfigError("campaign", asked.name, reason)
+    refuse_rank("the campaign")
     if asked.pack:
         print(campaigns.pack(asked.records, asked.name))
         return 0

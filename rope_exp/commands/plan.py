@@ -11,8 +11,10 @@ def main(words: list[str]) -> int:
     # Imported late: a mistake is told before torch is imported.
     from rope_exp.compose import finalise
     from rope_exp.costs import cost_lines, sweep_lines
+    from rope_exp.sweep import check_places
 
     configs = [finalise(config, for_plan=True) for config in jobs.configs]
+    check_places(configs)
     print("\n".join(cost_lines(configs[0])))
     if len(configs) > 1:
         print("\n".join(sweep_lines(configs)))

@@ -17,12 +17,13 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from rope_exp.commands._rank import check_ranks, is_rank, run_as_rank
+from rope_exp.commands._rank import check_ranks, is_rank, refuse_rank, run_as_rank
 from rope_exp.compose import (
     CONFIGS,
     HYDRA_VERSION,
     MISTAKES,
     explain,
+    range_error,
     titles,
     to_run_config,
     without_hydra,
@@ -38,7 +39,7 @@ from rope_exp.errors import (
 )
 from rope_exp.folder import read_result
 from rope_exp.machine import PACKAGE, child_environment
-from rope_exp.sweep import dispatch
+from rope_exp.sweep import dispatch, give_own_ids
 
 # The exit code of each sweep that our launcher has run in this process.
 exit_codes: list[int] = []
@@ -69,6 +70,9 @@ def main(words: list[str]) -> int:
     except MISTAKES as error:
         if shows_all:
             raise
+        if "does not support sweep type" in str(error):
+            ranges = [word for word in words if "interval(" in word]
+            raise range_error((ranges or ["sweep"])[0].partition("=")[0]) from error
         raise explain(error) from error
     except RuntimeError as error:
         if '"srun"' not in str(error):
@@ -112,6 +116,7 @@ def run_job(values: DictConfig) -> float | None:
         if code := explained(lambda: _run_task(values)[0]):
             raise SystemExit(code)
         return None
+    give_own_ids()
     code, config = _run_task(values)
     if code not in (EXIT_DONE, EXIT_DIVERGED):
         raise ChildProcessError(f"the run ended with exit code {code}; see its own words")
@@ -141,9 +146,7 @@ def launch(trees: Sequence[DictConfig], overrides: Sequence[Sequence[str]]) -> l
     Raises:
         SystemExit: the sweep was stopped.
     """
-    if is_rank():
-        reason = "every rank of `accelerate launch` would run the sweep; use `rope-exp train`"
-        raise ConfigError("--multirun", ..., reason)
+    refuse_rank("the sweep")
     if not trees:
         raise ConfigError("--multirun", ..., "the sweep is empty: no choice matches its pattern")
 
@@ -152,6 +155,12 @@ def launch(trees: Sequence[DictConfig], overrides: Sequence[Sequence[str]]) -> l
         # A config may read Hydra's own values (`${hydra:job.num}`).
         HydraConfig.instance().set_config(tree)
         configs.append(to_run_config(tree))
+        # This function is our launcher's.
+        if "rope_exp" not in str(tree.hydra.launcher.get("_target_")):
+            reason = "a sweep has one launcher, so launch takes one value"
+            raise ConfigError("launch", configs[-1].launch.name, reason)
+    # A sweeper such as optuna's may ask for one run at a time.
+    give_own_ids()
     code, jobs = dispatch(configs, titles(overrides, configs))
     exit_codes.append(code)
     if code == EXIT_STOPPED:

@@ -45,7 +45,9 @@ class BaseTracker:
     @classmethod
     def check(cls, tracker: TrackerConfig) -> None:
         """Refuse a tracker that is not installed."""
-        if find_spec(tracker.name) is None:
+        spec = find_spec(tracker.name)
+        # A folder without code, such as one that a tracker wrote here, also counts for Python.
+        if spec is None or spec.origin is None:
             reason = f"is not installed; `pip install {tracker.name}`"
             raise ConfigError("tracker", tracker.name, reason)
 

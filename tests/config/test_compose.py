@@ -1,11 +1,12 @@
 """Tests of composing a config: choices, keys, sweeps, and references to the environment."""
 
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 import yaml
-from support.command import command, write
+from support.command import assert_refused, command, write
 from support.configs import NINE
 from support.refused import refused
 
@@ -96,6 +97,38 @@ def test_an_experiment_is_a_sweep_in_its_own_order() -> None:
     subsets = yaml.safe_load((CONFIGS / "experiment/subsets.yaml").read_text())
     swept = subsets["hydra"]["sweeper"]["params"]["pe.rotate"]
     assert swept == ",".join(f"[{','.join(sites)}]" for sites in SUBSETS)
+
+
+def test_a_sweep_over_experiments_does_not_lose_theirs() -> None:
+    """Hydra reads what to sweep before it composes the values that are swept."""
+    words = ["+experiment=nine,documents"]
+    with refused("experiment: a sweep over experiments would lose their own sweep, of pe; start"):
+        compose_jobs(words, multirun=True)
+    # A command line that names what they sweep loses nothing.
+    given = compose_jobs([*words, "pe=nope,vo_rope", "data.random_start=0"], multirun=True)
+    assert len(given.configs) == 4
+
+
+@pytest.mark.parametrize("word", ["optim.lr=interval(0.1, 0.2)", "optim.lr=tag(interval(1, 2))"])
+def test_a_range_needs_a_sweeper_that_draws_from_it(tmp_path: Path, word: str) -> None:
+    with refused("optim.lr: is a range, from which a sweeper of another package draws"):
+        compose_jobs([word], multirun=True)
+    done = command("-m", word, cwd=tmp_path)
+    assert_refused(done, "optim.lr: is a range, from which", "hydra/sweeper=optuna")
+
+
+def test_a_sweep_has_one_launcher(tmp_path: Path) -> None:
+    done = command("-m", "launch=slurm_local,local", cwd=tmp_path)
+    assert_refused(done, "launch=slurm_local: a sweep has one launcher")
+
+
+@pytest.mark.parametrize("word", ["run.group=1e5", "data.revision=1234567", "pe.name=true"])
+def test_a_number_for_a_text_is_told_how_to_quote(word: str) -> None:
+    key, _, value = word.partition("=")
+    with refused(f"{key}=", f"""in quotes it is one: "{key}='...'", and '...' in a file"""):
+        run_config(["data=hub", "data.path=owner/name", word])
+    quoted = run_config(["data=hub", "data.path=owner/name", f"{key}='{value}'"])
+    assert attrgetter(key)(quoted) == value
 
 
 def test_a_sweep_is_every_value_with_every_other() -> None:

@@ -1,6 +1,7 @@
 """Tests of resolving `auto` for a machine, and of refusing what it lacks."""
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from support.configs import composed
@@ -10,6 +11,7 @@ from support.refused import refused
 from rope_exp import machine
 from rope_exp.compose import finalise, resolve
 from rope_exp.config import RunConfig
+from rope_exp.sweep import Job
 
 
 @pytest.fixture
@@ -104,3 +106,25 @@ def test_a_containers_limit_is_its_memory(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert machine.total_memory() == whole
     limit.write_text("4096\n")
     assert machine.total_memory() == 4096
+
+
+@pytest.mark.parametrize("value", ["0", "abc", "-1", "2.5", "4,0"])
+def test_a_number_of_threads_that_openmp_ignores_is_refused(
+    no_gpu: None, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    """OpenMP would take all cores."""
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    with refused(f"OMP_NUM_THREADS={value}: must be a number of threads from 1"):
+        resolve(composed())
+    assert resolve(composed("launch.num_threads=2")).launch.num_threads == 2
+
+
+@pytest.mark.parametrize(("value", "threads"), [("", "3"), (" ", "3"), ("2", "2"), ("4,1", "4,1")])
+def test_an_empty_number_of_threads_is_a_share_of_cores(
+    no_gpu: None, monkeypatch: pytest.MonkeyPatch, value: str, threads: str
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    monkeypatch.setattr("rope_exp.sweep.num_cores", lambda: 3)
+    with mock.patch("subprocess.Popen") as started:
+        Job(resolve(composed())).start()
+    assert started.call_args.kwargs["env"]["OMP_NUM_THREADS"] == threads

@@ -289,3 +289,9 @@ def test_a_pretrained_tokenizer_that_cannot_be_used_is_refused(
     folder = save_as_transformers_does(words, tmp_path / "words", eos_token="</s>")
     with refused("reads the text '</s>' as a special token", by=ConfigError):
         build(folder)
+
+    pieces = Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), ("a", -1.0)], unk_id=0))
+    pieces.add_special_tokens(["</s>"])
+    folder = save_as_transformers_does(pieces, tmp_path / "pieces", eos_token="</s>")
+    with refused("as every Unigram tokenizer does; choose a BPE", by=ConfigError):
+        build(folder)

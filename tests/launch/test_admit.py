@@ -11,6 +11,7 @@ from support.configs import composed
 from support.refused import refused
 
 from rope_exp import prepare, sweep
+from rope_exp.commands import plan
 from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
 from rope_exp.sweep import Job, acquire, acquire_or_refuse, admit
@@ -152,9 +153,35 @@ def test_runs_of_two_configs_do_not_enter_one_group(
         acquire(jobs[1])
 
 
-def test_runs_of_one_sweep_that_share_a_folder_are_refused(on_cpu: OnCpu) -> None:
-    with refused("run.dir=", "two runs of the sweep (nope-s0) would share it"):
-        admit([on_cpu(), on_cpu("pe=nope")])
+SHARED = {
+    "run.dir": ("pe=nope", "run.dir=x", "(nope-s0) would share it; leave run.dir out, or name in"),
+    "run.group": ("optim.lr=0.1", "run.group=g", "leave run.group out, or name in it what is swe"),
+    "no key": ("pe.rotate=[q]", "pe.name=Mine", "give each variant a pe.name of its own"),
+    "one run": ("seed=0", "run.group=g", "they are one and the same: name each value once"),
+}
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_runs_of_one_sweep_that_share_a_folder_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: str
+) -> None:
+    """The error says what sets them apart; `plan` gives it, too."""
+    swept, fixed, remedy = SHARED[case]
+    monkeypatch.chdir(tmp_path)
+    configs = [resolve(composed("launch.device=cpu", fixed, *more)) for more in ((), (swept,))]
+    with refused("run.dir=", "two runs of the sweep (", remedy):
+        admit(configs)
+    if case == "run.dir":
+        with refused("run.dir=", "two runs of the sweep (", remedy):
+            plan.main(["-m", "pe=qk_rope,nope", fixed])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_the_place_of_a_runs_folder_is_refused(on_cpu: OnCpu) -> None:
+    config = on_cpu()
+    config.folder.write_text("a file")
+    with refused(f"run.dir={config.folder}: is a file, and a run needs a folder"):
+        admit([config])
 
 
 def test_a_run_that_lost_its_checkpoints_is_refused(begun: Job, on_cpu: OnCpu) -> None:

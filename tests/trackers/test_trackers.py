@@ -18,11 +18,13 @@ from support.refused import refused
 from support.reports import DIVERGED, FINISHED
 from support.runs import assert_same_run, train
 
-from rope_exp.compose import resolve
+from rope_exp.commands.train import launch
+from rope_exp.compose import compose_jobs, resolve
 from rope_exp.config import RunConfig
 from rope_exp.files import write_json
 from rope_exp.folder import MetricsWriter, read_metrics
-from rope_exp.sweep import Job, admit
+from rope_exp.slurm import run_configs
+from rope_exp.sweep import Job, admit, run_all
 from rope_exp.trackers import trackio as our_trackio
 from rope_exp.trackers.wandb import Tracker
 
@@ -137,6 +139,38 @@ def test_a_run_of_a_sweep_is_named_by_what_is_swept(tiny: Callable[..., RunConfi
     assert started.call_args.kwargs["env"]["WANDB_NAME"] == job.title
 
 
+@pytest.mark.parametrize("dispatches", ["here", "by Hydra", "on a cluster"])
+def test_a_run_of_a_sweep_has_an_id_of_its_own(
+    tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, dispatches: str
+) -> None:
+    """`wandb agent` sets the id of one run, and the command may be a sweep."""
+    monkeypatch.setenv("WANDB_RUN_ID", "from-the-agent")
+    jobs = [Job(resolve(tiny(f"seed={seed}")), exit_code=0) for seed in (0, 1)]
+    dispatch = mock.Mock(return_value=(0, jobs[:1]))
+    monkeypatch.setattr("rope_exp.commands.train.dispatch", dispatch)
+    monkeypatch.setattr("rope_exp.slurm.dispatch", dispatch)
+    if dispatches == "here":
+        run_all(jobs)
+    elif dispatches == "by Hydra":
+        target = "hydra.launcher._target_=hydra_plugins.rope_exp_launcher.RopeExpLauncher"
+        composed = compose_jobs(["launch.device=cpu", f"++{target}"], multirun=True)
+        launch([composed.tree], composed.overrides)
+    else:
+        run_configs([(jobs[0].config, "")])
+    with mock.patch("subprocess.Popen") as started:
+        Job(jobs[0].config).start()
+    assert "WANDB_RUN_ID" not in started.call_args.kwargs["env"]
+
+
+def test_the_only_run_of_a_command_keeps_the_id_it_is_given(
+    tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_RUN_ID", "from-the-agent")
+    with mock.patch("subprocess.Popen") as started:
+        Job(resolve(tiny())).start()
+    assert started.call_args.kwargs["env"]["WANDB_RUN_ID"] == "from-the-agent"
+
+
 @pytest.mark.parametrize("place", ["wandb.init", "wandb.Run.log", "wandb.Run.finish"])
 def test_a_call_that_raises_is_one_warning(
     write: Write, capfd: pytest.CaptureFixture[str], place: str
@@ -163,7 +197,17 @@ def test_without_a_key_a_run_is_tracked_offline(
     assert Tracker(config, folder).run.project == "rope_exp"
 
 
-def test_a_tracker_that_is_not_installed_is_refused(tiny: Callable[..., RunConfig]) -> None:
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_a_tracker_that_is_not_installed_is_refused(
+    tiny: Callable[..., RunConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    has_folder: bool,
+) -> None:
+    """An empty folder of its name, such as one for its files, is no package."""
+    monkeypatch.syspath_prepend(tmp_path)
+    if has_folder:
+        (tmp_path / "trackio").mkdir()
     config = tiny("tracker=trackio")
     with refused("tracker=trackio: is not installed; `pip install trackio`"):
         admit([config])

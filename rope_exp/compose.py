@@ -223,7 +223,7 @@ def _check_sweep(hydra: Any) -> None:
     if hydra.mode != RunMode.MULTIRUN:
         return
     given = {word.lstrip("+~").partition("=")[0] for word in hydra.overrides.task}
-    lost = [key for key in hydra.sweeper.params or {} if key.lstrip("+~") not in given]
+    lost = [key for key in hydra.sweeper.get("params") or {} if key.lstrip("+~") not in given]
     if lost:
         reason = f"a sweep over experiments would lose their own sweep, of {', '.join(lost)}"
         raise ConfigError("experiment", ..., f"{reason}; start each in a command of its own")

@@ -17,12 +17,11 @@ from rope_exp.sections import DataConfig
 
 PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip")
 # Names that say that a file holds a corpus or a part of one, in a format that is not read here.
-UNREAD = {
-    "7z", "avro", "conll", "conllu", "fa", "faa", "fasta", "fastq", "fq", "h5", "hdf5",
-    "lance", "lz4", "msgpack", "npy", "npz", "ods", "orc", "parq", "pickle", "pkl", "pq", "rar",
-    "sqlite", "sqlite3", "tar", "tbz2", "text", "tfrecord", "tgz", "txz", "vortex", "warc", "wet",
-    "xls", "xlsx", "xml",
-}  # fmt: skip
+UNREAD = frozenset(
+    "7z avro conll conllu fa faa fasta fastq fq h5 hdf5 lance lz4 msgpack npy npz ods orc parq "
+    "pickle pkl pq rar sqlite sqlite3 tar tbz2 text tfrecord tgz txz vortex warc wet xls xlsx "
+    "xml".split()
+)
 ROWS = 64  # are read at once
 IPC_FILE = b"ARROW1"  # the first bytes of an Arrow file that is no stream
 ENCODING = "utf-8-sig"  # a mark of the byte order is not text
@@ -184,8 +183,8 @@ def _csv_texts(
     as_text = {"dtype": str, "na_filter": False, "chunksize": ROWS}
     # The separator of .tsv, as `datasets` and pandas' users write it.
     given = options.pd_read_csv_kwargs if options else {"sep": separator}
-    if file.seekable() and given.get("header", "infer") == "infer":
-        # pandas renames the second of two equal names.
+    if options is None and file.seekable():
+        # pandas renames the second of two equal names. A card may give names of its own.
         head = {"dtype": str, "na_filter": False, "header": None, "nrows": 1}
         with suppress(pd.errors.EmptyDataError):
             _check_column(data, pd.read_csv(file, **given | head).iloc[0])

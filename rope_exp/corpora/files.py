@@ -17,15 +17,20 @@ _ENDINGS = f".{', .'.join(TEXTS)} (or {', '.join(PACKED)} after it)"
 def state(data: DataConfig) -> list[Any]:
     """Return plain values that change with the files."""
     states: list[Any] = list_files(data)
-    names = [name for name, *_ in states if format_of(name) in TEXTS]
+    names = [name for name, *_ in states]
     if any(format_of(name) in ("csv", "json", "jsonl") for name in names):
         # Version 0.2.0 changed some texts of these formats: what it prepared is not used.
         states.append("as text")
-    # Version 0.2.0 left out files with these: what it prepared is not used, either.
-    later = {".tsv", ".ndjson", ".feather", ".bz2", ".xz", ".zip"}
-    if not all(later.isdisjoint(Path(name.lower()).suffixes) for name in names):
+    if any(map(_was_left_out, names)):
+        # What version 0.2.0 prepared without such a file is not used, either.
         states.append("of every format")
     return states
+
+
+def _was_left_out(name: str) -> bool:
+    """Return whether version 0.2.0 left out this file of data in silence."""
+    is_packed = name.lower().endswith((".bz2", ".xz", ".zip"))
+    return is_unread(name) or is_packed or format_of(name) in ("tsv", "ndjson", "feather")
 
 
 def open_corpus(data: DataConfig) -> Corpus:

@@ -214,7 +214,7 @@ def test_data_that_is_not_read_is_not_left_out(tmp_path: Path, name: str) -> Non
         texts_of(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["b.jsonl.bz2", "b.tsv", "b.ndjson.gz"])
+@pytest.mark.parametrize("name", ["b.jsonl.bz2", "b.tsv", "b.ndjson.gz", "b.pq"])
 def test_what_an_older_version_left_out_is_prepared(tmp_path: Path, name: str) -> None:
     """A corpus that lacks a file must not be found under the hash of the whole folder."""
     (tmp_path / "a.jsonl").write_bytes(JSON_LINES)

@@ -8,7 +8,6 @@ old or the new one, and it is complete. Pickle is never read or written.
 
 import hashlib
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rope_exp.errors import CheckpointError, RecordError, first_line, log
-from rope_exp.files import new_folder, parse_json, sync_folder, write_json
+from rope_exp.files import (
+    new_folder,
+    open_file,
+    parse_json,
+    read_bytes,
+    sync_folder,
+    system_error,
+    write_json,
+)
 from rope_exp.folder import (
     MANIFEST,
     MODEL,
@@ -71,10 +78,7 @@ def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     try:
         save_file(copies, path)
     except SafetensorError as error:
-        # safetensors reports a system error only as text.
-        if number := re.search(r"os error (\d+)", str(error)):
-            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-        raise
+        raise system_error(error) from error
     # safetensors creates files that only their owner can read.
     shutil.copymode(path.with_name(STATE), path)
     with path.open("rb") as file:
@@ -127,7 +131,7 @@ def load(folder: Path, step: int) -> Checkpoint:
     path = step_folder(folder, step)
     try:
         manifest, state = (
-            parse_json(path / name, (path / name).read_bytes()) for name in (MANIFEST, STATE)
+            parse_json(path / name, read_bytes(path / name)) for name in (MANIFEST, STATE)
         )
         manifest = checked(path / MANIFEST, manifest, Manifest)
         for name in _FILES:
@@ -152,7 +156,7 @@ def _load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -5,34 +5,63 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rope_exp.errors import RecordError, first_line
 
 
 def free_bytes(folder: Path) -> int:
     """Return the free bytes on the disk of `folder`, which may not exist yet."""
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def _existing(folder: Path) -> Path:
+    """Return a folder, or the nearest parent that exists."""
     existing = folder.absolute()
     while not existing.exists():
         existing = existing.parent
-    return shutil.disk_usage(existing).free
+    return existing
 
 
 class DiskError(OSError):
     """A disk has too little space for `what`."""
 
-    def __init__(self, folder: Path, needed_bytes: int, what: str) -> None:
-        super().__init__(
-            f"no space left in {folder}: {what} needs {needed_bytes:,} bytes "
-            f"and {free_bytes(folder):,} are free; make room, or choose another folder"
-        )
+    def __init__(
+        self, folder: Path, needed_bytes: int | None, what: str, *, over_quota: bool = False
+    ) -> None:
+        """Say what is used up.
+
+        Args:
+            folder: where the disk is full; it may not exist yet.
+            needed_bytes: the size of `what`; None: unknown.
+            what: the file or the folder that was being written.
+            over_quota: the user's quota is full, rather than the disk.
+        """
+        free = free_bytes(folder)
+        if over_quota:
+            words = f"{what} exceeds your quota of disk space"
+        elif needed_bytes is not None and needed_bytes > free:
+            words = f"{what} needs {needed_bytes:,} bytes and {free:,} are free"
+        else:
+            # A disk can also run out of files, whatever the number of free bytes.
+            words = f"{what} needs more than is free ({free:,} bytes{_free_files(folder)})"
+        super().__init__(f"no space left in {folder}: {words}; make room, or choose another folder")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OSError, self.args  # another process reads the sentence alone
+
+
+def _free_files(folder: Path) -> str:
+    """Return how many files can be added to the disk of `folder`, as text after a number."""
+    disk = os.statvfs(_existing(folder))
+    # Some file systems have no limit, and say 0.
+    return f", {disk.f_favail:,} files" if disk.f_files else ""
 
 
 def is_full(error: OSError) -> bool:
@@ -40,14 +69,24 @@ def is_full(error: OSError) -> bool:
     return isinstance(error, DiskError) or error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def system_error(error: Exception) -> Exception:
+    """Return the system's error that a library in Rust reports as text, or else `error` itself."""
+    number = re.search(r"os error (\d+)", str(error))
+    if isinstance(error, OSError) or number is None:
+        return error
+    return OSError(int(number[1]), os.strerror(int(number[1])))
+
+
 @contextmanager
-def explaining_full_disk(folder: Path, needed_bytes: int, what: str) -> Iterator[None]:
+def explaining_full_disk(folder: Path, needed_bytes: int | None, what: str) -> Iterator[None]:
     """Raise a DiskError in place of the system's error if the block meets a full disk."""
     try:
         yield
-    except OSError as error:
-        if is_full(error):
-            raise DiskError(folder, needed_bytes, what) from None
+    except Exception as raised:
+        error = system_error(raised)
+        if isinstance(error, OSError) and is_full(error) and not isinstance(error, DiskError):
+            over_quota = error.errno == errno.EDQUOT
+            raise DiskError(folder, needed_bytes, what, over_quota=over_quota) from None
         raise
 
 
@@ -75,7 +114,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def new_folder(folder: Path, needed_bytes: int, what: str) -> Iterator[Path]:
+def new_folder(folder: Path, needed_bytes: int | None, what: str) -> Iterator[Path]:
     """Yield a hidden folder beside `folder`, and rename it to that when the block is done.
 
     The block syncs the files. A kill leaves the hidden folder, which the next call removes.
@@ -155,10 +194,32 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
 
 
+def open_file(path: Path) -> BinaryIO:
+    """Open a regular file for reading.
+
+    A folder that somebody else made may hold a named pipe, and opening that would wait for ever.
+
+    Raises:
+        RecordError: it is a pipe, a folder or a device.
+        OSError: it does not exist, or cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise RecordError(f"{path} is no regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a regular file; errors as of `open_file`."""
+    with open_file(path) as file:
+        return file.read()
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; a RecordError names the file."""
     with readable(path):
-        content = path.read_bytes()
+        content = read_bytes(path)
     return parse_json(path, content)
 
 
@@ -178,7 +239,7 @@ def parse_json(what: object, content: bytes) -> dict[str, Any]:
 
 def files_sha256(files: Mapping[str, Path]) -> str:
     """Return the SHA-256 of the names and contents of some files."""
-    hashes = {name: hashlib.sha256(path.read_bytes()) for name, path in files.items()}
+    hashes = {name: hashlib.sha256(read_bytes(path)) for name, path in files.items()}
     return json_sha256([[name, content.hexdigest()] for name, content in hashes.items()])
 
 

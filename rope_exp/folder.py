@@ -24,6 +24,7 @@ from rope_exp.files import (
     explaining_full_disk,
     json_sha256,
     parse_json,
+    read_bytes,
     read_json,
     readable,
     write_atomically,
@@ -142,7 +143,7 @@ def read_config(folder: Path) -> RunConfig:
     """Read config.yaml, also that of an older version."""
     path = folder / CONFIG
     with readable(path, yaml.YAMLError):
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.safe_load(read_bytes(path).decode())
 
     if isinstance(values, dict) and values.pop("format", 1) != FORMAT:
         raise RecordError(
@@ -232,7 +233,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     with readable(path):
         # A run that starts over removes the old file, perhaps just now.
         try:
-            lines = path.read_bytes().split(b"\n")[:-1]
+            lines = read_bytes(path).split(b"\n")[:-1]
         except FileNotFoundError:
             return []
 
@@ -343,16 +344,42 @@ class Run:
         return f"{pe.name} {pe.label.partition('-')[2]}".rstrip()
 
     def check(self) -> None:
-        """Refuse a result of another config, or of a loss that its curve does not end with."""
-        expected: dict[str, Any] = {"config_sha256": (CONFIG, self.config.config_sha256)}
+        """Refuse a result that disagrees with the config, or with the curve.
+
+        A curve ends at the last step of a finished run, with its loss.
+        """
+        last = self.metrics[-1] if self.metrics else {}
+        by_config = self._by_config()
+        by_curve = {}
         if self.status == "finished":
-            expected["val/loss"] = METRICS, [{}, *self.metrics][-1].get("val/loss")
-        for key, (source, value) in expected.items():
-            if self.result[key] != value:
-                raise ReportError(
-                    f"{self.folder}: {key} is {self.result[key]!r} by {RESULT}, but {value!r} "
-                    f"by {source}: one of them was edited, or belongs to another run"
-                )
+            by_curve = {"val/loss": last.get("val/loss"), "steps": last.get("step")}
+        for source, expected in ((CONFIG, by_config), (METRICS, by_curve)):
+            for key, value in expected.items():
+                if self.result[key] != value:
+                    raise ReportError(
+                        f"{self.folder}: {key} is {self.result[key]!r} by {RESULT}, but {value!r} "
+                        f"by {source}: one of them was edited, or belongs to another run"
+                    )
+        if last.get("step", 0) > self.result["steps"]:
+            raise ReportError(
+                f"{self.folder}: {METRICS} goes on to step {last['step']}, past the "
+                f"{self.result['steps']} steps of {RESULT}"
+            )
+
+    def _by_config(self) -> dict[str, Any]:
+        """Return the values of the result that the config determines."""
+        config = self.config
+        expected = {
+            "config_sha256": config.config_sha256,
+            "group_sha256": config.group_sha256,
+            "pe": config.pe.label,
+            "rotate": config.pe.rotate,
+            "seed": config.seed,
+            "tokens": config.train.tokens_until(self.result["steps"]),
+        }
+        if self.status == "finished":
+            expected["steps"] = config.train.num_steps
+        return expected
 
 
 def read_runs(groups: Iterable[Path]) -> tuple[list[Run], dict[str, str]]:

@@ -1,5 +1,6 @@
 """Results as pandas frames: runs, curves, answers to probes, and tables that `report` wrote."""
 
+import io
 from operator import attrgetter
 from os import PathLike
 from pathlib import Path
@@ -9,6 +10,7 @@ import pandas as pd
 
 from rope_exp.campaign import records
 from rope_exp.config import DEFAULT_OUTPUT
+from rope_exp.files import read_bytes
 from rope_exp.folder import ReportError, Result, Run, is_run, read_run
 
 # Columns from config.yaml; other keys that differ are added.
@@ -94,7 +96,7 @@ def load_table(path: str | PathLike[str]) -> pd.DataFrame:
     file = Path(path)
     file = file / "table.csv" if file.is_dir() else file
     try:
-        table = pd.read_csv(file, converters={"group": str})
+        table = pd.read_csv(io.BytesIO(read_bytes(file)), converters={"group": str})
         # NoPE rotates nothing, and its cell is empty.
         table["rotate"] = table["rotate"].fillna("")
         return table.set_index("pe", drop=False).rename_axis(index=None)

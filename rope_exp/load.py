@@ -10,6 +10,7 @@ from rope_exp import checkpoint
 from rope_exp.config import DEFAULT_OUTPUT, RunConfig
 from rope_exp.decoder import Decoder
 from rope_exp.errors import CheckpointError, ConfigError, DataError, RecordError, first_line
+from rope_exp.files import read_bytes
 from rope_exp.folder import CONFIG, ENV, list_steps, read_config, read_env
 
 
@@ -67,7 +68,7 @@ def has_trusted_code(folder: Path, config: RunConfig) -> bool:
 def load_tokenizer(path: Path | str) -> Tokenizer:
     """Read a tokenizer.json, set to encode any text as plain text, which the file does not say."""
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_str(read_bytes(Path(path)).decode())
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of the library is no Exception

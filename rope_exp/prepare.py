@@ -38,7 +38,6 @@ from rope_exp.corpus import (
 from rope_exp.errors import ConfigError, DataError, log
 from rope_exp.files import (
     files_sha256,
-    free_bytes,
     is_full,
     json_sha256,
     lock,
@@ -185,9 +184,8 @@ def _make(data: DataConfig, tokens: TokenizerConfig, folder: Path) -> None:
         corpus = open_library(data)
     else:
         corpus = corpus_leaf(data.kind).open_corpus(data)
-    # The size of the tokens is unknown; if the disk fills up, it exceeds the free space.
-    needed_bytes = free_bytes(folder.parent)
-    with new_folder(folder, needed_bytes, f"preparing data={data.name}") as temporary:
+    # The size of the tokens is unknown.
+    with new_folder(folder, None, f"preparing data={data.name}") as temporary:
         _write(temporary, corpus, tokens)
         if _folder(data, tokens) != folder:
             reason = "its files changed while they were read; try again"

@@ -25,6 +25,7 @@ from rope_exp.campaign.records import cell_name
 from rope_exp.comparable import ORDER, SEEDS
 from rope_exp.config import RunConfig, check_group
 from rope_exp.errors import ConfigError, first_line, show
+from rope_exp.files import read_bytes
 from rope_exp.identity import Refusal, convert, refuse
 from rope_exp.sections import Name, Natural
 
@@ -77,7 +78,7 @@ def read_campaign(name: str, config_dir: Path | None) -> CampaignFile:
         reason = f"there is no such campaign; there is {known}"
         raise ConfigError("campaign", name, reason)
     try:
-        content = yaml.safe_load(files[name].read_text(encoding="utf-8"))
+        content = yaml.safe_load(read_bytes(files[name]).decode())
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         # A ValueError comes from text that is not UTF-8, or from an invalid date or number.
         raise ConfigError(str(files[name]), ..., f"cannot be read: {first_line(error)}") from error

@@ -91,12 +91,12 @@ def stored_records(records: Path, campaign: str) -> dict[Path, bytes]:
     lines: list[bytes] = []
     if packed.exists():
         with files.readable(packed, EOFError, zlib.error):
-            lines = gzip.decompress(packed.read_bytes()).splitlines(keepends=True)
+            lines = gzip.decompress(files.read_bytes(packed)).splitlines(keepends=True)
     cells = [files.parse_json(packed, line).get("cell") for line in lines]
     listed = [(packed / f"{cell}.json", line) for cell, line in zip(cells, lines, strict=True)]
     for path in (records / campaign).glob(CELLS):
         with files.readable(path):
-            listed.append((path, path.read_bytes()))
+            listed.append((path, files.read_bytes(path)))
 
     stored: dict[str, tuple[Path, bytes]] = {}
     for path, content in sorted(listed, key=lambda item: item[0].name):
@@ -129,7 +129,8 @@ def read_record(path: Path, content: bytes | None = None) -> folder.Run:
         config = folder.to_config(record["config"])
     where = f"{record['campaign']}/{cell_name(record['row'], record['factors'])}"
     place = f"{path.parent.name.removesuffix(PACKED)}/{path.stem}"
-    if where != place or record["factors"].get("seed") != config.seed:
+    is_placed = where == place and record["cell"] == path.stem
+    if not is_placed or record["factors"].get("seed") != config.seed:
         raise RecordError(f"{path} is the record of {where}: moved, renamed or edited")
     curve = record["curve"]
     steps = curve["step"]

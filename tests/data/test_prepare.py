@@ -185,8 +185,8 @@ def test_space_that_runs_out_on_the_way_is_given_back(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(prepare_module, "write_tokens", full)
-    what = f"{empty_cache}: preparing data=mine needs "
-    with refused(what, " are free", by=DiskError):
+    what = f"{empty_cache}: preparing data=mine needs more than is free ("
+    with refused(what, " bytes, ", by=DiskError):
         prepare(data_config(path=path), BYTES)
     assert left_in(empty_cache) == []
 

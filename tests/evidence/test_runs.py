@@ -70,6 +70,11 @@ HARMS = [
     ("result.json", '"val/loss": 3.5', '"val/loss": NaN', "NaN is no JSON"),
     ("result.json", '"val/loss": 3.5', '"val/loss": true', "val/loss"),
     ("result.json", '"config_sha256": "[^"]+', f'"config_sha256": "{"0" * 64}', "config_sha256"),
+    ("result.json", '"pe": "qk_rope"', '"pe": "vo_rope"', "pe is 'vo_rope' by result.json"),
+    ("result.json", r'"rotate": \[[^]]*', '"rotate": ["v"', "rotate is ('v',) by result.json"),
+    ("result.json", '"seed": 0', '"seed": 1', "seed is 1 by result.json"),
+    ("result.json", '"steps": 500', '"steps": 450', "tokens is"),
+    ("result.json", '"group_sha256": "[^"]+', f'"group_sha256": "{"0" * 64}', "group_sha256"),
     ("env.json", ".+", "null", "env.json"),
     ("env.json", ".+", '{"marks": "late"}', "env.json"),
     ("env.json", ".+", ENV + '"corpus": {"tokens": {"train": 0}}}', "env.json"),
@@ -80,6 +85,7 @@ HARMS = [
     ("metrics.jsonl", ".+", '{"step": 1, "train/loss": "low"}\n', "metrics.jsonl"),
     ("metrics.jsonl", '"val/loss": 3.5}', '"val/loss": 3.25}', "3.25 by metrics.jsonl"),
     ("metrics.jsonl", r"{[^{]*\Z", "", "None by metrics.jsonl"),
+    ("metrics.jsonl", r"\Z", '{"step": 510, "train/loss": 1}\n', "None by metrics.jsonl"),
 ]
 
 
@@ -99,4 +105,14 @@ def test_a_harmed_file_is_refused_by_name(
         assert harmed != before
         path.write_text(harmed)
     with refused(str(folder), words):
+        read(tmp_path)
+
+
+def test_a_curve_past_the_end_of_its_run_is_refused(tmp_path: Path) -> None:
+    """A diverged run has no loss to end with."""
+    folder = make_run(tmp_path, loss=None, steps=130, result={})
+    assert read(tmp_path)[0].status == "diverged"
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 140, "train/loss": 1}\n')
+    with refused(str(folder), "goes on to step 140, past the 130 steps of result.json"):
         read(tmp_path)

@@ -69,8 +69,14 @@ def put_a_folder(path: Path) -> None:
     path.mkdir()
 
 
+def put_a_pipe(path: Path) -> None:
+    """Replace a file by a named pipe, which whoever opens it would wait for."""
+    path.unlink()
+    os.mkfifo(path)
+
+
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("harm", [halve, Path.unlink, put_a_folder])
+@pytest.mark.parametrize("harm", [halve, Path.unlink, put_a_folder, put_a_pipe])
 def test_a_harmed_file_is_named_and_the_one_before_is_used(
     tmp_path: Path, name: str, harm: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,14 +178,14 @@ def test_a_file_that_cannot_be_read_now_is_not_damaged(
 ) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
-    open_ = Path.open
+    open_file = checkpoint.open_file
 
-    def forbidden(path: Path, *words: Any, **named: Any) -> Any:
+    def forbidden(path: Path) -> Any:
         if path.name == "optimizer.safetensors" and "00000002" in str(path):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return open_(path, *words, **named)
+        return open_file(path)
 
-    monkeypatch.setattr(Path, "open", forbidden)
+    monkeypatch.setattr(checkpoint, "open_file", forbidden)
     with refused("step_00000002/optimizer.safetensors", by=PermissionError):
         checkpoint.load_newest(tmp_path)
     assert checkpoint.list_steps(tmp_path) == [1, 2]

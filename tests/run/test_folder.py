@@ -1,5 +1,6 @@
 """Tests that the files of a run folder are read back exactly, or refused by name."""
 
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import closing
@@ -121,6 +122,14 @@ def test_what_is_no_such_file_is_refused_by_name(tmp_path: Path, name: str) -> N
     with refused(name):
         READERS[name](tmp_path)
     assert last_step(tmp_path) == 0
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_named_pipe_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    """Opening one waits for a writer, which a folder from somebody else may not have."""
+    os.mkfifo(tmp_path / name)
+    with refused(name, "is no regular file"):
+        READERS[name](tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,32 @@
 """Tests of atomic writes, durable folders, JSON, disk space and locks."""
 
+import errno
 import os
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.configs import REPOSITORY
+from support.refused import refused
 
+from rope_exp import files
 from rope_exp.errors import RecordError
-from rope_exp.files import lock, make_folders, read_json, try_lock, write_atomically, write_json
+from rope_exp.files import (
+    DiskError,
+    explaining_full_disk,
+    lock,
+    make_folders,
+    read_json,
+    try_lock,
+    write_atomically,
+    write_json,
+)
 
 
 def test_nan_is_no_json(tmp_path: Path) -> None:
@@ -47,6 +60,35 @@ def test_new_folders_have_durable_names(tmp_path: Path, synced: list[int]) -> No
     (tmp_path / "file").touch()
     with pytest.raises(FileExistsError):
         make_folders(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("needed_bytes", "number", "words"),
+    [
+        (10**18, errno.ENOSPC, "the file needs 1,000,000,000,000,000,000 bytes and 5,000 are free"),
+        (10, errno.ENOSPC, "the file needs more than is free (5,000 bytes, 0 files)"),
+        (None, errno.ENOSPC, "the file needs more than is free (5,000 bytes, 0 files)"),
+        (10, errno.EDQUOT, "the file exceeds your quota of disk space"),
+    ],
+    ids=["bytes", "inodes", "unknown", "quota"],
+)
+def test_a_full_disk_says_what_is_used_up(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    needed_bytes: int | None,
+    number: int,
+    words: str,
+) -> None:
+    """The error of a library in Rust, which reports the system's as text, is told likewise."""
+    disk = SimpleNamespace(f_files=100, f_favail=0)
+    monkeypatch.setattr(os, "statvfs", lambda folder: disk)
+    monkeypatch.setattr(files, "free_bytes", lambda folder: 5000)
+    for error in (OSError(number, "full"), Exception(f"full (os error {number})")):
+        with (
+            refused(f"no space left in {tmp_path}: {words}", by=DiskError),
+            explaining_full_disk(tmp_path, needed_bytes, "the file"),
+        ):
+            raise error
 
 
 WRITES = """

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -82,6 +83,19 @@ def explained(command: Callable[[], int], *, prints: bool = True) -> int:
         return EXIT_FAILED
 
 
+# Characters that a terminal or a page would act upon: escape codes, changes of direction, halves
+# of characters. Newlines and tabs are none of them.
+_ACTING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
+
+def visible(text: str) -> str:
+    """Return text with the code of each control character in its place, such as \\x1b."""
+    return _ACTING.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
 def show(value: Any) -> str:
     """Return a value as on the command line, in one line, with a long middle cut out."""
     if not (isinstance(value, str) and value.isprintable()):
@@ -110,6 +124,7 @@ def keep_log(path: Path) -> None:
 
 def log(line: str) -> None:
     """Print a line to standard error if possible, and to the file of `keep_log`."""
+    line = visible(line)
     with suppress(OSError), _log_file.open("a", encoding="utf-8") as file:
         file.write(f"{line}\n")
     try:

@@ -10,10 +10,13 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from rope_exp.errors import RecordError, first_line
+
+LONGEST_NAME = 200  # bytes of a name of ours; a system allows 255, and we add prefixes and suffixes
 
 
 def free_bytes(folder: Path) -> int:
@@ -132,6 +135,18 @@ def new_folder(folder: Path, needed_bytes: int | None, what: str) -> Iterator[Pa
             shutil.rmtree(temporary, ignore_errors=True)
 
 
+def path_name(text: str) -> str:
+    """Return text as the name of one file or folder, which is neither hidden nor too long.
+
+    Anything but letters, digits and . _ + = , - becomes an underscore, and so no name leads out of
+    its folder. Different texts may have one name, unless they are long.
+    """
+    name = re.sub(r"[^\w.+=,-]|^\.", "_", text)
+    if len(name.encode()) > LONGEST_NAME:
+        return f"{name[:40]}-{text_sha256(text)[:16]}"
+    return name
+
+
 def make_folders(folder: Path) -> None:
     """Make a folder and its missing parents, unless they exist, and make their names durable."""
     if not folder.is_dir():
@@ -194,7 +209,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BufferedReader:
     """Open a regular file for reading.
 
     A folder that somebody else made may hold a named pipe, and opening that would wait for ever.

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired, Protocol, cast
 
 import yaml
 from pydantic import Field, FiniteFloat
 from typing_extensions import TypedDict
 
 from rope_exp.config import RunConfig
-from rope_exp.errors import ConfigError, RecordError
+from rope_exp.errors import ConfigError, RecordError, show
 from rope_exp.files import (
     explaining_full_disk,
     json_sha256,
@@ -29,7 +29,7 @@ from rope_exp.files import (
     readable,
     write_atomically,
 )
-from rope_exp.identity import convert
+from rope_exp.identity import choices, chosen, convert
 from rope_exp.sections import Count, Natural, NonNegative, OrderSha256, Sha256
 
 CONFIG = "config.yaml"
@@ -181,13 +181,43 @@ def read_env(folder: Path) -> dict[str, Any]:
     return env
 
 
-def check_probes(path: Path, answers: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-    """Refuse answers with another digest than the result's, if it has one."""
+class AnswerLeaf(Protocol):
+    """A file of probes/, as a reader of its answer meets it."""
+
+    @property
+    def ANSWER(self) -> Any: ...
+
+
+def answer_leaf(name: str) -> AnswerLeaf:
+    """Return the file of probes/ that gave an answer."""
+    return cast("AnswerLeaf", chosen("probes", name, "train.probes"))
+
+
+def check_probes(
+    path: Path, answers: Mapping[str, Any], result: Mapping[str, Any], config: RunConfig
+) -> None:
+    """Refuse answers that no such run has.
+
+    Args:
+        path: their place.
+        answers: by probe. Those to a probe whose file was deleted are taken as they are.
+        result: of the run, with the SHA-256 of the answers if it has one.
+        config: of the run, which names the probes.
+
+    Raises:
+        RecordError: the answers have another digest, belong to a probe that was not asked, or are
+            not of the type that its file declares.
+    """
     # JSON may hold numbers past a float's range, which Python reads as infinity.
     with readable(path):
         sha256 = json_sha256(answers)
     if sha256 != result.get("probes_sha256", sha256):
         raise RecordError(f"{path} holds other probes than its result has the SHA-256 of")
+    for name, answer in answers.items():
+        if name not in config.train.probes:
+            raise RecordError(f"{path} answers {show(name)}, which train.probes does not name")
+        if name in choices("probes"):
+            checked_as(f"{path}: {name}", answer, answer_leaf(name).ANSWER)
 
 
 def step_folder(checkpoints: Path, step: int) -> Path:
@@ -203,11 +233,16 @@ def list_steps(checkpoints: Path) -> list[int]:
 
 def checked(path: object, values: Mapping[str, Any], hint: Any) -> dict[str, Any]:
     """Return the content of `path` as a TypedDict; further keys stay."""
+    converted: dict[str, Any] = checked_as(path, values, hint)
+    return {**values, **converted}
+
+
+def checked_as(path: object, values: Any, hint: Any) -> Any:
+    """Return plain values of `path` as a type; a RecordError names the path."""
     try:
-        converted: dict[str, Any] = convert(hint, values)
+        return convert(hint, values)
     except ConfigError as error:
         raise RecordError(f"{path} was damaged or edited: {error}") from error
-    return {**values, **converted}
 
 
 def check_result(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -423,14 +458,15 @@ def is_run(folder: Path) -> bool:
 def read_run(folder: Path) -> Run:
     """Read one run's folder, wherever it lies; its files must agree with one another."""
     place = folder.absolute()
+    config = read_config(folder)
     result = read_result(folder) or {}
     answers: dict[str, Any] = {}
     if "probes_sha256" in result:
         answers = read_json(folder / PROBES)
-        check_probes(folder / PROBES, answers, result)
+        check_probes(folder / PROBES, answers, result, config)
     run = Run(
         folder,
-        read_config(folder),
+        config,
         result,
         read_metrics(folder),
         read_env(folder),

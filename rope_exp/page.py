@@ -12,6 +12,7 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 
 from rope_exp.config import RunConfig
+from rope_exp.errors import visible
 from rope_exp.folder import Run
 from rope_exp.report import Report, main_table
 from rope_exp.tables import millions
@@ -39,7 +40,7 @@ def page(tables: Mapping[str, Report], runs: Sequence[Run]) -> bytes:
             key=lambda item: (-len(item[1].pairs["published"]), -len(item[1].runs), item[0]),
         ),
     )
-    return text.encode()
+    return visible(text).encode()
 
 
 def setting_name(config: RunConfig) -> str:
@@ -54,7 +55,7 @@ def setting_name(config: RunConfig) -> str:
 def cells(markdown: str) -> list[list[str]]:
     """Return the cells of a Markdown table by line: headings, the rule, and the others."""
     lines = (line.removeprefix("| ").removesuffix(" |") for line in markdown.splitlines())
-    return [line.split(" | ") for line in lines]
+    return [[cell.replace(r"\|", "|") for cell in line.split(" | ")] for line in lines]
 
 
 def image(report: Report, name: str) -> str | None:

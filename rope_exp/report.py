@@ -8,8 +8,9 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +24,8 @@ from typing_extensions import TypedDict
 from rope_exp import comparable, stats
 from rope_exp.comparable import OWN_RATE, ROW, Published, Row, spelled
 from rope_exp.config import RunConfig
-from rope_exp.files import read_json, write_atomically
+from rope_exp.errors import RecordError
+from rope_exp.files import lock, read_json, write_atomically
 from rope_exp.folder import ReportError, Run, checked
 from rope_exp.identity import choices, chosen
 from rope_exp.probes._places import Places
@@ -496,29 +498,61 @@ def write_all(out: Path, files: Mapping[str, bytes]) -> None:
     """Write a table's files, and remove those of the last table in this folder that it lacks.
 
     `LISTING` has the names and digests of the files that the last call wrote. A file that it does
-    not name, or that was changed since, is not removed.
+    not name, or that was changed since, is not removed. Of two commands that write one folder, the
+    second waits.
 
     Args:
         out: the table's folder.
         files: the contents by their paths below `out`.
     Raises:
-        RecordError: the listing is damaged. Nothing is written.
+        RecordError: the listing is damaged, or a path leads out of `out`. Nothing is written.
     """
-    listing = out / LISTING
-    last = checked(listing, read_json(listing), _Listing)["files"] if listing.exists() else {}
-    for name in last.keys() - files.keys():
-        path = out / name
-        is_below = path.resolve().is_relative_to(out.resolve())
-        if is_below and path.is_file() and _sha256(path.read_bytes()) == last[name]:
-            path.unlink()
-            _remove_empty(path.parent, out)
+    _check_below(out, files)
+    out.mkdir(parents=True, exist_ok=True)
+    turn = out / f"{LISTING}.lock"
+    with os.fdopen(lock(turn), "wb"):
+        try:
+            _remove_last(out, files)
+            digests = {name: _sha256(content) for name, content in sorted(files.items())}
+            listed = json.dumps({"files": digests}, indent=1).encode()
+            write_files(out, {LISTING: listed, **files})
+        finally:
+            turn.unlink(missing_ok=True)
 
-    digests = {name: _sha256(content) for name, content in sorted(files.items())}
-    listed = json.dumps({"files": digests}, indent=1).encode()
-    for name, content in {LISTING: listed, **files}.items():
+
+def write_files(out: Path, files: Mapping[str, bytes]) -> None:
+    """Write files by their paths below a folder, and keep no list of them.
+
+    Raises:
+        RecordError: a path leads out of `out`. Nothing is written.
+    """
+    _check_below(out, files)
+    for name, content in files.items():
         path = out / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
+
+
+def _check_below(out: Path, names: Iterable[str]) -> None:
+    for name in names:
+        if not _is_below(out, name):
+            raise RecordError(f"{out / name} would be written outside {out}")
+
+
+def _is_below(out: Path, name: str) -> bool:
+    """Return whether a path leads to a place in a folder, through links, too."""
+    return (out / name).resolve().is_relative_to(out.resolve())
+
+
+def _remove_last(out: Path, files: Collection[str]) -> None:
+    """Remove the files of the last table in a folder that the next one lacks."""
+    listing = out / LISTING
+    last = checked(listing, read_json(listing), _Listing)["files"] if listing.exists() else {}
+    for name in last.keys() - set(files):
+        path = out / name
+        if _is_below(out, name) and path.is_file() and _sha256(path.read_bytes()) == last[name]:
+            path.unlink()
+            _remove_empty(path.parent, out)
 
 
 def _sha256(content: bytes) -> str:

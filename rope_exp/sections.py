@@ -42,6 +42,7 @@ Name = Annotated[
         re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}").fullmatch,
     ),
 ]
+Text = Annotated[str, must("must be text without control characters", str.isprintable)]
 PathText = Annotated[
     str,
     must(
@@ -268,17 +269,17 @@ class DataConfig:
     # files: a file or folder; hub: owner/name.
     path: PathText | None = numeric(None, kinds=DATASETS)
     # The config of the dataset's card; for hub, and for files with such a card.
-    subset: str | None = numeric(None, kinds=DATASETS, of_tokens=True)
+    subset: Text | None = numeric(None, kinds=DATASETS, of_tokens=True)
     # hub: the commit or branch; null: the default branch. Its commit is recorded.
-    revision: str | None = numeric(None, kinds=("hub",), of_tokens=True)
+    revision: Text | None = numeric(None, kinds=("hub",), of_tokens=True)
     # The column that holds the text.
-    text_column: str | None = numeric(None, kinds=DATASETS, of_tokens=True)
+    text_column: Text | None = numeric(None, kinds=DATASETS, of_tokens=True)
     # files: the unit of a text file that makes one document.
     sample_by: Literal["document", "paragraph", "line"] | None = numeric(
         None, kinds=DATASETS, of_tokens=True
     )
     # null: hold out a share of the documents.
-    validation_split: str | None = numeric(None, kinds=DATASETS, of_tokens=True)
+    validation_split: Text | None = numeric(None, kinds=DATASETS, of_tokens=True)
     # The share of the documents that is held out if there is no validation split.
     holdout_fraction: OpenShare = numeric(0.05, kinds=TEXT, of_tokens=True)
     # Maximum number of tokens that are prepared; null: all.
@@ -330,7 +331,7 @@ class TokenizerConfig:
     train_bytes: Count | None = 20_000_000
     # pretrained: a folder, or a repository on the hub.
     path: PathText | None = None
-    revision: str | None = numeric(None, needs="tokenizer.path")
+    revision: Text | None = numeric(None, needs="tokenizer.path")
 
 
 @section

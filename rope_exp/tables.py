@@ -1,10 +1,13 @@
 """Tables and numbers as text, in Markdown and CSV."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
+
+from rope_exp.errors import visible
 
 NOTHING = "—"  # a cell without a value
 
@@ -41,7 +44,11 @@ class Table:
         """Return the table in Markdown."""
         headings, *lines = self.cells
         rule = ["---:" if column.form else "---" for column in self.columns]
-        return "\n".join(f"| {' | '.join(line)} |" for line in [headings, rule, *lines])
+        rows = []
+        for line in [headings, rule, *lines]:
+            cells = [cell.replace("|", r"\|") for cell in line]
+            rows.append(f"| {' | '.join(cells)} |")
+        return "\n".join(rows)
 
 
 def markdown_table(frame: pd.DataFrame, form: str = "") -> str:
@@ -65,8 +72,14 @@ def csv_of(frame: pd.DataFrame, *, signed: bool = False) -> str:
 
 
 def paragraphs(*parts: str) -> str:
-    """Return paragraphs in Markdown."""
-    return "\n\n".join(parts) + "\n"
+    """Return paragraphs in Markdown, without tags."""
+    return without_tags("\n\n".join(parts) + "\n")
+
+
+def without_tags(markdown: str) -> str:
+    """Return Markdown in which text from a record is neither a tag of HTML nor a control code."""
+    # No other character begins a tag.
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", visible(markdown))
 
 
 def bullets(title: str, items: Sequence[str]) -> list[str]:

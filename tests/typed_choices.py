@@ -21,6 +21,7 @@ from rope_exp.decoder import PositionLeaf
 from rope_exp.figures import cached, curves, forest, grid
 from rope_exp.figures import distance as distance_figure
 from rope_exp.figures import probes as probes_figure
+from rope_exp.folder import AnswerLeaf
 from rope_exp.notes import assumptions, runs, summary, verdicts
 from rope_exp.notes import files as files_note
 from rope_exp.objective import mlm
@@ -51,8 +52,8 @@ from rope_exp.trackers._base import BaseTracker
 from rope_exp.trainer import Probe
 
 
-class ProbeLeaf(Probe, ProbeRule, ReportLeaf, Protocol):
-    """A file of probes/: the trainer asks it, a config may refuse it, a report has its part."""
+class ProbeLeaf(Probe, ProbeRule, ReportLeaf, AnswerLeaf, Protocol):
+    """A file of probes/: asked, perhaps refused, and part of a record and of a report."""
 
 
 ATTN: list[AttentionLeaf] = [decay, latent, linear, retention, shared]

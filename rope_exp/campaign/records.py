@@ -6,7 +6,6 @@ place is called <campaign>.jsonl.gz/<cell>.json. Errors name that place.
 
 import gzip
 import json
-import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,8 +43,7 @@ def cell_name(row: str, factors: Mapping[str, Any]) -> str:
     """Return a cell's unique name, made of its row, its factors and its seed."""
     # Sorted, because a record keeps no other order.
     parts = [f"{key}={show(value)}" for key, value in sorted(factors.items()) if key != "seed"]
-    name = "-".join([row, *parts, f"s{show(factors.get('seed'))}"])
-    return re.sub(r"[^\w.+=,-]", "_", name)
+    return files.path_name("-".join([row, *parts, f"s{show(factors.get('seed'))}"]))
 
 
 def write_record(path: Path, run_dir: Path, row: str, factors: Mapping[str, Any]) -> None:
@@ -142,7 +140,7 @@ def read_record(path: Path, content: bytes | None = None) -> folder.Run:
         row["tokens"] = config.train.tokens_until(row["step"])
         metrics.append({key: value for key, value in row.items() if value is not None})
     result = folder.check_result(path, record["result"])
-    folder.check_probes(path, record["probes"], result)
+    folder.check_probes(path, record["probes"], result, config)
     run = folder.Run(
         folder=path,
         config=config,

@@ -8,9 +8,10 @@ from rope_exp.campaign.records import read_records, recorded_campaigns
 from rope_exp.comparable import ORDER, SEEDS, check_blocks, row_factors, spelled
 from rope_exp.config import DEFAULT_TABLES, check_group
 from rope_exp.errors import RecordError, log
+from rope_exp.files import path_name
 from rope_exp.folder import Run
 from rope_exp.page import page
-from rope_exp.report import Report, build, files_of, write_all
+from rope_exp.report import Report, build, files_of, write_all, write_files
 
 # A function of the names of the asked campaigns, the runs of every campaign, and the tables of the
 # asked ones by folder. It returns files by their paths NAME/...
@@ -30,7 +31,8 @@ def tables_of(runs: Sequence[Run]) -> dict[str, Report]:
     levels: dict[str, list[Run]] = {}
     for run in runs:
         keys = [key for key in run.factors if key not in SEEDS]
-        level = "-".join(f"{key}={spelled(run.config, key)}" for key in keys)
+        # Two levels with one name are refused below, since their runs differ in another factor.
+        level = path_name("-".join(f"{key}={spelled(run.config, key)}" for key in keys))
         levels.setdefault(level, []).append(run)
 
     tables: dict[str, Report] = {}
@@ -112,7 +114,11 @@ def write_campaigns(records: Path, name: str | None, out: Path | None = None) ->
     # All files are made before any is written.
     made = campaign_files(records, [] if name is None else [name])
     for folder, files in by_folder(made).items():
-        write_all(out / folder, files)
+        if folder:
+            write_all(out / folder, files)
+        else:
+            # The page lies beside other files, perhaps those of a group's own table.
+            write_files(out, files)
     return [str(out / file) for file in made]
 
 

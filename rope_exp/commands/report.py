@@ -8,7 +8,7 @@ from rope_exp import rates
 from rope_exp.commands._parser import DEFAULT_RECORDS, Parser
 from rope_exp.comparable import REFERENCE, check_blocks
 from rope_exp.config import DEFAULT_OUTPUT, DEFAULT_TABLES, check_group
-from rope_exp.errors import ConfigError, RecordError
+from rope_exp.errors import ConfigError, RecordError, visible
 from rope_exp.folder import ReportError, is_run, read_runs
 from rope_exp.page import page
 from rope_exp.report import build, files_of, write_all
@@ -49,7 +49,7 @@ def main(words: list[str]) -> int:
         runs = asked.runs or DEFAULT_OUTPUT
         mixed = bool(asked.allow_mixed)
         lines = write(runs, asked.group, asked.out, asked.reference, factors, allow_mixed=mixed)
-    print("\n".join(lines))
+    print(visible("\n".join(lines)))
     return 0
 
 

@@ -28,6 +28,7 @@ from rope_exp.load import end_of_text, load_checkpoint
 from rope_exp.position._encoding import Position
 from rope_exp.prepare import vocab_size
 from rope_exp.sections import PAIRS, PeConfig, SoftmaxConfig
+from rope_exp.tables import without_tags
 from rope_exp.version import __version__
 
 Code = Literal["auto", "always"]
@@ -336,5 +337,5 @@ def card(run_dir: Path, config: RunConfig, step: int, name: str, place: str, sha
         auto=load.partition(".")[0],
         load=load,
         place=place,
-        table="\n".join(f"| {key} | {fact} |" for key, fact in facts.items()),
+        table=without_tags("\n".join(f"| {key} | {fact} |" for key, fact in facts.items())),
     )

@@ -4,20 +4,35 @@ Each token is predicted from the true tokens before it, which gives the same exa
 decoding. Shapes: B rows, T positions, V vocabulary, E examples.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
+from typing_extensions import TypedDict
 
 from rope_exp.attention import wide
 from rope_exp.config import RunConfig
 from rope_exp.corpus import NO_TARGET, TRAIN
+from rope_exp.probes._answer import Number, of_one_length
 from rope_exp.probes._windows import Finished, batches, rounded
 from rope_exp.report import Part, Report
+from rope_exp.sections import Count, Natural
 from rope_exp.stats import ROOM, judge, outcome
 from rope_exp.tables import Column, Table, interval, number, span, spell_p
+
+
+class Split(TypedDict):
+    """The examples of a split, by their span, and the mean loss of all."""
+
+    span: list[Natural]
+    count: list[Count]
+    right: list[Natural]
+    loss: Number
+
+
+ANSWER = dict[str, Annotated[Split, of_one_length("span", "count", "right")]]
 
 _PLACE = ["split", "bin", "span_first", "span_last"]
 

@@ -6,14 +6,17 @@ G key/value heads, K features of a head, F frequencies, M distances.
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
 import torch
+from pydantic import Field
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from rope_exp.attention import Attention, Positions, turned, wide
 from rope_exp.batches import read
 from rope_exp.config import RunConfig
+from rope_exp.probes._answer import Numbers, of_one_length
 from rope_exp.probes._places import Places
 from rope_exp.probes._windows import (
     Finished,
@@ -25,6 +28,22 @@ from rope_exp.probes._windows import (
 )
 from rope_exp.report import Part
 from rope_exp.rope import rotate
+from rope_exp.sections import Natural
+
+
+class Answer(TypedDict):
+    """The content of an answer."""
+
+    m: list[Natural]
+    # By layer.
+    attention: Annotated[dict[str, Numbers], Field(min_length=1)]
+    uniform: Numbers
+    bound: NotRequired[Numbers]
+    # By layer and query head.
+    kappa: NotRequired[dict[str, list[Numbers]]]
+
+
+ANSWER = Annotated[Answer, of_one_length("m", "attention", "uniform", "bound", "kappa")]
 
 
 def why_not(config: RunConfig) -> str:

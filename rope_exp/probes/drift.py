@@ -3,17 +3,38 @@
 Shapes: F frequencies; N rows of them: one per model, per layer, or per layer and head.
 """
 
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
 
 import numpy as np
 import torch
+from typing_extensions import TypedDict
 
 from rope_exp.config import RunConfig
+from rope_exp.probes._answer import Number, Numbers, of_one_length
 from rope_exp.probes._windows import Finished, rounded, significant
 from rope_exp.report import Part, Report
+from rope_exp.sections import Natural
 
 PAIRS = {"qk": "q and k", "vo": "v and o"}
 LITTLE = 0.1  # frequencies have moved little if the median |ln(theta/theta0)| is below this
+
+
+class Learned(TypedDict):
+    """The frequencies of a pair of sites; the first dimension of `theta` is the layers."""
+
+    theta0: Numbers
+    theta: list[Numbers]
+    median: Number
+    crossings: NotRequired[Natural]
+
+
+class Answer(TypedDict):
+    """The content of an answer."""
+
+    sites: dict[Literal["qk", "vo"], Annotated[Learned, of_one_length("theta0", "theta")]]
+
+
+ANSWER = Answer
 
 
 def why_not(config: RunConfig) -> str:
@@ -55,7 +76,7 @@ def notes(report: Report) -> list[str]:
     for label, answers in report.answers("drift").items():
         parts = []
         for pair in answers[0]["sites"]:
-            learned = [answer["sites"][pair] for answer in answers]
+            learned = [answer["sites"][pair] for answer in answers if pair in answer["sites"]]
             medians = [site["median"] for site in learned]
             num_little = sum(median < LITTLE for median in medians)
             words = f"one seed, {'' if num_little else 'not '}below {LITTLE:g}"

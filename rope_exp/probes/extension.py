@@ -11,23 +11,40 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 from unittest.mock import patch
 
 import pandas as pd
 import torch
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from rope_exp.attention import Attention
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
+from rope_exp.probes._answer import Numbers, of_one_length
 from rope_exp.probes._windows import Finished, factors, nats, replaced, rounded, windows
 from rope_exp.report import Part, Report
-from rope_exp.sections import PAIRS
+from rope_exp.sections import PAIRS, Count
 from rope_exp.tables import NOTHING, markdown_table
 
 METHODS = {"interpolation": "interpolation", "ntk_aware": "NTK-aware", "yarn": "YaRN"}
 SITES = {"": NOTHING, "qk": "q and k", "vo": "v and o", "qkvo": "q, k, v and o"}
+
+
+class Answer(TypedDict):
+    """The content of an answer."""
+
+    num_windows: Count
+    lengths: list[Count]
+    as_trained: Numbers
+    # By the sites that are extended.
+    interpolation: dict[str, Numbers]
+    ntk_aware: dict[str, Numbers]
+    yarn: dict[str, Numbers]
+
+
+ANSWER = Annotated[Answer, of_one_length("lengths", "as_trained", *METHODS)]
 
 
 def why_not(config: RunConfig) -> str:

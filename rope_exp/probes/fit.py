@@ -9,12 +9,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from typing_extensions import TypedDict
 
 from rope_exp.batches import held_out_rows
 from rope_exp.config import RunConfig
+from rope_exp.probes._answer import Number, Numbers
 from rope_exp.probes._windows import Finished, batches, rounded
 from rope_exp.report import Part, Report
 from rope_exp.tables import Column, Table
+
+
+class Answer(TypedDict):
+    """The content of an answer."""
+
+    r2: Number
+    r2_of_dims: Numbers
+    error_of_queries: Numbers
+
+
+ANSWER = Answer
 
 
 def why_not(config: RunConfig) -> str:

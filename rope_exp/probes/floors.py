@@ -6,11 +6,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from rope_exp.config import RunConfig
 from rope_exp.errors import show
+from rope_exp.probes._answer import Numbers
 from rope_exp.probes._windows import Finished, loss, replaced, rounded
 from rope_exp.report import Part, Report
+
+
+class Answer(TypedDict):
+    """The content of an answer."""
+
+    # By layer.
+    share: Numbers
+
+
+ANSWER = Answer
 
 
 def why_not(config: RunConfig) -> str:

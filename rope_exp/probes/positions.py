@@ -5,11 +5,14 @@ overlap. Under train.objective=mlm, a bin without hidden tokens is null.
 """
 
 import itertools
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from typing_extensions import TypedDict
 
 from rope_exp.batches import read
+from rope_exp.identity import must
+from rope_exp.probes._answer import Numbers, of_one_length
 from rope_exp.probes._places import Places
 from rope_exp.probes._windows import (
     Finished,
@@ -21,6 +24,24 @@ from rope_exp.probes._windows import (
     windows,
 )
 from rope_exp.report import Part
+from rope_exp.sections import Count, Natural
+
+
+class Answer(TypedDict):
+    """The content of an answer."""
+
+    num_windows: Count
+    edges: list[Natural]
+    loss: Numbers
+    lengths: list[Count]
+    loss_at_length: Numbers
+
+
+ANSWER = Annotated[
+    Answer,
+    of_one_length("lengths", "loss_at_length"),
+    must("must have a loss between two edges", lambda x: len(x["edges"]) == len(x["loss"]) + 1),
+]
 
 why_not = always
 

@@ -3,20 +3,35 @@
 The second is low if the model copies, as with induction heads (Olsson et al. 2022).
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from rope_exp.config import RunConfig
+from rope_exp.probes._answer import Numbers, of_one_length
 from rope_exp.probes._places import Places
 from rope_exp.probes._windows import Finished, nats, rounded, windows
 from rope_exp.report import Part, Report
+from rope_exp.sections import Count
 from rope_exp.tables import markdown_table
 
 # A run copies if a text's second reading has a loss lower by so many nats
 # (paper/protocol-2.md).
 COPIES = 0.3
+
+
+class Answer(TypedDict):
+    """The content of an answer."""
+
+    # The first and the second.
+    reading: Annotated[list[Count], Field(min_length=2, max_length=2)]
+    loss: Numbers
+
+
+ANSWER = Annotated[Answer, of_one_length("reading", "loss")]
 
 
 def why_not(config: RunConfig) -> str:

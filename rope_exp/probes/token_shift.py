@@ -1,13 +1,28 @@
 """The share mu of the previous token in keys and values, layer by layer."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from typing_extensions import TypedDict
 
 from rope_exp.config import RunConfig
+from rope_exp.probes._answer import Numbers, of_one_length
 from rope_exp.probes._windows import Finished, attentions, significant
 from rope_exp.report import Part, Report
+
+
+class Answer(TypedDict):
+    """The content of an answer."""
+
+    # By layer.
+    mean: Numbers
+    sd: Numbers
+    min: Numbers
+    max: Numbers
+
+
+ANSWER = Annotated[Answer, of_one_length("mean", "sd", "min", "max")]
 
 
 def why_not(config: RunConfig) -> str:

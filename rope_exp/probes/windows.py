@@ -2,8 +2,20 @@
 
 from typing import Any
 
+from typing_extensions import TypedDict
+
+from rope_exp.probes._answer import Numbers
 from rope_exp.probes._windows import Finished, always, nats, rounded, windows
 from rope_exp.report import Part
+
+
+class Answer(TypedDict):
+    """The content of an answer."""
+
+    loss: Numbers
+
+
+ANSWER = Answer
 
 why_not = always
 

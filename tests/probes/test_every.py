@@ -3,20 +3,27 @@
 A probe is asked of a small decoder of the run that its name has in SUITED, or of the default run.
 """
 
+import itertools
 import json
 import math
 from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from support.configs import composed
+from support.harm import HARMS, places, with_harm
 from support.models import VOCAB, make_sizes, opinionated
 from support.probes import END, HELD_OUT, Finished
 from support.refused import refused
+from support.reports import all_runs, ask, judge, make_run
 
-from rope_exp.identity import choices
+from rope_exp.errors import RecordError
+from rope_exp.folder import answer_leaf, check_probes, with_nan
+from rope_exp.identity import choices, convert
 from rope_exp.prepare import open_data
 from rope_exp.probes._windows import attentions
 
@@ -58,13 +65,50 @@ def trace(model: Finished) -> list[Any]:
 
 @each_probe
 def test_an_answer_is_plain(name: str) -> None:
-    """It is the same when asked again, and is read back from JSON as it was."""
+    """It is the same when asked again, is read back from JSON as it was, and has its type."""
     model = model_of(name)
     before = trace(model)
     answers = model.ask([name])
     assert answers is not None and list(answers) == [name]
     assert json.loads(json.dumps(answers)) == answers == model.ask([name])
     assert trace(model) == before
+    assert convert(answer_leaf(name).ANSWER, answers[name]) == answers[name]
+
+
+@each_probe
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.torture)])
+def test_a_harmed_answer_is_refused_or_reported(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: bool
+) -> None:
+    """A record from somebody else may hold an answer of another shape, with a valid digest.
+
+    Each place gets one of HARMS; the torture test tries all of them at each place.
+    """
+    monkeypatch.setattr("rope_exp.svg.drawn", lambda draw, report: draw(report) and None)
+    model = model_of(name)
+    answers = model.ask([name])
+    assert answers is not None
+    folders = [
+        make_run(tmp_path, pe="qkvo_rope", seed=seed, overrides=SUITED.get(name, SMALL), env={})
+        for seed in (0, 1)
+    ]
+    for folder in folders:
+        ask(folder, answers)
+    other, run = all_runs(tmp_path)
+    judge([other, run])
+
+    num_refused = 0
+    few = [*zip(places(answers), itertools.cycle(HARMS), strict=False)]
+    tried = [*itertools.product(places(answers), HARMS)] if every else few
+    for place, harm in tried:
+        harmed = with_harm(answers, place, harm)
+        try:
+            check_probes(folders[1], harmed, {}, run.config)
+        except RecordError:
+            num_refused += 1
+        else:
+            judge([other, replace(run, probes=with_nan(harmed))])
+    assert num_refused >= len(tried) / 2
 
 
 @each_probe

@@ -1,6 +1,9 @@
-"""Damage to the bytes of a file, drawn by hypothesis, and how many examples a test takes."""
+"""Damage to the bytes of a file, drawn by hypothesis, or to a value of its JSON."""
 
-from collections.abc import Callable
+import copy
+import functools
+import operator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -34,3 +37,32 @@ def try_harms(check: Callable[..., None], effort: int, *drawn: st.SearchStrategy
     """Call `check(harm, *drawn)` for `effort` examples, the same in each run of the tests."""
     own = settings(max_examples=effort, derandomize=True, suppress_health_check=list(HealthCheck))
     own(given(harms, *drawn)(check))()
+
+
+# -- values of JSON --------------------------------------------------------------------------------
+
+GONE = object()
+HARMS = (None, "x", [], -1, 3.5, float("nan"), 1e308, 10**30, True, GONE)
+Place = tuple[str | int, ...]
+
+
+def places(values: Any, at: Place = ()) -> Iterator[Place]:
+    """Yield the place of each value; the last item of a list represents all of it."""
+    if at:
+        yield at
+    if isinstance(values, dict):
+        for key, below in values.items():
+            yield from places(below, (*at, key))
+    elif isinstance(values, list) and values:
+        yield from places(values[-1], (*at, len(values) - 1))
+
+
+def with_harm(values: Any, place: Place, harm: Any) -> Any:
+    """Return a copy of some values with one replaced, or removed if `harm` is GONE."""
+    values = copy.deepcopy(values)
+    *above, last = place
+    inner: Any = functools.reduce(operator.getitem, above, values)
+    inner[last] = harm
+    if harm is GONE:
+        del inner[last]
+    return values

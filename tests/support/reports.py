@@ -3,16 +3,18 @@
 import csv
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rope_exp.commands.report import find_groups
-from rope_exp.comparable import Row, rows_of
+from rope_exp.comparable import Row, row_factors, rows_of
 from rope_exp.config import RunConfig
 from rope_exp.files import json_sha256, read_json, write_json
-from rope_exp.folder import MetricsWriter, Run, read_runs, write_config
+from rope_exp.folder import MetricsWriter, Run, read_config, read_runs, write_config
+from rope_exp.page import page
+from rope_exp.report import build, parts, table_csv, table_md
 from support.configs import composed
 
 BUDGET = (
@@ -75,7 +77,7 @@ def make_run(
     ended = {} if loss else {"status": "diverged", "diverged_step": last_step + 1}
     facts = {
         "pe": config.pe.label, "rotate": list(config.pe.rotate), "seed": seed,
-        "tokens": last_step * TOKENS_PER_STEP, "steps": last_step, "val/loss": loss,
+        "tokens": config.train.tokens_until(last_step), "steps": last_step, "val/loss": loss,
         "train/loss_last": last_loss, "init_sha256": sha256_of(f"init {seed}"),
         "order_sha256": sha256_of(f"order {seed} {last_step}"),
         "config_sha256": config.config_sha256, "group_sha256": config.group_sha256,
@@ -86,9 +88,22 @@ def make_run(
 
 
 def ask(folder: Path, answers: Mapping[str, Any]) -> None:
+    """Write answers to probes, which the run's config then names."""
+    write_config(folder, read_config(folder).replace("train", probes=tuple(answers)))
     write_json(folder / "probes.json", answers)
     result = read_json(folder / "result.json") | {"probes_sha256": json_sha256(dict(answers))}
     write_json(folder / "result.json", result)
+
+
+def judge(runs: Sequence[Run]) -> None:
+    """Build every output of a report on some runs, except images."""
+    report = build(runs, row_factors(runs))
+    table_md(report)
+    table_csv(report)
+    for _, part in parts("notes", "probes"):
+        part.files(report)
+    assert not report.charts
+    page({runs[0].group: report}, runs)
 
 
 def begun_from(weights: str) -> dict[str, Any]:

@@ -63,6 +63,9 @@ def _refusals() -> Iterator[Refusal]:
     for name in ["RANK"] if world_size == "1" else ["RANK", "MASTER_ADDR", "MASTER_PORT"]:
         if not variable(name):
             yield Refusal(name, f"a launcher sets it beside WORLD_SIZE={world_size}")
+    port = variable("MASTER_PORT", "1")
+    if not (port.isdecimal() and 0 < int(port) < 2**16):
+        yield Refusal("MASTER_PORT", "must be a number from 1 to 65535")
     rank = os.environ["RANK"]
     is_valid = rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)
     if not is_valid:

@@ -5,9 +5,10 @@ DeepseekV3ForCausalLM), and no rotation at all SmolLM3ForCausalLM. Others come w
 """
 
 import ast
+import os
 import re
-import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from rope_exp.config import Architecture, RunConfig
 from rope_exp.decoder import Decoder, weights, weights_sha256
 from rope_exp.errors import ConfigError, show
 from rope_exp.export import modeling_rope_exp as ours
+from rope_exp.files import make_folders, new_folder, try_lock
 from rope_exp.folder import read_config, read_env, read_result
 from rope_exp.identity import Refusal, numeric_values, refuse
 from rope_exp.load import end_of_text, load_checkpoint
@@ -71,10 +73,8 @@ def export(
 
     # Written beside and renamed: after a kill, the same command finds no half of an export.
     out = out.resolve()
-    new = out.with_name(f".{out.name}.new")
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
-    try:
+    needed_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
+    with _only_writer(out), new_folder(out, needed_bytes, "the export") as new:
         disable_progress_bar()
         model.save_pretrained(new)
         tokenizer_of(tokenizer, end_id, config).save_pretrained(new)
@@ -84,10 +84,22 @@ def export(
         for path in new.glob("*.safetensors"):
             path.chmod(0o644)
         (new / "README.md").write_text(readme, encoding="utf-8")
-        new.replace(out)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
     return name
+
+
+@contextmanager
+def _only_writer(out: Path) -> Iterator[None]:
+    """Refuse a second export to a folder while the first one writes it."""
+    make_folders(out.parent)
+    place = out.with_name(f".{out.name}.lock")
+    held = try_lock(place)
+    if held is None:
+        raise ConfigError("OUT", str(out), "another process exports to it; wait, or name another")
+    with os.fdopen(held):
+        try:
+            yield
+        finally:
+            place.unlink(missing_ok=True)
 
 
 def exported(

@@ -1,5 +1,6 @@
 """Tests of `write_campaigns` on copies of stored records, some of them edited."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from support.records import copy_records, edit_record
 from support.refused import refused
 
 from rope_exp.campaign.campaign import pack
-from rope_exp.campaign.records import read_records, recorded_campaigns
+from rope_exp.campaign.records import cell_name, read_records, recorded_campaigns
 from rope_exp.campaign.tables import write_campaigns
+from rope_exp.commands.check_records import main as check_records
 from rope_exp.errors import ConfigError
-from rope_exp.report import Report
+from rope_exp.folder import to_config
+from rope_exp.report import Report, write_all
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -99,3 +102,53 @@ def test_only_all_campaigns_make_the_page(tmp_path: Path) -> None:
     links = [unquote(link) for link in re.findall('href="([^"#]*)"', text)]
     assert "english/table.csv" in links
     assert [link for link in links if not (tmp_path / link).is_file()] == []
+
+
+def move_to(path: Path, data_path: str) -> None:
+    """Make a record one of another data.path, by which its campaign then has a factor."""
+
+    def edit(values: dict[str, Any]) -> None:
+        values["config"]["data"]["path"] = data_path
+        values["factors"]["data.path"] = data_path
+        values["cell"] = cell_name(values["row"], values["factors"])
+        config = to_config(values["config"])
+        values["result"] |= {
+            "config_sha256": config.config_sha256,
+            "group_sha256": config.group_sha256,
+        }
+
+    edit_record(path, edit)
+    path.rename(path.with_name(f"{json.loads(path.read_text())['cell']}.json"))
+
+
+def test_a_value_that_leads_elsewhere_is_a_name_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A record from somebody else can be whole, and have any text as a factor."""
+    out = tmp_path / "a/b/c/out"
+    for cell in ("qk_rope-s0", "nope-s0"):
+        move_to(*copy_records(tmp_path / "records", "english", cell), "../../../../<img>")
+    assert check_records([str(tmp_path / "records")]) == 0
+    write_campaigns(tmp_path / "records", None, out)
+    tables = {path.relative_to(out) for path in tmp_path.rglob("table.md")}
+    assert tables == {Path("english/data.path=.._.._.._..__img_/table.md")}
+    assert "<img>" not in (out / tables.pop()).read_text()
+
+
+def test_two_values_with_one_name_are_refused(tmp_path: Path) -> None:
+    """Otherwise, one table would take the other's place."""
+    for cell, path in (("qk_rope-s0", "a/b"), ("nope-s0", "a_b")):
+        move_to(*copy_records(tmp_path / "records", "english", cell), path)
+    with refused("are not comparable (data.path"):
+        write_campaigns(tmp_path / "records", None, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_page_of_all_leaves_a_group_s_table_alone(tmp_path: Path) -> None:
+    """A group's table has a list of its files, and `report --campaign all` is no later one."""
+    group = {"table.csv": b"of a group", "report.html": b"of a group"}
+    write_all(tmp_path / "out", group)
+    copy_records(tmp_path / "records", "english", "qk_rope-s0")
+    write_campaigns(tmp_path / "records", None, tmp_path / "out")
+    assert (tmp_path / "out/table.csv").read_bytes() == b"of a group"
+    assert b"<html" in (tmp_path / "out/report.html").read_bytes()

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -144,9 +145,27 @@ def test_an_export_that_was_stopped_can_be_made_again(
             export([str(run), str(out)])
     assert list(tmp_path.iterdir()) == []
 
-    (tmp_path / ".out.new").mkdir()
-    (tmp_path / ".out.new" / "config.json").write_text("half")
+    (tmp_path / ".saving-out").mkdir()
+    (tmp_path / ".saving-out" / "config.json").write_text("half")
     # An empty folder is as good as none.
     out.mkdir()
     assert export([str(run), str(out)]) == 0
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_two_exports_to_one_folder_do_not_meet(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second is refused while the first one writes, and the first is whole."""
+    out = tmp_path / "out"
+    write_code = write.write_code
+
+    def meanwhile(*given: Any) -> None:
+        with refused("OUT=", "another process exports to it", by=ConfigError):
+            export([str(run), str(out)])
+        write_code(*given)
+
+    monkeypatch.setattr(write, "write_code", meanwhile)
+    assert export([str(run), str(out)]) == 0
+    assert (out / "model.safetensors").exists()
     assert list(tmp_path.iterdir()) == [out]

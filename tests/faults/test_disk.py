@@ -90,3 +90,18 @@ def test_a_disk_that_fills_up_costs_no_checkpoint(trial: Trial, tmp_path: Path) 
 
     assert "then 0" in done.stdout
     assert_same_run(trial.undisturbed, trial.folder)
+
+
+@pytest.mark.parametrize("room", [-8, 12], ids=["weights", "tokenizer"])
+def test_an_export_onto_a_full_disk_is_one_sentence(
+    whole: tuple[Path, list[str]], tmp_path: Path, room: int
+) -> None:
+    """Weights and tokenizer are written by libraries, whose errors are not the system's."""
+    run, _ = whole
+    weights = run / "checkpoints/step_00000060/model.safetensors"
+    kilobytes = weights.stat().st_size // 1024 + room
+    script = f"{sys.executable} -m rope_exp export {run} out; echo exit $?; ls -A"
+    done = on_small_disk(tmp_path / "disk", kilobytes, script)
+    assert done.stdout == "exit 1\n", done.stdout + done.stderr
+    assert done.stderr.startswith("error: no space left in "), done.stderr
+    assert done.stderr.count("\n") == 1

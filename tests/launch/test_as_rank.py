@@ -20,6 +20,8 @@ ACCELERATE = "ACCELERATE_MIXED_PRECISION=no"
         ("RANK=1", "RANK=1: must be a number below WORLD_SIZE=1"),
         ("WORLD_SIZE=2", "RANK: a launcher sets it beside WORLD_SIZE"),
         ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost", "MASTER_PORT: "),
+        ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=abc", "MASTER_PORT=abc: must be"),
+        ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=65536", "MASTER_PORT=65536: must"),
         (f"{ACCELERATE} MASTER_ADDR=127.0.0.1", "asked for several processes, and one was started"),
         ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4", "=4: must be 1: train.micro_batch_size"),
     ],

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,9 @@ from support.reports import make_run, sha256_of, table_rows
 from rope_exp.__main__ import main
 from rope_exp.commands.report import main as command
 from rope_exp.commands.report import write
-from rope_exp.errors import ConfigError
-from rope_exp.files import write_json
-from rope_exp.report import write_all
+from rope_exp.errors import ConfigError, RecordError
+from rope_exp.files import read_json, write_json
+from rope_exp.report import write_all, write_files
 
 FILES = {"table.md", "table.csv", "table.tex", "figures/curves.svg", "figures/forest.svg"}
 
@@ -220,3 +221,52 @@ def test_a_listing_removes_nothing_outside_its_folder(tmp_path: Path) -> None:
     write_json(tmp_path / "out/.written.json", {"files": {"../mine.txt": digest}})
     write_all(tmp_path / "out", {"table.md": b"1"})
     assert outside.exists()
+
+
+@pytest.mark.parametrize("name", ["../table.md", "/table.md", "level/../../table.md", "link/a.md"])
+def test_nothing_is_written_outside_the_folder(tmp_path: Path, name: str) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "link").symlink_to(tmp_path)
+    for write_them in (write_all, write_files):
+        with refused("would be written outside", str(out), by=RecordError):
+            write_them(out, {"table.csv": b"1", name: b"2"})
+    assert [path.name for path in out.iterdir()] == ["link"]
+
+
+def test_of_two_reports_in_one_folder_one_is_whole(tmp_path: Path) -> None:
+    """Each removes the other's files, and none is left of which no list tells."""
+    tables = [
+        {f"{name}{number}.csv": name.encode() for number in range(4)} | {"table.md": name.encode()}
+        for name in ("first", "second")
+    ]
+
+    def write_often(files: dict[str, bytes]) -> None:
+        for _ in range(20):
+            write_all(tmp_path / "out", files)
+
+    with ThreadPoolExecutor() as pool:
+        [*pool.map(write_often, tables)]
+    written = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("[!.]*")}
+    assert written in tables
+    listed = read_json(tmp_path / "out/.written.json")["files"]
+    assert listed.keys() == written.keys()
+
+
+def test_text_of_a_run_is_neither_markup_nor_control(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder from somebody else may hold any text in env.json, and have any name."""
+    hostile = "<script>alert(1)</script>\x1b[2J\u202e"
+    runs = tmp_path / "runs"
+    make_run(runs, env={"marks": [hostile]})
+    (runs / "g" / "nope\x1b[2J" / "seed0").mkdir(parents=True)
+    assert command(["--runs", str(runs), "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    table = (tmp_path / "out/table.md").read_text()
+    page = (tmp_path / "out/report.html").read_text()
+    for text in (printed, table, page):
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+    assert "<script>" not in table + page
+    assert r"&lt;script>alert(1)&lt;/script>\x1b[2J\u202e" in table

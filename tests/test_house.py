@@ -232,7 +232,7 @@ def test_extending_lists_each_folder_of_choices() -> None:
 
 # The most syntax nodes of the package with scripts, and of the tests. Whoever needs more raises the
 # limit, and says why in docs/decisions.md.
-NODES = {"rope_exp/**/*.py scripts/*.py": 128_000, "tests/**/*.py": 140_000}
+NODES = {"rope_exp/**/*.py scripts/*.py": 132_000, "tests/**/*.py": 147_000}
 # A function fits a screen, and a file a sitting.
 FUNCTION_LINES = 60
 FILE_LINES = 600

@@ -17,47 +17,12 @@ from rope_exp.sections import DataConfig
 
 PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip")
 # Names that say that a file holds a corpus or a part of one, in a format that is not read here.
-UNREAD = frozenset(
-    [
-        "7z",
-        "avro",
-        "conll",
-        "conllu",
-        "fa",
-        "faa",
-        "fasta",
-        "fastq",
-        "fq",
-        "h5",
-        "hdf5",
-        "lance",
-        "lz4",
-        "msgpack",
-        "npy",
-        "npz",
-        "ods",
-        "orc",
-        "parq",
-        "pickle",
-        "pkl",
-        "pq",
-        "rar",
-        "sqlite",
-        "sqlite3",
-        "tar",
-        "tbz2",
-        "text",
-        "tfrecord",
-        "tgz",
-        "txz",
-        "vortex",
-        "warc",
-        "wet",
-        "xls",
-        "xlsx",
-        "xml",
-    ]
-)
+UNREAD = {
+    "7z", "avro", "conll", "conllu", "fa", "faa", "fasta", "fastq", "fq", "h5", "hdf5", "lance",
+    "lz4", "msgpack", "npy", "npz", "ods", "orc", "parq", "pickle", "pkl", "pq", "rar", "sqlite",
+    "sqlite3", "tar", "tbz2", "text", "tfrecord", "tgz", "txz", "vortex", "warc", "wet", "xls",
+    "xlsx", "xml",
+}  # fmt: skip
 ROWS = 64  # are read at once
 IPC_FILE = b"ARROW1"  # the first bytes of an Arrow file that is no stream
 ENCODING = "utf-8-sig"  # a mark of the byte order is not text

@@ -348,7 +348,16 @@ class MetricsWriter:
         self.last = dict(row)
 
     def sync(self) -> None:
-        """Sync all rows to the disk; some file systems report only here that it is full."""
+        """Sync all rows to the disk; some file systems report only here that it is full.
+
+        Raises:
+            OSError: the run's folder was deleted or moved; a checkpoint would begin another one.
+        """
+        is_in_place = False
+        with suppress(FileNotFoundError, NotADirectoryError):
+            is_in_place = os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+        if not is_in_place:
+            raise OSError(f"{self._path} was deleted or moved while the run wrote to it")
         with explaining_full_disk(self._path.parent, self._file.tell(), "its metrics"):
             os.fsync(self._file.fileno())
 

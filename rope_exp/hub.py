@@ -2,6 +2,7 @@
 
 import functools
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,11 +11,12 @@ from typing import Any
 
 from tokenizers import Tokenizer, models
 
-from rope_exp.errors import ConfigError, DataError, first_line
+from rope_exp.errors import ConfigError, DataError, first_line, log
 from rope_exp.files import files_sha256
 from rope_exp.sections import DataConfig, TokenizerConfig
 
 # The files of a tokenizer on the hub or in a folder.
+SILENCE_SECONDS = 15.0  # of the hub, before a line says so
 TOKENIZER_CONFIG = "tokenizer_config.json"
 END_NAMED = """such as {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}"""
 TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
@@ -49,9 +51,14 @@ def newest_commit(key: str, path: str, revision: str | None, repo_type: str) -> 
     if revision is not None and re.fullmatch("[0-9a-f]{40}", revision):
         return revision
     from huggingface_hub import HfApi
+    from huggingface_hub.constants import HF_HUB_DOWNLOAD_TIMEOUT
 
-    with explaining(key, path, from_hub=True):
-        return str(HfApi().repo_info(path, revision=revision, repo_type=repo_type).sha)
+    with explaining(key, path, from_hub=True), noting_silence(key, path):
+        # Without a timeout, the library waits for ever; this one is 10 s, or the environment's.
+        info = HfApi().repo_info(
+            path, revision=revision, repo_type=repo_type, timeout=HF_HUB_DOWNLOAD_TIMEOUT
+        )
+        return str(info.sha)
 
 
 def tokenizer_state(config: TokenizerConfig) -> dict[str, Any]:
@@ -75,7 +82,8 @@ def pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
 
         # transformers itself skips a file that it cannot fetch, and would build another tokenizer.
         names = [f"*{suffix}" for suffix in TOKENIZER_SUFFIXES]
-        with explaining("tokenizer.path", path, from_hub=True):
+        place = explaining("tokenizer.path", path, from_hub=True)
+        with place, noting_silence("tokenizer.path", path):
             folder = Path(snapshot_download(path, revision=config.revision, allow_patterns=names))
     try:
         pretrained = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -108,6 +116,19 @@ def pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
                 reason += ", as every Unigram tokenizer does; choose a BPE"
             raise ConfigError("tokenizer.path", path, reason)
     return tokenizer, pretrained.eos_token_id
+
+
+@contextmanager
+def noting_silence(key: str, value: object) -> Iterator[None]:
+    """Log a line if the block, which asks the hub, takes long: the libraries try for minutes."""
+    words = f"{key}={value}: the hub has not answered for {SILENCE_SECONDS:g} s; still trying"
+    timer = threading.Timer(SILENCE_SECONDS, log, [words])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager

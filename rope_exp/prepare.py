@@ -60,6 +60,7 @@ PIECE_CHARS = 1 << 16
 # The byte-level pre-tokenizer always cuts here: in a token of its pattern (GPT-2's), a space or
 # newline follows only whitespace.
 CUT = re.compile(r"(?<=\S)(?=[ \n])")
+ANYWHERE = re.compile("(?s)(?=.)")
 # The trainer of merges takes time with the square of a word's length, so it gets longer words in
 # pieces. No word of a corpus on record has even 200 characters; a line of base64 or FASTA is one.
 WORD_BYTES = 1000
@@ -280,10 +281,13 @@ def _batches(
 ) -> Iterator[list[tuple[str, str, bool, bool]]]:
     """Group pieces of documents, each with its side, and whether it begins and ends a document."""
     can_cut = cuts_at_spaces(tokenizer)
+    # Without merges, each byte is a token wherever a text is cut.
+    has_merges = tokenizer.get_vocab() != byte_tokenizer().get_vocab()
+    cut = CUT if has_merges else ANYWHERE
     batch: list[tuple[str, str, bool, bool]] = []
     num_chars = 0
     for side, text in documents:
-        parts = list(pieces(text)) if can_cut else [text]
+        parts = list(pieces(text, cut=cut)) if can_cut else [text]
         for number, part in enumerate(parts, 1):
             batch.append((side, part, number == 1, number == len(parts)))
             num_chars += len(part)
@@ -356,12 +360,15 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
-def pieces(text: str, limit: int = PIECE_CHARS) -> Iterator[str]:
-    """Cut a text after `limit` characters where the byte-level pre-tokenizer also cuts it."""
+def pieces(text: str, limit: int = PIECE_CHARS, cut: re.Pattern[str] = CUT) -> Iterator[str]:
+    """Cut a text after `limit` characters, where `cut` allows it.
+
+    By default, that is where the byte-level pre-tokenizer also cuts it.
+    """
     start = 0
-    while (cut := CUT.search(text, start + limit)) is not None:
-        yield text[start : cut.start()]
-        start = cut.start()
+    while (place := cut.search(text, start + limit)) is not None:
+        yield text[start : place.start()]
+        start = place.start()
     yield text[start:]
 
 

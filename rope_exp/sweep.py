@@ -29,7 +29,14 @@ from rope_exp.errors import (
     keep_log,
     log,
 )
-from rope_exp.files import DiskError, free_bytes, is_full, make_folders, read_json, try_lock
+from rope_exp.files import (
+    DiskError,
+    explaining_full_disk,
+    free_bytes,
+    make_folders,
+    read_json,
+    try_lock,
+)
 from rope_exp.folder import (
     CONFIG,
     LOCK,
@@ -255,10 +262,11 @@ def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]
     _prepare_corpora(left)
     for job in left:
         try:
-            make_folders(job.folder)
+            with explaining_full_disk(job.folder, None, "a run's folder"):
+                make_folders(job.folder)
+        except DiskError:
+            raise
         except OSError as error:
-            if is_full(error):
-                raise
             raise _folder_error(job, f"cannot be made: {error.strerror}") from None
     return jobs
 

@@ -4,7 +4,9 @@ import hashlib
 import io
 import json
 import re
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,6 +22,7 @@ from support.corpora import BPE, BYTES, TEXTS, data_config, tokenizer_config
 from support.refused import refused
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from rope_exp import hub as hub_module
 from rope_exp.errors import ConfigError, DataError
 from rope_exp.files import read_json
 from rope_exp.hub import END_NAMED, pin
@@ -295,3 +298,35 @@ def test_a_pretrained_tokenizer_that_cannot_be_used_is_refused(
     folder = save_as_transformers_does(pieces, tmp_path / "pieces", eos_token="</s>")
     with refused("as every Unigram tokenizer does; choose a BPE", by=ConfigError):
         build(folder)
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """Return the address of a hub that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_hub_that_never_answers_is_not_waited_for(silent: str, tmp_path: Path) -> None:
+    """The libraries have no timeout for the question after a branch's commit."""
+    done = command(
+        "data=hub", "data.path=owner/corpus", cwd=tmp_path, script="prepare",
+        HF_ENDPOINT=silent, HF_HOME=str(tmp_path / "home"), HF_HUB_DOWNLOAD_TIMEOUT="1",
+        NO_PROXY="*",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert f"error: data.path=owner/corpus: {NONE}timed out" in done.stderr
+
+
+def test_silence_of_the_hub_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hub_module, "SILENCE_SECONDS", 0.05)
+    with hub_module.noting_silence("data.path", "owner/corpus"):
+        time.sleep(0.5)
+    line = "data.path=owner/corpus: the hub has not answered for 0.05 s; still trying\n"
+    assert capsys.readouterr().err == line
+    with hub_module.noting_silence("data.path", "owner/corpus"):
+        pass
+    time.sleep(0.2)
+    assert capsys.readouterr().err == ""

@@ -20,6 +20,7 @@ from rope_exp import prepare
 from rope_exp.errors import EXIT_STOPPED, ConfigError, DataError
 from rope_exp.load import load_tokenizer
 from rope_exp.prepare import (
+    ANYWHERE,
     END_OF_TEXT,
     WORD_BYTES,
     byte_tokenizer,
@@ -64,6 +65,16 @@ def test_a_document_encodes_in_pieces_to_what_it_does_at_once(
     parts = list(pieces(text, limit))
     assert "".join(parts) == text
     assert [id_ for part in parts for id_ in encode(bpe, part)] == encode(bpe, text)
+
+
+@given(text=AWKWARD, limit=st.integers(1, 20))
+def test_bytes_are_the_same_wherever_a_text_is_cut(text: str, limit: int) -> None:
+    """So one long word, such as a line of DNA, takes no more memory than words do."""
+    tokenizer = byte_tokenizer()
+    parts = list(pieces(text, limit, ANYWHERE))
+    assert all(len(part) == limit for part in parts[:-1])
+    assert len(parts[-1]) <= limit
+    assert [id_ for part in parts for id_ in encode(tokenizer, part)] == encode(tokenizer, text)
 
 
 def test_the_text_of_a_special_token_stays_text(bpe: Tokenizer, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
  * Operations create, write, truncate, sync, rename and delete. `how` selects the fault at the n-th:
  *   0 none (operations are counted); 1 the process is killed before it; 2 the process is killed
  *   after it, or in the middle of a write; 3 the disk is full from then on, so writing and creating
- *   fail; 4 only the n-th operation fails, with EIO.
+ *   fail; 4 only the n-th operation fails, with EIO; 5 as 3, with the user's quota full.
  * It is armed by fault_arm(), or at the start by FAULT_FOLDER, FAULT_AT and FAULT_HOW.
  */
 #define _GNU_SOURCE
@@ -20,7 +20,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { COUNT, KILL_BEFORE, KILL_AFTER, FULL, BROKEN };
+enum { COUNT, KILL_BEFORE, KILL_AFTER, FULL, BROKEN, QUOTA };
 static char folder[PATH_MAX];
 static int at, how, count;
 
@@ -59,6 +59,7 @@ static int strike(int writes, int *last) {
     int number = __sync_add_and_fetch(&count, 1);
     *last = 0;
     if (how == FULL && number >= at && writes) return errno = ENOSPC, 1;
+    if (how == QUOTA && number >= at && writes) return errno = EDQUOT, 1;
     if (number != at) return 0;
     if (how == KILL_BEFORE) die();
     if (how == KILL_AFTER) *last = 1;

@@ -15,6 +15,10 @@ from support.runs import TRAIN, Completed, Trial, assert_same_run
 
 NO_SPACE = r"error: no space left in .*: .* needs [\d,]+ bytes and [\d,]+ are free"
 # The number of a file operation in the run folder; 1: killed before it, 2: after it.
+# Likewise; 4: it fails with EIO, 5: it and all later ones do, since the quota is full.
+ERRORS = [
+    pytest.param(at, how, marks=pytest.mark.torture) for at in range(1, 120, 6) for how in (4, 5)
+]
 KILLS = [(at, how) for at in range(1, 120, 6) for how in (1, 2)]
 
 
@@ -42,6 +46,49 @@ def test_a_broken_save_leaves_the_old_or_the_new(broken_files: Path) -> None:
         capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-40:] + done.stderr
+
+
+@pytest.mark.parametrize(("at", "how"), [(30, 5), *ERRORS])
+def test_an_error_of_the_disk_is_one_sentence(
+    trial: Trial, broken_files: Path, at: int, how: int
+) -> None:
+    """The disk fails once, or the quota is full from then on; with a whole disk it goes on."""
+    done = trial.train(
+        LD_PRELOAD=str(broken_files),
+        FAULT_FOLDER=str(trial.folder),
+        FAULT_AT=str(at),
+        FAULT_HOW=str(how),
+    )
+    # The run may do without some operations, such as the deletion of an old checkpoint; without
+    # its folder, it is refused.
+    assert done.returncode in ((0, 1, 2) if how == 4 else (1,)), done.stderr
+    assert "Traceback (" not in done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == bool(done.returncode), done.stderr
+    if how == 5:
+        assert "exceeds your quota of disk space" in errors[0]
+    trial.assert_goes_on()
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_folder_that_goes_during_a_run_ends_it(
+    trial: Trial, tmp_path: Path, is_moved: bool
+) -> None:
+    """Its next checkpoint would begin a folder without a config, and rows would be lost."""
+    process = trial.start(rows=12)
+    if is_moved:
+        trial.folder.rename(tmp_path / "moved")
+    else:
+        shutil.rmtree(trial.folder)
+    _, stderr = process.communicate(timeout=240)
+    assert process.returncode == 1, stderr
+    errors = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert [error.partition("metrics.jsonl ")[2] for error in errors] == [
+        "was deleted or moved while the run wrote to it"
+    ]
+    assert "Traceback (" not in stderr
+    assert not trial.folder.exists()
+    trial.assert_goes_on()
 
 
 @pytest.mark.torture

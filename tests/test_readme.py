@@ -1,4 +1,4 @@
-"""Tests that the commands printed in README.md and guide.md compose."""
+"""Tests that the commands printed in README.md and guide.md compose, and of what pages name."""
 
 import argparse
 import re
@@ -10,6 +10,7 @@ import pytest
 from hydra.core.override_parser.types import Override
 from support.configs import REPOSITORY
 
+import rope_exp
 from rope_exp.compose import compose_jobs, split
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -47,6 +48,15 @@ def test_the_tree_names_each_file_of_the_package() -> None:
     tree = README.partition("## Where things are")[2].partition("## ")[0]
     files = {path.name for path in (REPOSITORY / "rope_exp").glob("[!_]*.py")}
     assert files <= set(re.findall(r"^        (\w+\.py)\b", tree, re.MULTILINE))
+
+
+def test_the_changelog_and_the_citation_name_the_version() -> None:
+    """The changelog's newest version is the package's; "Unreleased" may stand above it."""
+    changelog = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+    [newest, *_] = re.findall(r"^## ([0-9.]+)$", changelog, re.MULTILINE)
+    citation = (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8")
+    assert newest == rope_exp.__version__
+    assert f"\nversion: {rope_exp.__version__}\n" in citation
 
 
 @pytest.mark.parametrize("words", dict.fromkeys(printed("python train.py")))

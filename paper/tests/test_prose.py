@@ -1,4 +1,4 @@
-"""Test the numbers of results/README.md that stand in no table, from the records."""
+"""Test the numbers of results/README.md and results.md that stand in no table, from the records."""
 
 import itertools
 import re
@@ -6,14 +6,17 @@ from collections.abc import Iterable
 from functools import cache
 
 import pandas as pd
+import power
+import pytest
 from scipy import stats
 from support.configs import NINE, REPOSITORY
-from tables import RECORDS
+from tables import PAPER, RECORDS
 
 import rope_exp
 
 load_runs = cache(rope_exp.load_runs)
 README = (REPOSITORY / "results/README.md").read_text(encoding="utf-8")
+DETAILS = (PAPER / "results.md").read_text(encoding="utf-8")
 TUNED = {"qkvo": 0.003, "qk": 0.006, "qkv": 0.003}  # the others: 0.0015
 
 
@@ -34,13 +37,57 @@ def paired_t(differences: pd.Series) -> tuple[int, str, str, float]:
     return test.df + 1, f"{differences.mean():.4f}", f"{low:.4f} to {high:.4f}", float(test.pvalue)
 
 
+def copying_runs(campaign: str) -> tuple[int, list[str]]:
+    """Return the number of runs that have the probe `repeat`, and those of them that copy."""
+    probes = rope_exp.load_probes(RECORDS / campaign).query("probe == 'repeat'")
+    read = probes.pivot(index="where", columns="at", values="value")
+    copying = read.index[read[1] - read[2] >= 0.3]
+    return len(read), [where.partition("/")[2] for where in copying]
+
+
+def test_which_runs_copy() -> None:
+    assert copying_runs("nine_26m") == (72, ["q_rope-s16"])
+    assert "one of the 72 runs of the second test copies (Q, seed 16)" in README
+    in_a = ["qk_rope-optim.lr=0.006-s22", "qkvo_rope-optim.lr=0.006-s23"]
+    assert copying_runs("lead_26m") == (72, in_a)
+    assert "two of the 72 of test A (QK on seed 22, QKVO on seed 23, both at 0.006)" in README
+    assert copying_runs("open_26m") == (20, [])
+    assert "none of the 20 of test B" in README
+
+
+# The first positions of the bins of the probe `bins`, and the end of the last one.
+BINS = (0, 1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256)
+
+
+def mean_loss(bins: pd.DataFrame, first: int, end: int) -> pd.Series:
+    """Return each run's mean loss at the positions from `first` to before `end`."""
+    total = 0
+    for start, stop in itertools.pairwise(BINS):
+        if first <= start < end:
+            total += bins[start] * (stop - start)
+    return total / (end - first)
+
+
+def test_runs_of_seed_200_that_probably_copy() -> None:
+    """Their loss falls by 0.18 or more between the positions 8 to 32 and 128 to 256."""
+    probes = rope_exp.load_probes(RECORDS / "rates_26m").query("probe == 'bins'")
+    bins = probes.pivot(index="where", columns="at", values="value")
+    gain = mean_loss(bins, 8, 32) - mean_loss(bins, 128, 256)
+    copying = gain[gain >= 0.18].rename(lambda where: where.partition("/")[2]).round(3)
+    assert copying.to_dict() == {
+        "qk_rope-optim.lr=0.0015-s200": 0.192,
+        "qk_rope-optim.lr=0.006-s200": 0.227,
+        "qkvo_rope-optim.lr=0.003-s200": 0.222,
+    }
+    told = "QK probably copies at two rates (0.0015 and 0.006) and QKVO at one (0.003)"
+    assert told in README
+
+
 def test_third_test_a() -> None:
     table = losses("lead_26m")
     by_rate = table["qk"] - table["qkvo"]
     lead = by_rate.mean(axis="columns")
-    probes = rope_exp.load_probes(RECORDS / "lead_26m").query("probe == 'repeat'")
-    read = probes.pivot(index="where", columns="at", values="value")
-    copying = read.index[read[1] - read[2] >= 0.3]
+    _, copying = copying_runs("lead_26m")
     seeds = {int(re.findall("s([0-9]+)$", where)[0]) for where in copying}
     assert (len(copying), seeds) == (2, {22, 23})
 
@@ -111,3 +158,46 @@ def test_counts_across_settings() -> None:
         means, every = leads.mean(axis="columns").dropna(), leads.stack().dropna()
         assert in_settings == f"{(means > 0).sum()} of {len(means)}"
         assert in_runs == f"{(every > 0).sum()} of {len(every)}"
+
+
+def test_the_pilot_changes_one_sign_of_qk_and_vo() -> None:
+    """The pilot's runs whose weights and order have one seed: at 0.0015 as `english`, at 0.003."""
+    pilot = load_runs(RECORDS / "noise")
+    plain = pilot[pilot["where"].str.fullmatch(r"noise/\w+-data.seed=(\d+)(-optim.lr=0.0015)?-s\1")]
+    losses_SV = plain.pivot(index=["optim.lr", "seed"], columns="pe", values="val/loss")
+    lead = losses_SV["vo_rope"] - losses_SV["qk_rope"]
+    means = lead.groupby("optim.lr").mean()
+    assert (len(lead), (lead > 0).sum()) == (10, 9)
+    assert ((means > 0).to_dict()) == {0.0015: True, 0.003: False}
+
+    # At 0.0015 the pilot's setting is that of `english`, which is counted already.
+    [[led, of, led_runs, of_runs]] = re.findall(
+        r"^\| QK before VO .* \| (\d+) of (\d+) \| (\d+) of (\d+) \|$", README, re.MULTILINE
+    )
+    settings = f"{led} of {int(of) + 1} settings"
+    runs = f"{int(led_runs) + 9} of {int(of_runs) + 10}"
+    assert f"QK leads VO in {settings} and {runs} pairs" in README
+    assert f"QK leads VO in {settings} and {runs} single seeds" in DETAILS
+
+
+def test_power_of_the_second_test() -> None:
+    """Fewer draws than those of the pages give their shares within four standard errors."""
+    number = r"([0-9]+)"
+    correlated = rf"0\.04 nats between K and VO in {number} %, (?:one )?of 0\.02 in {number} %"
+    independent = rf"without correlations, in {number} (?:% )?and {number} %"
+    for page in (README, DETAILS):
+        for noise, pattern in (("correlated", correlated), ("independent", independent)):
+            [shares] = re.findall(pattern, page)
+            covariance_VV = power.covariances()[noise]
+            for difference, share in zip(power.DIFFERENCES, shares, strict=True):
+                drawn = power.found(covariance_VV, difference, num_draws=1000)
+                assert drawn == pytest.approx(int(share) / 100, abs=0.06)
+
+
+def test_a_noise_without_the_means_of_seeds_is_too_small() -> None:
+    """K and VO as they were simulated first, and as if independent but for the seed's effect."""
+    own_V = power.covariances()["independent"].diagonal()
+    own = sum(own_V[place] for place in power.ASKED) ** 0.5
+    assert f"{1 - (0.0196**2 + 0.0137**2) ** 0.5 / own:.0%}" == "5%"
+    assert "its noise was 5 % too small" in README
+    assert "K and VO differed by 5 % too little" in DETAILS

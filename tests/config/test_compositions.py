@@ -32,6 +32,8 @@ GONE = {
     "launch": {"inline": False},
     "run": {"fresh": False},
 }
+# Keys that were added since, each with a default that keeps the behaviour.
+ADDED = {"launch": {"exceed_memory": False}}
 FOLDERS = {path.parent for path in CONFIGS.glob("*/*.yaml")} | {*CONFIGS.glob("row/*")}
 GROUPS = sorted({folder.relative_to(CONFIGS).as_posix() for folder in FOLDERS} - {CAMPAIGNS})
 LONG = pytest.param("experiment", marks=pytest.mark.torture)
@@ -43,6 +45,9 @@ def described(configs: Iterable[RunConfig]) -> Iterator[Any]:
         values = config.to_dict()
         for section, gone in GONE.items():
             values[section] |= gone
+        for section, added in ADDED.items():
+            for key, default in added.items():
+                assert values[section].pop(key) == default
         yield [values, config.config_sha256, config.group_sha256, *names]
 
 

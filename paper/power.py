@@ -59,9 +59,11 @@ def found(covariance_VV: Array, difference: float, num_draws: int = DRAWS) -> fl
     loss_DSV = random.multivariate_normal(mean_V, covariance_VV, (num_draws, num_seeds))
 
     a_P, b_P = np.array(RELATIONS).T
-    p_DP = stats.ttest_1samp(loss_DSV[:, :, b_P] - loss_DSV[:, :, a_P], 0, axis=1).pvalue
+    delta_DSP = loss_DSV[:, :, b_P] - loss_DSV[:, :, a_P]
+    p_DP = np.asarray(stats.ttest_1samp(delta_DSP, 0, axis=1).pvalue)
     place = RELATIONS.index(ASKED)
-    return float(np.mean([holm(p_P)[place] < ALPHA for p_P in p_DP]))
+    is_found_D = [holm(p_P)[place] < ALPHA for p_P in p_DP]
+    return float(np.mean(is_found_D))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Test the numbers of results/README.md and results.md that stand in no table, from the records."""
+"""Test the numbers of the pages that stand in no table, from the records."""
 
 import itertools
 import re
@@ -13,6 +13,8 @@ from support.configs import NINE, REPOSITORY
 from tables import PAPER, RECORDS
 
 import rope_exp
+from rope_exp.compose import compose_jobs, finalise
+from rope_exp.costs import cost_lines
 
 load_runs = cache(rope_exp.load_runs)
 README = (REPOSITORY / "results/README.md").read_text(encoding="utf-8")
@@ -201,3 +203,44 @@ def test_a_noise_without_the_means_of_seeds_is_too_small() -> None:
     assert f"{1 - (0.0196**2 + 0.0137**2) ** 0.5 / own:.0%}" == "5%"
     assert "its noise was 5 % too small" in README
     assert "K and VO differed by 5 % too little" in DETAILS
+
+
+def test_the_runs_after_the_page_on_cost() -> None:
+    """cost.md is frozen; its head and the pages that name it count the runs since then."""
+    page = (PAPER / "results" / "cost.md").read_text(encoding="utf-8")
+    [then] = re.findall(r"^\| `lead_26m` \| ([0-9]+) \| [^|]+ \| ([0-9.]+) \|", page, re.MULTILINE)
+    lead = load_runs(RECORDS / "lead_26m")
+    other = load_runs(RECORDS / "open_26m")
+    hours = (lead["wall_s"].sum() + other["wall_s"].sum()) / 3600 - float(then[1])
+    later = len(lead) - int(then[0])
+    on_a_gpu = lead["device"].str.startswith("NVIDIA").sum()
+    assert other["device"].str.startswith("NVIDIA").all()
+    told = f"""before the last {later + len(other)} of the 1,254 runs:** {later} of `lead_26m`
+    ({on_a_gpu} of them on a GPU) and {len(other)} of `open_26m` (on a GPU), {hours:.1f} hours."""
+    assert " ".join(told.split()) in page
+    for text in (README, DETAILS):
+        assert f"before {later + len(other)} of the 1,254 runs" in text
+
+
+def test_a_p_beside_a_verdict_of_another_family() -> None:
+    """paper/README.md explains a p below 0.05 beside "open"."""
+    settings = pd.read_csv(PAPER / "results" / "settings" / "settings.csv")
+    is_it = (settings["setting"] == "nine_26m") & (settings["pe"] == "qkvo_rope")
+    [(p, verdict)] = settings.loc[is_it, ["p_holm", "verdict"]].itertuples(index=False, name=None)
+    table = (PAPER / "results" / "nine_26m" / "table.md").read_text(encoding="utf-8")
+    [published] = re.findall(r"^\| QK-RoPE ≈ QKVO-RoPE \|.* \| (0\.[0-9]+) \| 8 \|", table, re.M)
+    page = (PAPER / "README.md").read_text(encoding="utf-8")
+    assert verdict == "open"
+    assert f"as for QKVO in `nine_26m` ({p:.3f})" in page
+    assert f"adjusted among the published relations ({float(published):.3f})" in page
+
+
+def test_the_memory_of_the_sequel() -> None:
+    """scale.md prints what `rope-exp plan` estimates."""
+    words = ["+experiment=nine", "seed=0,1,2,3,4", "model=sequel", "data=c4"]
+    configs = compose_jobs(words, multirun=True).configs
+    lines = cost_lines(finalise(configs[0], for_plan=True))
+    [memory] = [line for line in lines if line.startswith("memory")]
+    [gib] = re.findall("[0-9.]+ GiB", memory)
+    page = (PAPER / "scale.md").read_text(encoding="utf-8")
+    assert f"| memory on a GPU, estimated | {gib} | |" in page

@@ -161,7 +161,9 @@ def test_the_hash_is_of_what_rows_follow_from(kind: str, monkeypatch: pytest.Mon
 
     facts = task_of(data.data)
     if facts.key:
-        departing = {"order": "reversed", "period": 0.001}[facts.key]
+        default = getattr(data.data, facts.key)
+        is_count = isinstance(default, int)
+        departing = default + 1 if is_count else {"order": "reversed", "period": 0.001}[facts.key]
         assert data_of(config_of(kind, f"data.{facts.key}={departing}")).data_sha256 != before
     newer = dataclasses.replace(facts, version=facts.version + 1)
     monkeypatch.setattr(f"rope_exp.tasks.{kind}.FACTS", newer)

@@ -190,7 +190,11 @@ def mixed_blocks(runs: Sequence[Run]) -> dict[int, tuple[str, list[str]]]:
     mixed = {}
     ended = [run for run in runs if run.status != "unfinished"]
     for seed in sorted({run.config.seed for run in ended}):
-        differing = differing_surroundings([run for run in ended if run.config.seed == seed])
+        block = [run for run in ended if run.config.seed == seed]
+        differing = differing_surroundings(block)
+        if all(run.config.launch.device == "cuda" for run in block):
+            # A GPU's losses do not depend on the host's threads.
+            differing.pop("num_threads", None)
         keys = [key for key in REFUSED_WITHIN_A_BLOCK if key in differing]
         if keys:
             mixed[seed] = keys[0], differing[keys[0]]

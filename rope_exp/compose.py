@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -188,8 +188,8 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
     config = RunConfig.from_dict(plain)
-    # Not a rule of every config: runs of older versions may have such a group, and stay readable.
-    if config.run.group is not None:
+    # Not a rule of every config: runs that were begun by older versions may have such a group.
+    if config.run.group is not None and not (config.folder / "config.yaml").exists():
         check_group("run.group", config.run.group)
     if config.model.match_params is not None:
         # Imported where it is needed, here and below: torch takes seconds.
@@ -203,6 +203,7 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
     return with_source(config, [CONFIGS, *own_folders])
 
 
+@cache
 def _check_choices(folder: Path) -> None:
     """Refuse a user's folder with a choice of a name of ours: Hydra would ignore one of the two."""
     for ours in sorted(CONFIGS.rglob("*.*")):
@@ -249,8 +250,9 @@ def explain(error: Exception) -> ConfigError:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
         options = [str(option) for option in error.options or ()]
         near = get_close_matches(choice, options, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(options)}"
-        hint += " (your own need --config-dir)"
+        hint = f"choose one of {', '.join(options)}, or name the folder of your own by --config-dir"
+        if near:
+            hint = f"did you mean {near[0]}?"
         if group.startswith("hydra/"):
             plugin = "optuna-sweeper" if group.endswith("sweeper") else "submitit-launcher"
             hint = f"is its plugin installed? `pip install hydra-{plugin}` has one"

@@ -19,7 +19,7 @@ PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip")
 # Names that say that a file holds a corpus or a part of one, in a format that is not read here.
 UNREAD = {
     "7z", "avro", "conll", "conllu", "fa", "faa", "fasta", "fastq", "fq", "h5", "hdf5", "lance",
-    "lz4", "msgpack", "npy", "npz", "ods", "orc", "parq", "pickle", "pkl", "pq", "rar", "sqlite",
+    "lz4", "msgpack", "ods", "orc", "parq", "pq", "rar", "sqlite",
     "sqlite3", "tar", "tbz2", "text", "tfrecord", "tgz", "txz", "vortex", "warc", "wet", "xls",
     "xlsx", "xml",
 }  # fmt: skip

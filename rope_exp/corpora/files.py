@@ -95,7 +95,8 @@ def _splits(data: DataConfig, root: Path) -> dict[str, list[str]]:
         _check_name(root / name)
     for unread in filter(is_unread, listed_names):
         reason = f"would be left out: its name says that it holds data, but not as {_ENDINGS}"
-        raise ConfigError("data.path", str(root / unread), f"{reason}; convert it, or move it")
+        remedy = "convert it, move it, or let data.path name the one file that is meant"
+        raise ConfigError("data.path", str(root / unread), f"{reason}; {remedy}")
     if root.is_file():
         return {TRAIN: [str(root)]}
 

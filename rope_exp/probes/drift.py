@@ -77,8 +77,9 @@ def notes(report: Report) -> list[str]:
         parts = []
         for pair in answers[0]["sites"]:
             learned = [answer["sites"][pair] for answer in answers if pair in answer["sites"]]
-            medians = [site["median"] for site in learned]
-            num_little = sum(median < LITTLE for median in medians)
+            # A number that was not finite is null.
+            medians = np.array([site["median"] for site in learned], dtype=float)
+            num_little = int(np.sum(medians < LITTLE))
             words = f"one seed, {'' if num_little else 'not '}below {LITTLE:g}"
             if len(medians) > 1:
                 some = f"{num_little} of them"

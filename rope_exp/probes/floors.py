@@ -56,7 +56,8 @@ def notes(report: Report) -> list[str]:
     sentences = []
     for row in report.rows.values():
         for run in row.runs:
-            if largest := max(run.probes.get("floors", {}).get("share", [0.0])):
+            shares = [share or 0.0 for share in run.probes.get("floors", {}).get("share", [])]
+            if largest := max(shares, default=0.0):
                 eps = show(run.config.numeric_value("attn.eps"))
                 sentences.append(
                     f"{row.name}, seed {run.config.seed}: at most {largest:.3%} of a layer's "

@@ -60,7 +60,9 @@ def tables(report: Report) -> list[str]:
     for row in report.rows.values():
         runs = [run for run in row.runs if "repeat" in run.probes]
         # By how much the second reading has a lower loss than the first, in nats.
-        gains = pd.Series([-np.diff(run.probes["repeat"]["loss"])[0] for run in runs], dtype=float)
+        # A loss that was not finite is null, and then so is the gain.
+        readings = np.array([run.probes["repeat"]["loss"] for run in runs], dtype=float)
+        gains = pd.Series(-np.diff(readings).reshape(len(runs)))
         losses = pd.Series([run.loss for run in runs], dtype=float)
         line = {
             "row": row.name,

@@ -47,7 +47,8 @@ def notes(report: Report) -> list[str]:
     """Return a note for each row with token shift: the mean of mu by layer, over seeds."""
     sentences = []
     for label, answers in report.answers("token_shift").items():
-        mu_L = np.mean([answer["mean"] for answer in answers], axis=0)
+        # A number that was not finite is null.
+        mu_L = np.mean(np.array([answer["mean"] for answer in answers], dtype=float), axis=0)
         numbers = ", ".join(f"{mu:.3f}" for mu in mu_L)
         sentences.append(f"{report.rows[label].name}: mean μ of token shift by layer is {numbers}.")
     return sentences

@@ -107,6 +107,7 @@ class PeConfig:
     name: Name = numeric("QK-RoPE", assumption="elsewhere")
     # The sites that rotate: queries, keys, values, and outputs, which are rotated back.
     rotate: Sites = numeric(("q", "k"), assumption="elsewhere")
+    # The base of the frequencies: of F pairs of features, pair j turns by base^(-j/F) a token.
     base: Base = 10000.0
     # The share of each head's features that rotates.
     fraction: Fraction = numeric(1.0, needs="attn.takes_heads")

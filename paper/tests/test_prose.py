@@ -15,6 +15,8 @@ from tables import PAPER, RECORDS
 import rope_exp
 from rope_exp.compose import compose_jobs, finalise
 from rope_exp.costs import cost_lines
+from rope_exp.published import TABLE
+from rope_exp.stats import holm
 
 load_runs = cache(rope_exp.load_runs)
 README = (REPOSITORY / "results/README.md").read_text(encoding="utf-8")
@@ -124,6 +126,27 @@ def significant(p: Iterable[float]) -> int:
     ordered = sorted(p)
     rejected = [value < 0.05 / (len(ordered) - place) for place, value in enumerate(ordered)]
     return [*rejected, False].index(False)
+
+
+def test_rates_chosen_on_two_seeds() -> None:
+    """`rates_26m` alone gives them: of the two rates on both seeds, that with less mean loss."""
+    means = losses("rates_26m").dropna(axis="columns").mean()
+    best = {pe: means[pe].idxmin() for pe in means.index.levels[0]}
+    assert best == {pe.removesuffix("_rope"): 0.0015 for pe in NINE} | TUNED
+
+
+def test_seed_10_averaged_over_two_machines() -> None:
+    """Its second losses are those of the GPU; p is adjusted over the eight relations."""
+    table = losses("nine_26m").droplevel("optim.lr", axis="columns")
+    second = load_runs(PAPER / "replicates" / "nine_26m").set_index("pe")["val/loss"]
+    second.index = second.index.str.removesuffix("_rope")
+    table.loc[10] = (table.loc[10] + second) / 2
+    relations = [(a.removesuffix("_rope"), b.removesuffix("_rope")) for a, _, b in TABLE.relations]
+    first, other = (table[[*side]].to_numpy() for side in zip(*relations, strict=True))
+    adjusted = holm(stats.ttest_rel(first, other).pvalue)
+    p = dict(zip(relations, adjusted, strict=True))
+    assert f"NoPE > V would be contradicted (p = {p['nope', 'v']:.3f})" in README
+    assert f"QKVO would differ from QK (p = {p['qk', 'qkvo']:.3f};" in README
 
 
 def test_pairs_without_one_seed() -> None:

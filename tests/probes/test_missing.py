@@ -13,7 +13,7 @@ ANSWERS: dict[str, Any] = {
     "drift": {"sites": {"q-k": {"median": None, "crossings": 0}}},
     "floors": {"share": [None, 0.0]},
     "repeat": {"reading": [1, 2], "loss": [None, 3.0]},
-    "token_shift": dict.fromkeys(("mean", "sd", "min", "max"), [None, 0.5]),
+    "token_shift": {key: [None, 0.5] for key in ("mean", "sd", "min", "max")},
 }
 
 

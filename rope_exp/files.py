@@ -54,6 +54,7 @@ class DiskError(OSError):
         else:
             # A disk can also run out of files, whatever the number of free bytes.
             words = f"{what} needs more than is free ({free:,} bytes{_free_files(folder)})"
+        self.over_quota = over_quota
         super().__init__(f"no space left in {folder}: {words}; make room, or choose another folder")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -87,8 +88,10 @@ def explaining_full_disk(folder: Path, needed_bytes: int | None, what: str) -> I
         yield
     except Exception as raised:
         error = system_error(raised)
-        if isinstance(error, OSError) and is_full(error) and not isinstance(error, DiskError):
-            over_quota = error.errno == errno.EDQUOT
+        if isinstance(error, OSError) and is_full(error):
+            # The sentence of an inner block names a hidden folder, which the user does not know.
+            over_quota = error.over_quota if isinstance(error, DiskError) else False
+            over_quota = over_quota or error.errno == errno.EDQUOT
             raise DiskError(folder, needed_bytes, what, over_quota=over_quota) from None
         raise
 

@@ -3,20 +3,20 @@
 import functools
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, models
+from tokenizers import Encoding, Tokenizer, models
 
 from rope_exp.errors import ConfigError, DataError, first_line, log
 from rope_exp.files import files_sha256
 from rope_exp.sections import DataConfig, TokenizerConfig
 
-# The files of a tokenizer on the hub or in a folder.
 SILENCE_SECONDS = 15.0  # of the hub, before a line says so
+# The files of a tokenizer on the hub or in a folder.
 TOKENIZER_CONFIG = "tokenizer_config.json"
 END_NAMED = """such as {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}"""
 TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
@@ -110,12 +110,23 @@ def pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
         tokenizer.model.dropout = None
 
     for id_, token in tokenizer.get_added_tokens_decoder().items():
-        if token.special and id_ in tokenizer.encode(token.content, add_special_tokens=False).ids:
+        if token.special and id_ in encode(tokenizer, [token.content])[0].ids:
             reason = f"reads the text {token.content!r} as a special token, even in documents"
             if isinstance(tokenizer.model, models.Unigram):
                 reason += ", as every Unigram tokenizer does; choose a BPE"
             raise ConfigError("tokenizer.path", path, reason)
     return tokenizer, pretrained.eos_token_id
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
+    """Encode texts without special tokens; refuse a tokenizer that was read, but cannot do it."""
+    try:
+        return tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # a panic of the library is no Exception
+        reason = f"its tokenizer cannot encode a text: {first_line(error)}"
+        raise ConfigError("tokenizer.path", ..., reason) from None
 
 
 @contextmanager

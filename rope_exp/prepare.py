@@ -213,6 +213,9 @@ def _write(folder: Path, corpus: Corpus, tokens: TokenizerConfig) -> None:
     if total == 0:
         hint = f"of a table, the column data.text_column={data.text_column} is read"
         raise ConfigError("data.path", data.path, f"holds no text; {hint}")
+    if tokens.kind == "pretrained" and sum(counts["tokens"].values()) == total:
+        reason = "encodes every document to no token but the one that ends it"
+        raise ConfigError("tokenizer.path", tokens.path, reason)
     for side in SIDES:
         if num_documents[side] == 0:
             reason = f"leaves no document for {side} of the corpus's {total}"
@@ -254,7 +257,7 @@ def write_tokens(
         for batch in _batches(corpus.documents(split), tokenizer):
             texts = [text for _, text, *_ in batch]
             # A document of one long word takes minutes.
-            encode = partial(tokenizer.encode_batch_fast, texts, add_special_tokens=False)
+            encode = partial(hub.encode, tokenizer, texts)
             encodings = run_aside(encode, lambda: "data: encoding a long text")
             for (side, text, is_first, is_last), encoding in zip(batch, encodings, strict=True):
                 ids = [*encoding.ids, end_id] if is_last else encoding.ids

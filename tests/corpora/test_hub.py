@@ -300,6 +300,37 @@ def test_a_pretrained_tokenizer_that_cannot_be_used_is_refused(
         build(folder)
 
 
+HOSTILE: list[tuple[dict[str, Any], str]] = [
+    # Read, and then an exception of the library, a panic of it, and no token for any text.
+    ({"model": {"type": "WordLevel", "vocab": {}, "unk_token": "x"}}, "cannot encode a text"),
+    (
+        {"normalizer": {"type": "Replace", "pattern": {"String": ""}, "content": "x"}},
+        "cannot encode a text",
+    ),
+    (
+        {"normalizer": {"type": "Replace", "pattern": {"Regex": "."}, "content": ""}},
+        "encodes every document to no token",
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "words"), HOSTILE, ids=["error", "panic", "empty"])
+def test_a_tokenizer_that_cannot_encode_is_refused(
+    tmp_path: Path, empty_cache: Path, values: dict[str, Any], words: str
+) -> None:
+    """Somebody else's tokenizer.json can be read, and fail at the first text."""
+    folder = save_as_transformers_does(byte_tokenizer(), tmp_path / "hostile", eos_token="</s>")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(content | values))
+    (tmp_path / "texts").mkdir()
+    for number in range(30):
+        (tmp_path / "texts" / f"{number}.txt").write_text(f"text {number}")
+    data = data_config(path=tmp_path / "texts", holdout_fraction=0.5)
+    with refused("tokenizer.path", words, by=ConfigError):
+        prepare(data, tokenizer_config("pretrained", path=str(folder)))
+    assert left_in(empty_cache) == []
+
+
 @pytest.fixture
 def silent() -> Iterator[str]:
     """Return the address of a hub that accepts connections and never answers."""

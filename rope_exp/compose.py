@@ -30,6 +30,7 @@ from omegaconf.resolvers import oc
 from rope_exp import hub
 from rope_exp.config import RunConfig, check_group, flat
 from rope_exp.errors import ConfigError, first_line
+from rope_exp.folder import CONFIG
 from rope_exp.identity import Refusal, refuse, unknown_key
 from rope_exp.machine import (
     PACKAGE,
@@ -189,7 +190,7 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
 
     config = RunConfig.from_dict(plain)
     # Not a rule of every config: runs that were begun by older versions may have such a group.
-    if config.run.group is not None and not (config.folder / "config.yaml").exists():
+    if config.run.group is not None and not (config.folder / CONFIG).exists():
         check_group("run.group", config.run.group)
     if config.model.match_params is not None:
         # Imported where it is needed, here and below: torch takes seconds.

@@ -141,10 +141,10 @@ class Report:
 
         A probe without places, or one whose file was deleted, has none.
         """
-        part = dict(parts("probes")).get(probe, Part())
-        if part.places is None:
+        places = report_leaf("probes", probe).REPORT.places if probe in choices("probes") else None
+        if places is None:
             return {}
-        by_seed = part.places.by_seed
+        by_seed = places.by_seed
         return {label: by_seed(self.rows[label], probe) for label in self.answers(probe)}
 
     def texts(self, member: Texts) -> list[str]:

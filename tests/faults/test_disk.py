@@ -48,17 +48,24 @@ def test_a_broken_save_leaves_the_old_or_the_new(broken_files: Path) -> None:
     assert done.returncode == 0, done.stdout[-40:] + done.stderr
 
 
-@pytest.mark.parametrize(("at", "how"), [(30, 5), *ERRORS])
-def test_an_error_of_the_disk_is_one_sentence(
+def train_with_fault(
     trial: Trial, broken_files: Path, at: int, how: int
-) -> None:
-    """The disk fails once, or the quota is full from then on; with a whole disk it goes on."""
-    done = trial.train(
+) -> subprocess.CompletedProcess[str]:
+    """Train, and let operation `at` on the run's files fail in the way `how` (files.c)."""
+    return trial.train(
         LD_PRELOAD=str(broken_files),
         FAULT_FOLDER=str(trial.folder),
         FAULT_AT=str(at),
         FAULT_HOW=str(how),
     )
+
+
+@pytest.mark.parametrize(("at", "how"), [(30, 5), *ERRORS])
+def test_an_error_of_the_disk_is_one_sentence(
+    trial: Trial, broken_files: Path, at: int, how: int
+) -> None:
+    """The disk fails once, or the quota is full from then on; with a whole disk it goes on."""
+    done = train_with_fault(trial, broken_files, at, how)
     # The run may do without some operations, such as the deletion of an old checkpoint; without
     # its folder, it is refused.
     assert done.returncode in ((0, 1, 2) if how == 4 else (1,)), done.stderr
@@ -97,12 +104,7 @@ def test_killed_at_a_file_operation_it_goes_on(
     trial: Trial, broken_files: Path, at: int, how: int
 ) -> None:
     """The resumed run equals the undisturbed one, and leaves no temporary files."""
-    done = trial.train(
-        LD_PRELOAD=str(broken_files),
-        FAULT_FOLDER=str(trial.folder),
-        FAULT_AT=str(at),
-        FAULT_HOW=str(how),
-    )
+    done = train_with_fault(trial, broken_files, at, how)
     assert done.returncode in (1, -signal.SIGKILL), done.stderr
     assert not (trial.folder / "result.json").exists()
     trial.assert_goes_on()

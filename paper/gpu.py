@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rope_exp.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, ConfigError, explained, log
+from rope_exp.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, ConfigError, log, run_command
 from rope_exp.files import read_json, write_json
 from rope_exp.machine import ROOT, child_environment, output_of
 
@@ -214,4 +214,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(explained(main))
+    sys.exit(run_command(main))

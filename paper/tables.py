@@ -12,7 +12,7 @@ import joined
 import settings
 
 from rope_exp.campaign.tables import by_folder, campaign_files
-from rope_exp.errors import EXIT_DONE, explained
+from rope_exp.errors import EXIT_DONE, run_command
 from rope_exp.report import write_all
 
 PAPER = Path(__file__).parent
@@ -62,4 +62,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(explained(main))
+    sys.exit(run_command(main))

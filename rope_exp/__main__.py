@@ -9,8 +9,8 @@ import signal
 import sys
 from typing import Protocol, cast
 
-from rope_exp.errors import ConfigError, explained
-from rope_exp.signals import leave, on_signal
+from rope_exp.errors import ConfigError, run_command
+from rope_exp.signals import exit_stopped, on_signal
 
 
 def main(command: str | None = None) -> int:
@@ -27,8 +27,8 @@ def main(command: str | None = None) -> int:
     # comes while a corpus is prepared.
     can_resume = command in ("train", "campaign", "sweep", "prepare")
     if can_resume:
-        on_signal(leave)
-    code = explained(lambda: _run(command, words))
+        on_signal(exit_stopped)
+    code = run_command(lambda: _run(command, words))
     if can_resume:
         # Only Python's exit is left, which a signal would garble.
         on_signal(signal.SIG_IGN)
@@ -49,9 +49,9 @@ def _run(command: str, words: list[str]) -> int:
         print(__version__)
         return 0
     try:
-        from rope_exp.identity import chosen
+        from rope_exp.identity import import_choice
 
-        leaf = cast("Command", chosen("commands", command.replace("-", "_"), "command"))
+        leaf = cast("Command", import_choice("commands", command.replace("-", "_"), "command"))
     except ModuleNotFoundError as error:
         if str(error.name).startswith("rope_exp"):
             raise

@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rope_exp import cpu_attention
-from rope_exp.identity import chosen
+from rope_exp.identity import import_choice
 from rope_exp.rope import rotate
-from rope_exp.sections import PAIRS, Kind, ModelConfig, SoftmaxConfig
+from rope_exp.sections import PAIRS, AttentionConfig, ModelConfig, SoftmaxConfig
 
 # cos_TF and sin_TF; or [B, T, F], if rows of a batch have different positions; or [B, G, T, F],
 # B possibly 1, if heads have their own frequencies.
@@ -89,7 +89,7 @@ class Attention(nn.Module):
     # Kinds with a state are always causal.
     causal = True
 
-    def __init__(self, config: ModelConfig, attn: Kind, sites: Collection[str]) -> None:
+    def __init__(self, config: ModelConfig, attn: AttentionConfig, sites: Collection[str]) -> None:
         super().__init__()
         self.config = config
         self.attn: Any = attn
@@ -167,7 +167,7 @@ def turned(x_BTHK: Tensor, tables: Tables, rotary_dim: int, *, inverse: bool = F
     return rotate(x_BHT1K, cos_BHTF, sin_BHTF, inverse=inverse)[:, :, :, 0].transpose(1, 2)
 
 
-def linears(x_BTD: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
+def fused_linear(x_BTD: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
     """Return several layers' outputs, by one product with all their weights."""
     packed = F.linear(x_BTD, torch.cat([layer.weight for layer in layers]))
     return torch.split(packed, [layer.out_features for layer in layers], dim=-1)
@@ -175,7 +175,7 @@ def linears(x_BTD: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
 
 def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
     """Return x normalised in float32 at least, cast back to its own dtype."""
-    return norm(wide(x)).to(x.dtype)
+    return norm(at_least_float32(x)).to(x.dtype)
 
 
 def split_heads(x: Tensor, features: int) -> Tensor:
@@ -200,7 +200,7 @@ class SoftmaxAttention(Attention):
 
     def project(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> tuple[Tensor, ...]:
         """Return q, k and v of all heads side by side, not rotated."""
-        return linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)
+        return fused_linear(x_BTD, self.q_proj, self.k_proj, self.v_proj)
 
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
         qkv = self.project(x_BTD, at, cache)
@@ -231,7 +231,7 @@ class ShiftedAttention(SoftmaxAttention):
 
     def project(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> tuple[Tensor, ...]:
         shifted_BTD = x_BTD + self.token_shift * (previous(x_BTD, at, cache) - x_BTD)
-        return self.q_proj(x_BTD), *linears(shifted_BTD, self.k_proj, self.v_proj)
+        return self.q_proj(x_BTD), *fused_linear(shifted_BTD, self.k_proj, self.v_proj)
 
 
 def previous(x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:
@@ -256,17 +256,17 @@ class AttentionLeaf(Protocol):
     """A file of attn/: the keys of a kind of attention, and its layer."""
 
     @property
-    def Config(self) -> type[Kind]: ...
+    def Config(self) -> type[AttentionConfig]: ...
     @property
     def Layer(self) -> type[Attention]: ...
 
 
 def attention_leaf(kind: str) -> AttentionLeaf:
     """Return the file of attn/ that attn.kind names."""
-    return cast("AttentionLeaf", chosen("attn", kind, "attn.kind"))
+    return cast("AttentionLeaf", import_choice("attn", kind, "attn.kind"))
 
 
-def make_attention(config: ModelConfig, attn: Kind, sites: Collection[str]) -> Attention:
+def make_attention(config: ModelConfig, attn: AttentionConfig, sites: Collection[str]) -> Attention:
     """Return the attention module of one layer in which these sites rotate."""
     layer: type[Attention] = SoftmaxAttention
     if not isinstance(attn, SoftmaxConfig):
@@ -392,6 +392,6 @@ def for_queries(x_BTGK: Tensor, num_heads: int) -> Tensor:
     return x_BTGK if num_shared == 1 else x_BTGK.repeat_interleave(num_shared, dim=2)
 
 
-def wide(x: Tensor) -> Tensor:
+def at_least_float32(x: Tensor) -> Tensor:
     """Return x in float32 at least, as fused kernels accumulate."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

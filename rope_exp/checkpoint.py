@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rope_exp.errors import CheckpointError, RecordError, first_line, log
+from rope_exp.errors import CheckpointError, RunFolderError, first_line, log
 from rope_exp.files import (
     new_folder,
     open_file,
@@ -139,7 +139,7 @@ def load(folder: Path, step: int) -> Checkpoint:
                 raise CheckpointError(f"{path / name} does not verify against its manifest")
         model, optimizer = (_load_tensors(path / name) for name in (MODEL, OPTIMIZER))
         return Checkpoint(step, model, optimizer, state)
-    except (RecordError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+    except (RunFolderError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise CheckpointError(str(error)) from error
 
 

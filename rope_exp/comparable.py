@@ -17,8 +17,8 @@ from rope_exp import machine
 from rope_exp.config import RunConfig, differing_keys
 from rope_exp.errors import show
 from rope_exp.folder import ReportError, Run, Status
-from rope_exp.identity import facts_of, numeric_values
-from rope_exp.sections import Kind, PeConfig, SoftmaxConfig
+from rope_exp.identity import metadata_of, numeric_values
+from rope_exp.sections import AttentionConfig, PeConfig, SoftmaxConfig
 
 # The factor for rows by name, and the sections of the config that a name covers.
 ROW = "row"
@@ -37,7 +37,7 @@ _IDS = ("data", "tokenizer", "train.objective")
 _BEGINNING = ("seed", "init_weights", "model", "attn", *_IDS)
 _BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len", "train.stages")
 # The keys that give a variant parameters of its own, and what else determines their number.
-_OWN_PARAMETERS = facts_of(PeConfig, "own_parameters", "pe.")
+_OWN_PARAMETERS = metadata_of(PeConfig, "own_parameters", "pe.")
 # A fact of result.json must be equal in runs that agree in the keys that determine it.
 _FACTS = (
     ("data_sha256", "read different corpora", ("data", "tokenizer")),
@@ -227,7 +227,7 @@ def spelled(config: RunConfig, factor: str) -> str:
     if not isinstance(value, dict):
         return show(value)
     section = getattr(config, factor)
-    return str(section.label if isinstance(section, Kind) else section.name)
+    return str(section.label if isinstance(section, AttentionConfig) else section.name)
 
 
 def label_of(run: Run, keys: Sequence[str]) -> str:

@@ -66,7 +66,7 @@ DEFAULTS: dict[str, Any] = RunConfig().to_dict()
 DEFAULTS["data"]["name"] = None
 KEYS = [*flat(DEFAULTS), *DEFAULTS]
 for field in fields(RunConfig):
-    if "one_of" in field.metadata:
+    if "choice" in field.metadata:
         # The file of a choice lists its keys, e.g. configs/attn/mla.yaml. The section stays open
         # (no struct flag), so that keys can be overridden even if a file leaves them out.
         DEFAULTS[field.name] = OmegaConf.create({}, flags={"struct": False})
@@ -123,7 +123,7 @@ def compose_jobs(
             elif swept:
                 raise ConfigError(swept[0].get_key_element().lstrip("+"), ..., SEVERAL)
     except MISTAKES as error:
-        raise explain(error) from error
+        raise to_config_error(error) from error
     return Composed(tree, jobs, list(map(to_run_config, trees)))
 
 
@@ -184,7 +184,7 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
     try:
         plain: Any = OmegaConf.to_container(ours_only, resolve=True, throw_on_missing=True)
     except MISTAKES as error:
-        raise explain(error) from error
+        raise to_config_error(error) from error
     finally:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
@@ -236,7 +236,7 @@ def without_hydra(tree: DictConfig) -> DictConfig:
     return OmegaConf.masked_copy(tree, [str(key) for key in tree if key != "hydra"])
 
 
-def explain(error: Exception) -> ConfigError:
+def to_config_error(error: Exception) -> ConfigError:
     """Convert an error of Hydra, OmegaConf or PyYAML into one sentence.
 
     A value that cannot be parsed, or has an unknown key, is not shown: it may be a secret.

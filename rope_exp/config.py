@@ -14,13 +14,13 @@ from rope_exp.errors import ConfigError, show
 from rope_exp.files import json_sha256, text_sha256
 from rope_exp.identity import (
     Refusal,
-    choices,
-    chosen,
+    choice_names,
+    choice_of,
+    import_choice,
+    no_effect_on_result,
     numeric_values,
-    one_of,
     parse,
     refuse,
-    setting,
 )
 
 FACTORS = ("pe", "seed")  # the keys in which runs of one group may differ
@@ -39,7 +39,7 @@ class Architecture:
     model: sections.ModelConfig
     pe: sections.PeConfig
     vocab_size: int
-    attn: sections.Kind = sections.SOFTMAX
+    attn: sections.AttentionConfig = sections.SOFTMAX
     # True if no token attends to a later one.
     causal: bool = True
     # Rows of the table of learned positions, if there is one.
@@ -55,21 +55,21 @@ class RunConfig:
     # Seed of the initial weights, and of the order of batches unless data.seed is set.
     seed: sections.Natural = 0
     # Name of the row in tables, if rows differ in more than the variant; campaigns set it.
-    row_name: sections.Name | None = setting(None)
+    row_name: sections.Name | None = no_effect_on_result(None)
     # SHA-256 of the initial weights, taken from the run that run.init_from names; null: weights
     # are drawn from the seed.
     init_weights: sections.Sha256 | None = None
     pe: sections.PeConfig = sections.PeConfig()
-    attn: sections.Kind = one_of(sections.SoftmaxConfig())
+    attn: sections.AttentionConfig = choice_of(sections.SoftmaxConfig())
     model: sections.ModelConfig = sections.ModelConfig()
     data: sections.DataConfig = sections.DataConfig()
     tokenizer: sections.TokenizerConfig = sections.TokenizerConfig()
-    optim: sections.OptimConfig = one_of(sections.OptimConfig())
-    schedule: sections.ScheduleConfig = one_of(sections.ScheduleConfig())
+    optim: sections.OptimConfig = choice_of(sections.OptimConfig())
+    schedule: sections.ScheduleConfig = choice_of(sections.ScheduleConfig())
     train: sections.TrainConfig = sections.TrainConfig()
-    tracker: sections.TrackerConfig = setting(sections.TrackerConfig())
-    launch: sections.LaunchConfig = setting(sections.LaunchConfig())
-    run: sections.PlaceConfig = setting(sections.PlaceConfig())
+    tracker: sections.TrackerConfig = no_effect_on_result(sections.TrackerConfig())
+    launch: sections.LaunchConfig = no_effect_on_result(sections.LaunchConfig())
+    run: sections.RunFolderConfig = no_effect_on_result(sections.RunFolderConfig())
 
     def __post_init__(self) -> None:
         refuse(self, refusals(self))
@@ -197,7 +197,7 @@ class Objective(Protocol):
 
 def objective_leaf(name: str) -> Objective:
     """Return the file of objective/ that train.objective names."""
-    return cast("Objective", chosen("objective", name, "train.objective"))
+    return cast("Objective", import_choice("objective", name, "train.objective"))
 
 
 class ProbeRule(Protocol):
@@ -209,14 +209,16 @@ class ProbeRule(Protocol):
 
 def probe_leaf(name: str) -> ProbeRule:
     """Return the file of probes/ that train.probes names."""
-    return cast("ProbeRule", chosen("probes", name, "train.probes"))
+    return cast("ProbeRule", import_choice("probes", name, "train.probes"))
 
 
 def task_of(data: sections.DataConfig) -> TaskFacts | None:
     """Return the facts about generated data; None for text."""
     if data.kind in sections.TEXT:
         return None
-    facts: TaskFacts = chosen("tasks", data.kind, "data.kind", core=", ".join(sections.TEXT)).FACTS
+    facts: TaskFacts = import_choice(
+        "tasks", data.kind, "data.kind", core=", ".join(sections.TEXT)
+    ).FACTS
     return facts
 
 
@@ -317,7 +319,7 @@ def _of_data(config: RunConfig) -> Iterator[Refusal]:
         reason = "must be task for generated data, such as data=addition, and only there"
         yield Refusal("tokenizer.kind", reason)
 
-    trackers = ("none", *choices("trackers"))
+    trackers = ("none", *choice_names("trackers"))
     if config.tracker.name not in trackers:
         yield Refusal("tracker.name", f"must be one of {', '.join(trackers)}")
 
@@ -325,7 +327,7 @@ def _of_data(config: RunConfig) -> Iterator[Refusal]:
 def _of_budget(config: RunConfig) -> Iterator[Refusal]:
     """The objective, the stages, and what generated data refuse."""
     train = config.train
-    objectives = (*CORE_OBJECTIVES, *choices("objective"))
+    objectives = (*CORE_OBJECTIVES, *choice_names("objective"))
     if train.objective not in objectives:
         yield Refusal("train.objective", f"must be one of {', '.join(objectives)}")
     tokens = train.tokens_per_step

@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_exp.errors import DataError, RecordError
+from rope_exp.errors import DataError, RunFolderError
 from rope_exp.files import json_sha256, read_json
-from rope_exp.identity import chosen
+from rope_exp.identity import import_choice
 from rope_exp.sections import DataConfig
 
 Ints = NDArray[np.int64]
@@ -112,16 +112,16 @@ def open_prepared(folder: Path, data: DataConfig, *, verifies: bool) -> Prepared
     try:
         meta = read_json(folder / META)
         if meta.pop("meta_sha256", None) != json_sha256(meta):
-            raise RecordError(f"{META} has changed")
+            raise RunFolderError(f"{META} has changed")
         dtype = token_dtype(meta["vocab_size"])
         for side, count in meta["corpus"]["tokens"].items():
             num_bytes = (folder / f"{side}.bin").stat().st_size
             if num_bytes != count * dtype.itemsize:
-                raise RecordError(f"{side}.bin has {num_bytes:,} bytes for {count:,} tokens")
+                raise RunFolderError(f"{side}.bin has {num_bytes:,} bytes for {count:,} tokens")
         if verifies and data_sha256(folder, dtype) != meta["data_sha256"]:
-            raise RecordError("its files are not those that were prepared")
+            raise RunFolderError("its files are not those that were prepared")
         tokenizer_json = (folder / TOKENIZER).read_text(encoding="utf-8")
-    except (RecordError, OSError, UnicodeDecodeError) as error:
+    except (RunFolderError, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{folder} is damaged: {error}; remove it and prepare again") from None
 
     corpus = {"name": data.name, "kind": data.kind, **meta["corpus"]}
@@ -224,4 +224,4 @@ class CorpusLeaf(Protocol):
 
 def corpus_leaf(kind: str) -> CorpusLeaf:
     """Return the file of corpora/ that data.kind names."""
-    return cast("CorpusLeaf", chosen("corpora", kind, "data.kind"))
+    return cast("CorpusLeaf", import_choice("corpora", kind, "data.kind"))

@@ -14,9 +14,9 @@ import torch
 import yaml
 
 from rope_exp.config import Architecture, RunConfig
-from rope_exp.decoder import TOKENS_OF_A_CHUNK, on_meta
+from rope_exp.decoder import TOKENS_OF_A_CHUNK, meta_decoder
 from rope_exp.errors import ConfigError
-from rope_exp.sections import MIN_VOCAB_SIZE, Kind, ModelConfig, PeConfig
+from rope_exp.sections import MIN_VOCAB_SIZE, AttentionConfig, ModelConfig, PeConfig
 
 # Floating-point operations of a run from which compiling pays back on a CPU, as measured
 # (docs/performance.md) in a sweep, whose later runs reuse the first one's compiled code.
@@ -32,17 +32,19 @@ GIB = 2**30
 
 def num_parameters(architecture: Architecture) -> int:
     """Return the number of parameters; a tied head counts once."""
-    return sum(parameter.numel() for parameter in on_meta(architecture).parameters())
+    return sum(parameter.numel() for parameter in meta_decoder(architecture).parameters())
 
 
 def layer_weights(architecture: Architecture) -> int:
     """Return the number of weights in a layer's matrices, each of which multiplies every token."""
-    parameters = on_meta(architecture).model.layers[0].parameters()
+    parameters = meta_decoder(architecture).model.layers[0].parameters()
     return sum(parameter.numel() for parameter in parameters if parameter.ndim == 2)
 
 
 @functools.cache
-def kept(attn: Kind, model: ModelConfig, pe: PeConfig) -> tuple[int, int] | tuple[None, None]:
+def kept(
+    attn: AttentionConfig, model: ModelConfig, pe: PeConfig
+) -> tuple[int, int] | tuple[None, None]:
     """Return a layer's cached elements per token, and the elements of its fixed-size states.
 
     Each is the largest over layers. Unknown with a class of one's own: reading a record must not
@@ -52,7 +54,7 @@ def kept(attn: Kind, model: ModelConfig, pe: PeConfig) -> tuple[int, int] | tupl
         return None, None
     # Added positions change nothing here.
     rotating = replace(pe, input="none", input_scale=None)
-    decoder = on_meta(Architecture(model, rotating, vocab_size=1, attn=attn))
+    decoder = meta_decoder(Architecture(model, rotating, vocab_size=1, attn=attn))
     cache = decoder.new_cache()
     with torch.no_grad(), torch.device("meta"):
         decoder(torch.zeros(1, 1, dtype=torch.int64), cache=cache)

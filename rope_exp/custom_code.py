@@ -32,12 +32,12 @@ def make(pe: PeConfig, sizes: Sizes) -> Position | None:
     assert pe.code is not None
     if pe.source is None:
         raise ConfigError("pe.code", pe.code, "needs its file's text: name its --config-dir")
-    with explaining(pe.code):
+    with refuse_code_errors(pe.code):
         return _executed(pe.code, pe.source).placed(sizes)
 
 
 @contextmanager
-def explaining(code: str, *, every: bool = True) -> Iterator[None]:
+def refuse_code_errors(code: str, *, every: bool = True) -> Iterator[None]:
     """Turn an error of a user's class into one sentence, after its own traceback.
 
     `every`: also an error that is raised elsewhere, such as for a wrong shape.

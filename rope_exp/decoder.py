@@ -20,11 +20,18 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rope_exp import custom_code
-from rope_exp.attention import Cache, LayerCache, Positions, linears, make_attention, wide
+from rope_exp.attention import (
+    Cache,
+    LayerCache,
+    Positions,
+    at_least_float32,
+    fused_linear,
+    make_attention,
+)
 from rope_exp.config import Architecture
 from rope_exp.corpus import NO_TARGET, Batch
 from rope_exp.errors import ConfigError
-from rope_exp.identity import chosen
+from rope_exp.identity import import_choice
 from rope_exp.position._encoding import Position, Sizes
 from rope_exp.rotary import LearnedRotary, Rotary
 from rope_exp.sections import INIT_STD, ModelConfig, PeConfig
@@ -36,7 +43,7 @@ TOKENS_OF_A_CHUNK = {"cpu": 512, "cuda": 8192}
 Gradients = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
-def at_places(x_BTD: Tensor, place_BP: Tensor | None) -> Tensor:
+def gather_places(x_BTD: Tensor, place_BP: Tensor | None) -> Tensor:
     """Return x_BPD at the predicted places of each row; None: at all places."""
     if place_BP is None:
         return x_BTD
@@ -53,7 +60,7 @@ def summed_cross_entropy(
     narrow_VD = _narrow(head_VD)
     nats = []
     for x_CD, target_C in zip(*chunks(_narrow(x_ND), target_N), strict=True):
-        logits_CV = wide(x_CD @ narrow_VD.T)
+        logits_CV = at_least_float32(x_CD @ narrow_VD.T)
         nats.append(F.cross_entropy(logits_CV, target_C, reduction="sum", ignore_index=NO_TARGET))
     return torch.stack(nats).sum()
 
@@ -65,7 +72,7 @@ def chunk_gradients(
 
     z = softmax(logits) - onehot(target), and 0 where nothing is predicted.
     """
-    logits_CV = wide(x_CD @ head_VD.T)
+    logits_CV = at_least_float32(x_CD @ head_VD.T)
     max_C1 = logits_CV.amax(-1, keepdim=True)
     logsumexp_C1 = (logits_CV - max_C1).exp().sum(-1, keepdim=True).log() + max_C1
     counts_C1 = (target_C != NO_TARGET)[:, None].to(logits_CV.dtype)
@@ -134,7 +141,7 @@ class SwiGLU(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        gate, up = linears(x_BTD, self.gate_proj, self.up_proj)
+        gate, up = fused_linear(x_BTD, self.gate_proj, self.up_proj)
         return self.down_proj(F.silu(gate) * up)
 
 
@@ -173,7 +180,7 @@ class PositionLeaf(Protocol):
 
 def position_leaf(name: str) -> PositionLeaf:
     """Return the file of position/ that pe.input or pe.bias names."""
-    return cast("PositionLeaf", chosen("position", name, "pe"))
+    return cast("PositionLeaf", import_choice("position", name, "pe"))
 
 
 def encodings(architecture: Architecture, layer: int | None) -> dict[str, Position]:
@@ -312,13 +319,15 @@ class Decoder(nn.Module):
             place_BP: the P places of each row that have targets; None: all.
         """
         x_BTD = self.model(ids_BT, cache, position_BT=position_BT, document_BT=document_BT)
-        x_BTD = at_places(x_BTD, place_BP)
+        x_BTD = gather_places(x_BTD, place_BP)
         if target_BP is None:
             return self.lm_head(x_BTD)
 
         x_ND = x_BTD.flatten(0, 1)
         if self.architecture.num_outputs is not None:
-            error_NO = wide(F.linear(x_ND, self.lm_head.weight)) - target_BP.flatten(0, 1)
+            error_NO = at_least_float32(F.linear(x_ND, self.lm_head.weight)) - target_BP.flatten(
+                0, 1
+            )
             return error_NO.square().mean(dim=-1).sum()
         target_N = target_BP.flatten()
         return summed_cross_entropy(x_ND, self.lm_head.weight, target_N, self.chunk_gradients)
@@ -371,7 +380,7 @@ class Decoder(nn.Module):
 
 
 @functools.cache
-def on_meta(architecture: Architecture) -> Decoder:
+def meta_decoder(architecture: Architecture) -> Decoder:
     """Return a decoder on the meta device, with shapes but no data: instant at any size."""
     with torch.device("meta"):
         return Decoder(architecture)
@@ -384,7 +393,7 @@ def llama_matrices(architecture: Architecture) -> dict[str, torch.Size]:
     if model.features_per_head < 2:
         model = replace(model, head_dim=2)
     llama = Architecture(model, PeConfig(rotate=()), architecture.vocab_size)
-    named = on_meta(llama).named_parameters()
+    named = meta_decoder(llama).named_parameters()
     return {name: matrix.shape for name, matrix in named if matrix.ndim == 2}
 
 

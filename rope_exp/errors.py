@@ -37,7 +37,7 @@ class PortError(ConfigError):
     """Another process has the port at which the ranks of a run are to meet."""
 
 
-class RecordError(ValueError):
+class RunFolderError(ValueError):
     """A run folder that cannot be read; the message names the file."""
 
 
@@ -53,7 +53,7 @@ class DataError(RuntimeError):
     """The corpus or tokenizer is unavailable now, and the config is not at fault."""
 
 
-def explained(command: Callable[[], int], *, prints: bool = True) -> int:
+def run_command(command: Callable[[], int], *, prints: bool = True) -> int:
     """Run a command and return its exit code; errors become one sentence on standard error.
 
     If it `prints`, a reader may close its output, which is no error.
@@ -62,7 +62,7 @@ def explained(command: Callable[[], int], *, prints: bool = True) -> int:
         code = command()
         print(end="", flush=True)
         return code
-    except (ConfigError, RecordError, CheckpointError) as error:
+    except (ConfigError, RunFolderError, CheckpointError) as error:
         log(f"error: {error}")
         return EXIT_USAGE
     except (DataError, LawError, OSError) as error:

@@ -14,7 +14,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from rope_exp.errors import RecordError, first_line
+from rope_exp.errors import RunFolderError, first_line
 
 LONGEST_NAME = 200  # bytes of a name of ours; a system allows 255, and we add prefixes and suffixes
 
@@ -198,13 +198,13 @@ def lock(path: Path, flags: int = fcntl.LOCK_EX) -> int:
 
 
 @contextmanager
-def readable(what: object, *errors: type[Exception]) -> Iterator[None]:
+def refuse_unreadable(what: object, *errors: type[Exception]) -> Iterator[None]:
     """Refuse `what` by name if the block raises a system or value error, or one of `errors`."""
     refused: tuple[type[Exception], ...] = (OSError, ValueError, RecursionError, *errors)
     try:
         yield
     except refused as error:
-        raise RecordError(f"{what} cannot be read: {first_line(error)}") from error
+        raise RunFolderError(f"{what} cannot be read: {first_line(error)}") from error
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -224,7 +224,7 @@ def open_file(path: Path) -> BufferedReader:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise RecordError(f"{path} is no regular file")
+        raise RunFolderError(f"{path} is no regular file")
     return os.fdopen(descriptor, "rb")
 
 
@@ -236,7 +236,7 @@ def read_bytes(path: Path) -> bytes:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; a RecordError names the file."""
-    with readable(path):
+    with refuse_unreadable(path):
         content = read_bytes(path)
     return parse_json(path, content)
 
@@ -247,7 +247,7 @@ def parse_json(what: object, content: bytes) -> dict[str, Any]:
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is no JSON")
 
-    with readable(what):
+    with refuse_unreadable(what):
         # Python would read NaN and infinity.
         values = json.loads(content.decode(), parse_constant=refuse)
         if not isinstance(values, dict):

@@ -19,17 +19,17 @@ from pydantic import Field, FiniteFloat
 from typing_extensions import TypedDict
 
 from rope_exp.config import RunConfig
-from rope_exp.errors import ConfigError, RecordError, show
+from rope_exp.errors import ConfigError, RunFolderError, show
 from rope_exp.files import (
     explaining_full_disk,
     json_sha256,
     parse_json,
     read_bytes,
     read_json,
-    readable,
+    refuse_unreadable,
     write_atomically,
 )
-from rope_exp.identity import choices, chosen, convert
+from rope_exp.identity import choice_names, convert, import_choice
 from rope_exp.sections import Count, Natural, NonNegative, OrderSha256, Sha256
 
 CONFIG = "config.yaml"
@@ -144,17 +144,17 @@ def write_config(folder: Path, config: RunConfig) -> None:
 def read_config(folder: Path) -> RunConfig:
     """Read config.yaml, also that of an older version."""
     path = folder / CONFIG
-    with readable(path, yaml.YAMLError):
+    with refuse_unreadable(path, yaml.YAMLError):
         values = _parse_yaml(read_bytes(path).decode())
 
     if isinstance(values, dict) and values.pop("format", 1) != FORMAT:
-        raise RecordError(
+        raise RunFolderError(
             f"{path} is of another format than this version's; move the folder away to begin anew"
         )
     try:
         return to_config(values)
     except ConfigError as error:
-        raise RecordError(f"{path} is no config of this version: {error}") from error
+        raise RunFolderError(f"{path} is no config of this version: {error}") from error
 
 
 def _parse_yaml(text: str) -> Any:
@@ -211,7 +211,7 @@ class AnswerLeaf(Protocol):
 
 def answer_leaf(name: str) -> AnswerLeaf:
     """Return the file of probes/ that gave an answer."""
-    return cast("AnswerLeaf", chosen("probes", name, "train.probes"))
+    return cast("AnswerLeaf", import_choice("probes", name, "train.probes"))
 
 
 def check_probes(
@@ -230,14 +230,14 @@ def check_probes(
             not of the type that its file declares.
     """
     # JSON may hold numbers past a float's range, which Python reads as infinity.
-    with readable(path):
+    with refuse_unreadable(path):
         sha256 = json_sha256(answers)
     if sha256 != result.get("probes_sha256", sha256):
-        raise RecordError(f"{path} holds other probes than its result has the SHA-256 of")
+        raise RunFolderError(f"{path} holds other probes than its result has the SHA-256 of")
     for name, answer in answers.items():
         if name not in config.train.probes:
-            raise RecordError(f"{path} answers {show(name)}, which train.probes does not name")
-        if name in choices("probes"):
+            raise RunFolderError(f"{path} answers {show(name)}, which train.probes does not name")
+        if name in choice_names("probes"):
             checked_as(f"{path}: {name}", answer, answer_leaf(name).ANSWER)
 
 
@@ -263,7 +263,7 @@ def checked_as(path: object, values: Any, hint: Any) -> Any:
     try:
         return convert(hint, values)
     except ConfigError as error:
-        raise RecordError(f"{path} was damaged or edited: {error}") from error
+        raise RunFolderError(f"{path} was damaged or edited: {error}") from error
 
 
 def check_result(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,7 +286,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     A last line without a newline is ignored: its process is still writing it, or died doing so.
     """
     path = folder / METRICS
-    with readable(path):
+    with refuse_unreadable(path):
         # A run that starts over removes the old file, perhaps just now.
         try:
             lines = read_bytes(path).split(b"\n")[:-1]
@@ -299,7 +299,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         where = f"{path} line {number}"
         row = checked(where, parse_json(where, line), MetricsRow)
         if row["step"] <= step:
-            raise RecordError(f"{where}: step {row['step']} does not follow the row before")
+            raise RunFolderError(f"{where}: step {row['step']} does not follow the row before")
         step = row["step"]
         rows.append(row)
     return rows
@@ -316,7 +316,7 @@ def last_row(folder: Path) -> dict[str, Any]:
             file.seek(max(path.stat().st_size - 4096, 0))
             lines = file.read().split(b"\n")[:-1]
     for line in reversed(lines):
-        with suppress(RecordError):
+        with suppress(RunFolderError):
             return checked(path, parse_json(path, line), MetricsRow)
     return {}
 
@@ -371,7 +371,7 @@ def _to_line(row: Mapping[str, Any]) -> str:
     return json.dumps(row, allow_nan=False) + "\n"
 
 
-class ReportError(RecordError):
+class ReportError(RunFolderError):
     """Records that contradict themselves or one another; the message names the folders."""
 
 
@@ -465,7 +465,7 @@ def read_runs(groups: Iterable[Path]) -> tuple[list[Run], dict[str, str]]:
             run = read_run(folder)
         except ReportError:
             raise
-        except RecordError as error:
+        except RunFolderError as error:
             left_out[name] = str(error)
             continue
         expected = f"{run.config.pe.label}/seed{run.config.seed}"
@@ -478,7 +478,7 @@ def read_runs(groups: Iterable[Path]) -> tuple[list[Run], dict[str, str]]:
         runs.append(replace(run, metrics=shown))
     if not runs:
         why = "; ".join(left_out.values()) or "there is no folder <pe>/seed<k>"
-        raise RecordError(f"no run can be read: {why}")
+        raise RunFolderError(f"no run can be read: {why}")
     return runs, left_out
 
 

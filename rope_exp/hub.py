@@ -53,7 +53,7 @@ def newest_commit(key: str, path: str, revision: str | None, repo_type: str) -> 
     from huggingface_hub import HfApi
     from huggingface_hub.constants import HF_HUB_DOWNLOAD_TIMEOUT
 
-    with explaining(key, path, from_hub=True), noting_silence(key, path):
+    with refuse_load_errors(key, path, from_hub=True), noting_silence(key, path):
         # Without a timeout, the library waits for ever; this one is 10 s, or the environment's.
         info = HfApi().repo_info(
             path, revision=revision, repo_type=repo_type, timeout=HF_HUB_DOWNLOAD_TIMEOUT
@@ -82,7 +82,7 @@ def pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
 
         # transformers itself skips a file that it cannot fetch, and would build another tokenizer.
         names = [f"*{suffix}" for suffix in TOKENIZER_SUFFIXES]
-        place = explaining("tokenizer.path", path, from_hub=True)
+        place = refuse_load_errors("tokenizer.path", path, from_hub=True)
         with place, noting_silence("tokenizer.path", path):
             folder = Path(snapshot_download(path, revision=config.revision, allow_patterns=names))
     try:
@@ -143,7 +143,7 @@ def noting_silence(key: str, value: object) -> Iterator[None]:
 
 
 @contextmanager
-def explaining(key: str, value: object, *, from_hub: bool = False) -> Iterator[None]:
+def refuse_load_errors(key: str, value: object, *, from_hub: bool = False) -> Iterator[None]:
     """Explain any error of a library by the path `value` of `key`, or by a hub without answer."""
     try:
         yield

@@ -35,7 +35,7 @@ def section(cls: type[Any]) -> type[Any]:
     return pydantic_dataclass(cls, frozen=True, config=strict)
 
 
-def numeric(default: Any, **facts: Any) -> Any:
+def affects_result(default: Any, **facts: Any) -> Any:
     """Declare a key of any type that can change a number, as any with a bare default can.
 
     Args:
@@ -50,18 +50,18 @@ def numeric(default: Any, **facts: Any) -> Any:
     return dataclasses.field(default=default, metadata=facts)
 
 
-def setting(default: Any, **facts: Any) -> Any:
+def no_effect_on_result(default: Any, **facts: Any) -> Any:
     """Declare a key, or a section, that changes no number: logging, saving, places, presets."""
-    return dataclasses.field(default=default, metadata={"numeric": False, **facts})
+    return dataclasses.field(default=default, metadata={"affects_result": False, **facts})
 
 
-def one_of(default: Any) -> Any:
+def choice_of(default: Any) -> Any:
     """Declare a section whose first key names a class: the default's, or a leaf's `Config`."""
     key = dataclasses.fields(default)[0].name
-    return dataclasses.field(default=default, metadata={"one_of": key})
+    return dataclasses.field(default=default, metadata={"choice": key})
 
 
-def facts_of(section: Any, fact: str, prefix: str = "") -> dict[str, Any]:
+def metadata_of(section: Any, fact: str, prefix: str = "") -> dict[str, Any]:
     """Return a fact about each key of a dataclass that declares it, by the key below a prefix."""
     fields = dataclasses.fields(section)
     return {prefix + key.name: key.metadata[fact] for key in fields if fact in key.metadata}
@@ -75,7 +75,7 @@ def refuse(config: Any, refusals: Iterable[Refusal]) -> None:
         raise ConfigError(key, ... if "\n" in str(value) else value, reason)
 
 
-def settle(section: Any, **values: Any) -> None:
+def set_keys(section: Any, **values: Any) -> None:
     """Set keys of a frozen dataclass in its __post_init__, so that one meaning has one spelling."""
     for key, value in values.items():
         object.__setattr__(section, key, value)
@@ -132,14 +132,14 @@ def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
 
 
 @functools.cache
-def choices(folder: str) -> list[str]:
-    """Return the names that `chosen` takes: the files of rope_exp/FOLDER."""
+def choice_names(folder: str) -> list[str]:
+    """Return the names that `import_choice` takes: the files of rope_exp/FOLDER."""
     return sorted(path.stem for path in (Path(__file__).parent / folder).glob("[!_]*.py"))
 
 
-def chosen(folder: str, name: str, key: str, *, core: str = "") -> ModuleType:
+def import_choice(folder: str, name: str, key: str, *, core: str = "") -> ModuleType:
     """Import rope_exp/FOLDER/NAME.py; an unknown name is refused with `core` and the files."""
-    names = choices(folder)
+    names = choice_names(folder)
     if not names and not core:
         raise ConfigError(key, ..., f"needs the folder rope_exp/{folder}, which is not here")
     if name not in names:
@@ -150,13 +150,13 @@ def chosen(folder: str, name: str, key: str, *, core: str = "") -> ModuleType:
 
 def class_of(field: dataclasses.Field[Any], values: Any) -> Any:
     """Return the type of a key; of a section that is one of several, the one that `values` name."""
-    if (key := field.metadata.get("one_of")) is None:
+    if (key := field.metadata.get("choice")) is None:
         return field.type
     core = getattr(field.default, key)
     name = values.get(key, core) if isinstance(values, Mapping) else core
     if name == core:
         return type(field.default)
-    return chosen(field.name, name, f"{field.name}.{key}", core=core).Config
+    return import_choice(field.name, name, f"{field.name}.{key}", core=core).Config
 
 
 def parse(config: type[Any], values: Any) -> dict[str, Any]:
@@ -179,12 +179,12 @@ def numeric_values(section: Any, *, departing: bool = False) -> dict[str, Any]:
     values = {}
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
-        if not field.metadata.get("numeric", True):
+        if not field.metadata.get("affects_result", True):
             continue
         if dataclasses.is_dataclass(value):
             below = numeric_values(value, departing=departing)
             if type(value) is not type(field.default):
-                below[field.metadata["one_of"]] = getattr(value, field.metadata["one_of"])
+                below[field.metadata["choice"]] = getattr(value, field.metadata["choice"])
             if below:
                 values[field.name] = below
         elif not (departing and value == field.default):

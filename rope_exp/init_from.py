@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from rope_exp import folder as files
 from rope_exp.config import DEFAULT_OUTPUT, RunConfig
 from rope_exp.decoder import FREQUENCIES, OWN, POSITIONS, Decoder, weights
-from rope_exp.errors import ConfigError, RecordError
+from rope_exp.errors import ConfigError, RunFolderError
 from rope_exp.files import read_json
 from rope_exp.load import has_trusted_code, load_run
 
@@ -34,7 +34,7 @@ def with_weights(config: RunConfig) -> RunConfig:
     """Return a config with the hash of its origin's weights."""
     try:
         origin = find_origin(config)
-    except (ConfigError, RecordError):
+    except (ConfigError, RunFolderError):
         # A run with checkpoints of its own resumes from these, and its origin may be gone.
         is_begun = files.list_steps(config.folder / "checkpoints")
         before = files.read_config(config.folder) if is_begun else None

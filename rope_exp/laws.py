@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from rope_exp.attention import LayerCache, make_attention, turned
 from rope_exp.config import Architecture
-from rope_exp.custom_code import explaining
+from rope_exp.custom_code import refuse_code_errors
 from rope_exp.decoder import OWN, Decoder
 from rope_exp.errors import ConfigError, LawError
 from rope_exp.rotary import Rotary
-from rope_exp.sections import SOFTMAX, Kind, ModelConfig, PeConfig
+from rope_exp.sections import SOFTMAX, AttentionConfig, ModelConfig, PeConfig
 
 SHIFT = 5
 NUM_POSITIONS = 7
@@ -61,7 +61,7 @@ def expected_class(rotate: tuple[str, ...]) -> str:
 
 @torch.no_grad()
 def certificate(
-    model: ModelConfig, pe: PeConfig, attn: Kind = SOFTMAX, *, causal: bool = True
+    model: ModelConfig, pe: PeConfig, attn: AttentionConfig = SOFTMAX, *, causal: bool = True
 ) -> dict[str, Any]:
     """Measure the laws of this run's attention on a small random instance in float64.
 
@@ -92,7 +92,7 @@ def certificate(
         # A class of one's own may depend on the heads and on the layer.
         layers = min(model.num_hidden_layers, OWN_LAYERS)
         whole = replace(model, num_hidden_layers=layers, intermediate_size=1, window_layers=None)
-        with explaining(pe.code):
+        with refuse_code_errors(pe.code):
             checked["decoder"] = _measured_decoder(whole, pe, attn, causal)
 
     others = {pe.sites_of(layer) for layer in range(model.num_hidden_layers)} - {pe.rotate}
@@ -105,14 +105,14 @@ def certificate(
 
 @functools.cache
 def measured_once(
-    model: ModelConfig, pe: PeConfig, attn: Kind, *, causal: bool
+    model: ModelConfig, pe: PeConfig, attn: AttentionConfig, *, causal: bool
 ) -> Mapping[str, Any]:
     """Return the certificate of a variant, measured once a process."""
     return certificate(model, pe, attn, causal=causal)
 
 
 def _measured(
-    small: ModelConfig, pe: PeConfig, attn: Kind, sites: tuple[str, ...], causal: bool
+    small: ModelConfig, pe: PeConfig, attn: AttentionConfig, sites: tuple[str, ...], causal: bool
 ) -> dict[str, Any]:
     """Measure the laws of one attention layer in which these sites rotate."""
     tolerance = TOLERANCE * (100 + pe.start)
@@ -169,7 +169,9 @@ def _measured(
     return shift | {"formulas": formulas}
 
 
-def _measured_decoder(small: ModelConfig, pe: PeConfig, attn: Kind, causal: bool) -> dict[str, Any]:
+def _measured_decoder(
+    small: ModelConfig, pe: PeConfig, attn: AttentionConfig, causal: bool
+) -> dict[str, Any]:
     """Measure the response of a small decoder's logits to a shift of all positions."""
     # Learned frequencies keep their initial values, and rounded ones are taken exactly.
     exact = replace(pe, trainable=False, trainable_scope="model", trainable_lr=1.0, layers=None)

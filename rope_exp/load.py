@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from rope_exp import checkpoint
 from rope_exp.config import DEFAULT_OUTPUT, RunConfig
 from rope_exp.decoder import Decoder
-from rope_exp.errors import CheckpointError, ConfigError, DataError, RecordError, first_line
+from rope_exp.errors import CheckpointError, ConfigError, DataError, RunFolderError, first_line
 from rope_exp.files import read_bytes
 from rope_exp.folder import CONFIG, ENV, list_steps, read_config, read_env
 
@@ -40,7 +40,7 @@ def load_checkpoint(
 ) -> tuple[Decoder, Tokenizer, int]:
     """Return the model, the tokenizer and the step of a checkpoint; see `load_run`."""
     if not (folder / CONFIG).exists():
-        raise RecordError(f"{folder}: there is no run in this folder")
+        raise RunFolderError(f"{folder}: there is no run in this folder")
     config = read_config(folder)
     if not (trust_code or has_trusted_code(folder, config)):
         reason = f"{folder} brings this code, which would be executed, and does not lie below "
@@ -85,7 +85,7 @@ def end_of_text(run_dir: Path, decoder: Decoder) -> int:
         allowed = f"was trained on data={corpus['kind']}, in which no token ends a text"
         raise ConfigError("RUN_FOLDER", str(run_dir), allowed)
     if end_id not in range(len(decoder.lm_head.weight)):
-        raise RecordError(f"{run_dir / ENV} does not say which token ends a document")
+        raise RunFolderError(f"{run_dir / ENV} does not say which token ends a document")
     return int(end_id)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from rope_exp.decoder import FREQUENCIES, POSITIONS, Decoder
-from rope_exp.identity import chosen
+from rope_exp.identity import import_choice
 from rope_exp.rotary import count_crossings
 from rope_exp.sections import OptimConfig
 
@@ -24,7 +24,7 @@ class OptimizerLeaf(Protocol):
 
 def optimizer_leaf(name: str) -> OptimizerLeaf:
     """Return the file of optim/ that optim.name names."""
-    return cast("OptimizerLeaf", chosen("optim", name, "optim.name"))
+    return cast("OptimizerLeaf", import_choice("optim", name, "optim.name"))
 
 
 def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:

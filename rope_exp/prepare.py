@@ -47,7 +47,7 @@ from rope_exp.files import (
     write_atomically,
     write_json,
 )
-from rope_exp.identity import facts_of
+from rope_exp.identity import metadata_of
 from rope_exp.progress import Progress, run_aside
 from rope_exp.sections import DataConfig, TokenizerConfig
 from rope_exp.tasks._rows import open_task
@@ -166,7 +166,7 @@ def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
     values = {
         "format": FORMAT,
         "corpus": fingerprint(data),
-        "data": {name: getattr(data, name) for name in facts_of(DataConfig, "of_tokens")},
+        "data": {name: getattr(data, name) for name in metadata_of(DataConfig, "of_tokens")},
         "tokenizer": tokens,
     }
     cache = data.cache_dir or os.environ.get("ROPE_EXP_CACHE") or "~/.cache/rope_exp"

@@ -24,10 +24,10 @@ from typing_extensions import TypedDict
 from rope_exp import comparable, stats
 from rope_exp.comparable import OWN_RATE, ROW, Published, Row, spelled
 from rope_exp.config import RunConfig
-from rope_exp.errors import RecordError
+from rope_exp.errors import RunFolderError
 from rope_exp.files import lock, read_json, write_atomically
 from rope_exp.folder import ReportError, Run, checked
-from rope_exp.identity import choices, chosen
+from rope_exp.identity import choice_names, import_choice
 from rope_exp.probes._places import Places
 from rope_exp.published import about
 from rope_exp.stats import FULL_SEEDS, SEEDS_NEEDED, Pair
@@ -141,7 +141,9 @@ class Report:
 
         A probe without places, or one whose file was deleted, has none.
         """
-        places = report_leaf("probes", probe).REPORT.places if probe in choices("probes") else None
+        places = (
+            report_leaf("probes", probe).REPORT.places if probe in choice_names("probes") else None
+        )
         if places is None:
             return {}
         by_seed = places.by_seed
@@ -323,25 +325,25 @@ class FigureLeaf(Protocol):
 
 def report_leaf(folder: str, name: str) -> ReportLeaf:
     """Return a file of notes/ or probes/."""
-    return cast("ReportLeaf", chosen(folder, name, folder))
+    return cast("ReportLeaf", import_choice(folder, name, folder))
 
 
 def figure_leaf(name: str) -> FigureLeaf:
     """Return a file of figures/."""
-    return cast("FigureLeaf", chosen("figures", name, "figures"))
+    return cast("FigureLeaf", import_choice("figures", name, "figures"))
 
 
 def parts(*folders: Literal["notes", "probes"]) -> list[tuple[str, Part]]:
     """Return the names and the parts of all files of these folders, in their order."""
     named = []
     for folder in folders:
-        named += [(name, report_leaf(folder, name).REPORT) for name in choices(folder)]
+        named += [(name, report_leaf(folder, name).REPORT) for name in choice_names(folder)]
     return sorted(named, key=lambda item: item[1].order)
 
 
 def figures() -> dict[str, Figure]:
     """Return the figures by the names of their files, in their order."""
-    named = {name: figure_leaf(name).FIGURE for name in choices("figures")}
+    named = {name: figure_leaf(name).FIGURE for name in choice_names("figures")}
     return dict(sorted(named.items(), key=lambda item: item[1].order))
 
 
@@ -536,7 +538,7 @@ def write_files(out: Path, files: Mapping[str, bytes]) -> None:
 def _check_below(out: Path, names: Iterable[str]) -> None:
     for name in names:
         if not _is_below(out, name):
-            raise RecordError(f"{out / name} would be written outside {out}")
+            raise RunFolderError(f"{out / name} would be written outside {out}")
 
 
 def _is_below(out: Path, name: str) -> bool:

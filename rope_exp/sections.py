@@ -14,7 +14,16 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from rope_exp.identity import Refusal, choices, must, numeric, section, setting, settle, suffix
+from rope_exp.identity import (
+    Refusal,
+    affects_result,
+    choice_names,
+    must,
+    no_effect_on_result,
+    section,
+    set_keys,
+    suffix,
+)
 
 SITES = ("q", "k", "v", "o")
 EVERY = (1,)  # as a pattern of layers
@@ -23,7 +32,7 @@ MIN_VOCAB_SIZE = 257  # the bytes, and one token that ends a text
 PERIOD_S = 1e-4  # of the fastest pair if positions are times, as POYO's t_min
 INIT_STD = 0.02  # of weight matrices; times 1/sqrt(2 layers) for those onto the residual stream
 # Kinds of data: those with a path (the files of corpora/), and those of text.
-DATASETS = tuple(choices("corpora"))
+DATASETS = tuple(choice_names("corpora"))
 TEXT = ("stdlib", *DATASETS)
 
 Count = Annotated[int, Field(ge=1, lt=2**63)]
@@ -104,15 +113,15 @@ class PeConfig:
     """Position encoding: rotation, and terms added to embeddings (`input`) or scores (`bias`)."""
 
     # Name in tables and folders.
-    name: Name = numeric("QK-RoPE", assumption="elsewhere")
+    name: Name = affects_result("QK-RoPE", assumption="elsewhere")
     # The sites that rotate: queries, keys, values, and outputs, which are rotated back.
-    rotate: Sites = numeric(("q", "k"), assumption="elsewhere")
+    rotate: Sites = affects_result(("q", "k"), assumption="elsewhere")
     # The base of the frequencies: of F pairs of features, pair j turns by base^(-j/F) a token.
     base: Base = 10000.0
     # The share of each head's features that rotates.
-    fraction: Fraction = numeric(1.0, needs="attn.takes_heads")
+    fraction: Fraction = affects_result(1.0, needs="attn.takes_heads")
     # true: theta itself is learned (raw); log: s is learned, with theta = theta0 e^s.
-    trainable: bool | Literal["raw", "log"] = numeric(
+    trainable: bool | Literal["raw", "log"] = affects_result(
         False, needs="pe.rotate", own_parameters=("pe.rotate", "pe.fraction", "pe.fraction_vo")
     )
     # The position of a sequence's first token.
@@ -120,40 +129,40 @@ class PeConfig:
     # Precision of angles and products; bf16 is exact only up to position 256.
     precision: Literal["float32", "bf16"] = "float32"
     # The base for v and o; null: as for q and k.
-    base_vo: Base | None = numeric(None, needs="pe.rotates_vo")
+    base_vo: Base | None = affects_result(None, needs="pe.rotates_vo")
     # The fraction for v and o; null: as for q and k.
-    fraction_vo: Fraction | None = numeric(None, needs="pe.rotates_vo attn.takes_heads")
+    fraction_vo: Fraction | None = affects_result(None, needs="pe.rotates_vo attn.takes_heads")
     # The layers that rotate; null: all; [1, 1, 1, 0]: all but every fourth.
-    layers: Pattern | None = numeric(None, needs="pe.rotate")
+    layers: Pattern | None = affects_result(None, needs="pe.rotate")
     # The layers that rotate v and o; null: as for q and k.
-    layers_vo: Pattern | None = numeric(None, needs="pe.rotates_vo")
+    layers_vo: Pattern | None = affects_result(None, needs="pe.rotates_vo")
     # Learning rate of learned frequencies, as a multiple of optim.lr.
-    trainable_lr: Positive = numeric(1.0, needs="pe.trainable", assumption="departing")
+    trainable_lr: Positive = affects_result(1.0, needs="pe.trainable", assumption="departing")
     # The unit that has its own learned frequencies; head: a key/value head of a layer.
-    trainable_scope: Literal["model", "layer", "head"] = numeric(
+    trainable_scope: Literal["model", "layer", "head"] = affects_result(
         "model", needs="pe.trainable", own_parameters=(), assumption="departing"
     )
     # Added to the embeddings: sines and cosines of the position, or a learned row per position.
-    input: Literal["none", "sinusoidal", "learned"] = numeric(
+    input: Literal["none", "sinusoidal", "learned"] = affects_result(
         "none", own_parameters=("pe.start", "train.seq_len", "train.stages"), assumption="departing"
     )
     # Amplitude of sines and cosines; null: as large as the initial embeddings.
-    input_scale: Positive | None = numeric(None, needs="pe.input=sinusoidal")
+    input_scale: Positive | None = affects_result(None, needs="pe.input=sinusoidal")
     # Added to the scores: the distance times a slope per head, or a learned value per distance.
-    bias: Literal["none", "alibi", "t5"] = numeric(
+    bias: Literal["none", "alibi", "t5"] = affects_result(
         "none", needs="attn.keeps_keys predicts_tokens", own_parameters=(), assumption="departing"
     )
     # A position encoding of your own: wave.Wave is class Wave of wave.py, in a --config-dir.
-    code: ClassOfFile | None = numeric(None, needs="attn.takes_additions")
+    code: ClassOfFile | None = affects_result(None, needs="attn.takes_additions")
     # SHA-256 of that file's text; filled in.
-    code_sha256: Sha256 | None = numeric(None, needs="pe.code", own_parameters=())
+    code_sha256: Sha256 | None = affects_result(None, needs="pe.code", own_parameters=())
     # The file's text; filled in.
-    source: str | None = setting(None, needs="pe.code")
+    source: str | None = no_effect_on_result(None, needs="pe.code")
 
     def __post_init__(self) -> None:
         layers = shortest(self.layers)
         layers_vo = shortest(self.layers_vo or self.layers)
-        settle(
+        set_keys(
             self,
             rotate=tuple(site for site in SITES if site in self.rotate),
             trainable=True if self.trainable == "raw" else self.trainable,
@@ -164,7 +173,7 @@ class PeConfig:
         )
         # So `pe.rotate=[q,v]` alone renames the variant.
         if self.name in OUR_NAMES:
-            settle(self, name=_variant_name(self.rotate, self.input, self.bias))
+            set_keys(self, name=_variant_name(self.rotate, self.input, self.bias))
 
     def base_of(self, pair: str) -> float:
         """Return the base of the frequencies of a pair of sites, qk or vo."""
@@ -218,35 +227,35 @@ class PeConfig:
 class ModelConfig:
     """The decoder's sizes, under LlamaConfig's names."""
 
-    name: Name = setting("nano")
+    name: Name = no_effect_on_result("nano")
     hidden_size: Size = 128
     intermediate_size: Size = 352
     num_hidden_layers: Annotated[int, Field(ge=1, le=4096)] = 4
     num_attention_heads: Size = 2
     num_key_value_heads: Size = 2
     rms_norm_eps: Positive = 1e-5
-    tie_word_embeddings: bool = numeric(False, needs="predicts_tokens")
+    tie_word_embeddings: bool = affects_result(False, needs="predicts_tokens")
     # null: hidden_size / num_attention_heads.
-    head_dim: Size | None = numeric(None, needs="attn.takes_heads")
+    head_dim: Size | None = affects_result(None, needs="attn.takes_heads")
     # Number of latest keys that a query attends to, its own included; null: all earlier keys.
-    window: Count | None = numeric(None, needs="attn.keeps_keys train.objective=causal")
+    window: Count | None = affects_result(None, needs="attn.keeps_keys train.objective=causal")
     # Layers that have the window; null: all; [1, 1, 1, 0]: all but every fourth.
-    window_layers: Pattern | None = numeric(None, needs="model.window")
+    window_layers: Pattern | None = affects_result(None, needs="model.window")
     # Normalize queries and keys per head, before rotation.
-    qk_norm: bool = numeric(False, needs="attn.takes_additions", assumption="departing")
+    qk_norm: bool = affects_result(False, needs="attn.takes_additions", assumption="departing")
     # Mix a learned share of the previous token into keys and values.
-    token_shift: bool = numeric(
+    token_shift: bool = affects_result(
         False, needs="attn.takes_additions train.objective=causal", assumption="departing"
     )
     # Set the MLP's width so that the decoder has this many parameters; null: keep it.
-    match_params: Count | None = setting(None)
+    match_params: Count | None = no_effect_on_result(None)
 
     def __post_init__(self) -> None:
         # One spelling of one architecture.
         pattern = shortest(self.window_layers)
-        settle(self, window_layers=None if pattern == EVERY else pattern)
+        set_keys(self, window_layers=None if pattern == EVERY else pattern)
         if self.hidden_size == self.num_attention_heads * (self.head_dim or 0):
-            settle(self, head_dim=None)
+            set_keys(self, head_dim=None)
 
     def window_of(self, layer: int) -> int | None:
         """Return the window of a layer, counted from 0; None: it attends to all earlier keys."""
@@ -264,48 +273,48 @@ class DataConfig:
     """The corpus, its source and its split; or the kind of generated data."""
 
     # null: the kind, with order unless plain; for hub, a name derived from path and subset.
-    name: Name | None = setting(None)
+    name: Name | None = no_effect_on_result(None)
     # stdlib, or a file of corpora/ or tasks/.
-    kind: str = numeric("stdlib", of_tokens=True)
+    kind: str = affects_result("stdlib", of_tokens=True)
     # files: a file or folder; hub: owner/name.
-    path: PathText | None = numeric(None, kinds=DATASETS)
+    path: PathText | None = affects_result(None, kinds=DATASETS)
     # The config of the dataset's card; for hub, and for files with such a card.
-    subset: Text | None = numeric(None, kinds=DATASETS, of_tokens=True)
+    subset: Text | None = affects_result(None, kinds=DATASETS, of_tokens=True)
     # hub: the commit or branch; null: the default branch. Its commit is recorded.
-    revision: Text | None = numeric(None, kinds=("hub",), of_tokens=True)
+    revision: Text | None = affects_result(None, kinds=("hub",), of_tokens=True)
     # The column that holds the text.
-    text_column: Text | None = numeric(None, kinds=DATASETS, of_tokens=True)
+    text_column: Text | None = affects_result(None, kinds=DATASETS, of_tokens=True)
     # files: the unit of a text file that makes one document.
-    sample_by: Literal["document", "paragraph", "line"] | None = numeric(
+    sample_by: Literal["document", "paragraph", "line"] | None = affects_result(
         None, kinds=DATASETS, of_tokens=True
     )
     # null: hold out a share of the documents.
-    validation_split: Text | None = numeric(None, kinds=DATASETS, of_tokens=True)
+    validation_split: Text | None = affects_result(None, kinds=DATASETS, of_tokens=True)
     # The share of the documents that is held out if there is no validation split.
-    holdout_fraction: OpenShare = numeric(0.05, kinds=TEXT, of_tokens=True)
+    holdout_fraction: OpenShare = affects_result(0.05, kinds=TEXT, of_tokens=True)
     # Maximum number of tokens that are prepared; null: all.
-    max_tokens: Count | None = numeric(None, kinds=TEXT, of_tokens=True)
+    max_tokens: Count | None = affects_result(None, kinds=TEXT, of_tokens=True)
     # Folder of prepared data; null: ROPE_EXP_CACHE, or ~/.cache/rope_exp.
-    cache_dir: PathText | None = setting(None)
+    cache_dir: PathText | None = no_effect_on_result(None)
     # Seed of the order of batches and of generated rows; null: the run's seed.
     seed: Natural | None = None
     # Restart positions at 0 at each document within a sequence, in evaluation, too.
-    reset_positions: bool = numeric(False, kinds=TEXT, assumption="elsewhere")
+    reset_positions: bool = affects_result(False, kinds=TEXT, assumption="elsewhere")
     # Restrict attention to the query's own document, in evaluation, too.
-    document_mask: bool = numeric(
+    document_mask: bool = affects_result(
         False, kinds=TEXT, needs="attn.keeps_keys", assumption="elsewhere"
     )
     # Training sequences start at random positions from 0 to this one; in evaluation, at 0.
-    random_start: Natural = numeric(0, kinds=TEXT, assumption="elsewhere")
+    random_start: Natural = affects_result(0, kinds=TEXT, assumption="elsewhere")
     # addition: the most significant digit first (plain), or the least (reversed).
-    order: Literal["plain", "reversed"] = numeric(
+    order: Literal["plain", "reversed"] = affects_result(
         "plain", kinds=("addition",), assumption="departing"
     )
     # spikes: seconds in which the fastest pair of features rotates once; null: 0.0001.
-    period: Positive | None = numeric(None, kinds=("spikes",))
+    period: Positive | None = affects_result(None, kinds=("spikes",))
 
     def __post_init__(self) -> None:
-        settle(self, period=None if self.period == PERIOD_S else self.period)
+        set_keys(self, period=None if self.period == PERIOD_S else self.period)
         if self.name is not None:
             return
         # The corpus's name in tables never is another corpus's.
@@ -317,14 +326,14 @@ class DataConfig:
             subset = self.subset or ""
             name = subset if subset.startswith(dataset) else f"{dataset}-{subset}"
             name = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")[:64]
-        settle(self, name=name)
+        set_keys(self, name=name)
 
 
 @section
 class TokenizerConfig:
     """The tokenizer, which converts text to token ids."""
 
-    name: Name = setting("bpe_2k")
+    name: Name = no_effect_on_result("bpe_2k")
     # task: the tokens of generated data.
     kind: Literal["bpe", "bytes", "pretrained", "task"] = "bpe"
     vocab_size: VocabSize | None = 2048
@@ -332,7 +341,7 @@ class TokenizerConfig:
     train_bytes: Count | None = 20_000_000
     # pretrained: a folder, or a repository on the hub.
     path: PathText | None = None
-    revision: Text | None = numeric(None, needs="tokenizer.path")
+    revision: Text | None = affects_result(None, needs="tokenizer.path")
 
 
 @section
@@ -391,7 +400,7 @@ class Stage:
 class TrainConfig:
     """The budget and the training loop. Batch sizes are in sequences, periods in steps."""
 
-    name: Name = setting("nano")
+    name: Name = no_effect_on_result("nano")
     num_steps: Count = 500
     global_batch_size: Count = 16
     # Sequences of a micro-batch; null: a process's whole share.
@@ -403,17 +412,17 @@ class TrainConfig:
     stages: tuple[LengthAndSteps, ...] | None = None
     # causal: predict every next token; mlm: hidden tokens, from both sides; regression: real
     # numbers at some places, from tokens on both sides.
-    objective: str = numeric("causal", assumption="departing")
+    objective: str = affects_result("causal", assumption="departing")
     # Steps between evaluations.
-    eval_every: Count = setting(50)
+    eval_every: Count = no_effect_on_result(50)
     # Held-out sequences of an evaluation.
     eval_sequences: Count = 128
     # Steps between checkpoints.
-    save_every: Count = setting(250)
+    save_every: Count = no_effect_on_result(250)
     # The newest checkpoints that are kept.
-    keep_checkpoints: Count = setting(2)
+    keep_checkpoints: Count = no_effect_on_result(2)
     # Steps between rows of metrics.jsonl.
-    log_every: Count = setting(10)
+    log_every: Count = no_effect_on_result(10)
     # auto: bf16 if the hardware supports it, else fp32.
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     # auto: true if it pays back within the run.
@@ -421,9 +430,9 @@ class TrainConfig:
     # auto: true on a CPU, where it costs nothing.
     deterministic: bool | Literal["auto"] = "auto"
     # Probes of the finished model (probes/), written to probes.json.
-    probes: tuple[str, ...] = setting(())
+    probes: tuple[str, ...] = no_effect_on_result(())
     # Dense bf16 peak of a GPU missing from peaks.yaml; 0: record no MFU.
-    peak_tflops: NonNegative | None = setting(None)
+    peak_tflops: NonNegative | None = no_effect_on_result(None)
 
     def __post_init__(self) -> None:
         """Spell stages in one way: equal neighbours merged, and no sequences that tokens imply."""
@@ -434,7 +443,7 @@ class TrainConfig:
                 num_steps += listed.pop()[1]
             listed.append((seq_len, num_steps, *given))
         plain = [(self.seq_len, self.num_steps)]
-        settle(self, stages=None if listed in ([], plain) else tuple(listed))
+        set_keys(self, stages=None if listed in ([], plain) else tuple(listed))
 
     @property
     def tokens_per_step(self) -> int:
@@ -515,7 +524,7 @@ class LaunchConfig:
 
 
 @section
-class PlaceConfig:
+class RunFolderConfig:
     """The run's folder, its group, and the run from which it starts."""
 
     # null: results/runs/<group>/<pe>/seed<k>.
@@ -527,7 +536,7 @@ class PlaceConfig:
 
 
 @section
-class Kind:
+class AttentionConfig:
     """Base class of attention kinds: dataclasses of config keys, starting with the kind's name."""
 
     kind: str = ""
@@ -576,7 +585,7 @@ class Kind:
 
 
 @section
-class SoftmaxConfig(Kind):
+class SoftmaxConfig(AttentionConfig):
     """Softmax attention with grouped queries."""
 
     kind: Literal["softmax"] = "softmax"

@@ -25,7 +25,7 @@ PASSED_ON = signal.SIGINT  # by a dispatcher to its ranks; no scheduler sends it
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
+def stop_signals_blocked() -> Iterator[None]:
     """Start the block's processes with the stop signals blocked, until they install handlers."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, signal.SIGUSR2))
     try:
@@ -83,7 +83,7 @@ def on_signal(handler: Any) -> None:
         signal.signal(number, handler)
 
 
-def leave(*_: object) -> NoReturn:
+def exit_stopped(*_: object) -> NoReturn:
     """Exit while no run is in progress; an exception could get lost inside an import."""
     _write("stopped; no run was in progress")
     os._exit(EXIT_STOPPED)

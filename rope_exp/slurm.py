@@ -22,12 +22,12 @@ from rope_exp.errors import (
     EXIT_DONE,
     EXIT_STOPPED,
     ConfigError,
-    explained,
     first_line,
+    run_command,
 )
 from rope_exp.files import read_json, write_json
 from rope_exp.machine import output_of
-from rope_exp.signals import held_back, on_signal
+from rope_exp.signals import on_signal, stop_signals_blocked
 from rope_exp.sweep import Job, check_folders, dispatch, give_own_ids
 
 FOLDER = Path("results/slurm")
@@ -116,7 +116,7 @@ def run_on_node(
     # A signal ends the preparation of data, and the job can still requeue itself.
     on_signal(signal.default_int_handler)
     try:
-        code = explained(lambda: run(cells))
+        code = run_command(lambda: run(cells))
     except KeyboardInterrupt:
         code = EXIT_STOPPED
     on_signal(signal.SIG_IGN)
@@ -173,7 +173,7 @@ def submit(
     from submitit.core.utils import FailedJobError
 
     # A signal between submission and its record would lose the jobs.
-    with held_back():
+    with stop_signals_blocked():
         try:
             executor = submitit.AutoExecutor(folder=queue.folder, cluster=cluster)
             executor.update_parameters(stderr_to_stdout=True, **asked)

@@ -18,7 +18,7 @@ from rope_exp.corpus import Batch, DataSet
 from rope_exp.costs import flops_per_token, peak_flops_per_s
 from rope_exp.cuda_graphs import StepGraphs
 from rope_exp.decoder import Decoder, on_device
-from rope_exp.identity import chosen
+from rope_exp.identity import import_choice
 from rope_exp.optimizer import build_optimizer
 from rope_exp.parallel import Parallel
 from rope_exp.sections import ScheduleConfig
@@ -36,7 +36,7 @@ class ScheduleLeaf(Protocol):
 
 def schedule_leaf(name: str) -> ScheduleLeaf:
     """Return the file of schedule/ that schedule.name names."""
-    return cast("ScheduleLeaf", chosen("schedule", name, "schedule.name"))
+    return cast("ScheduleLeaf", import_choice("schedule", name, "schedule.name"))
 
 
 def learning_rate(step: int, config: RunConfig) -> float:

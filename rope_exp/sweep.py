@@ -25,7 +25,7 @@ from rope_exp.errors import (
     EXIT_STOPPED,
     EXIT_USAGE,
     ConfigError,
-    RecordError,
+    RunFolderError,
     keep_log,
     log,
 )
@@ -53,7 +53,7 @@ from rope_exp.folder import (
 from rope_exp.machine import DISPATCHER_ID, child_environment, num_cores
 from rope_exp.prepare import open_data
 from rope_exp.progress import SweepProgress
-from rope_exp.signals import PASSED_ON, StopSignal, held_back
+from rope_exp.signals import PASSED_ON, StopSignal, stop_signals_blocked
 from rope_exp.trackers._base import tracker_class
 
 POLL_SECONDS = 0.1
@@ -155,7 +155,7 @@ class Job:
         if self.corpus is not None:
             words.append(str(self.corpus))
         # A stop signal before a rank has installed its handlers would make it fail.
-        with held_back(), self.log.open("ab") if self.log else nullcontext() as output:
+        with stop_signals_blocked(), self.log.open("ab") if self.log else nullcontext() as output:
             for rank in range(num_ranks):
                 if num_ranks > 1:
                     environment["RANK"] = environment["LOCAL_RANK"] = str(rank)
@@ -421,7 +421,7 @@ def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, 
     acquire_or_refuse(job)
     if job.exit_code is None and not job.lease_gpus():
         log(f"{job.name}: every GPU is leased to another run; waiting for one")
-    bring_to_end(jobs)
+    run_until_done(jobs)
     if job.reason:
         keep_log(job.folder / LOG)
         log(f"error: {job.name}: {job.reason}")
@@ -440,7 +440,7 @@ def run_all(
     give_own_ids()
     for job in jobs:
         job.log = job.folder / LOG
-    bring_to_end(jobs, [on_end, SweepProgress(jobs).show])
+    run_until_done(jobs, [on_end, SweepProgress(jobs).show])
 
     failed = [job for job in jobs if job.status in ("failed", "diverged")]
     for job in failed:
@@ -457,7 +457,7 @@ def run_all(
     return EXIT_FAILED if failed else EXIT_DONE
 
 
-def bring_to_end(
+def run_until_done(
     jobs: Sequence[Job], on_poll: Sequence[Callable[[Sequence[Job]], None]] = ()
 ) -> None:
     """Start runs in their order, and poll them until all have ended or a stop is requested.
@@ -536,7 +536,7 @@ def _start_waiting(jobs: Sequence[Job]) -> None:
                 continue
             if (job.lock >= 0 or acquire(job)) and job.exit_code is None:
                 job.start()
-        except (ConfigError, RecordError, OSError) as error:
+        except (ConfigError, RunFolderError, OSError) as error:
             # Only this run fails; the others continue.
             job.fail(error)
             job.kill()

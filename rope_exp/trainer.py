@@ -18,7 +18,7 @@ from rope_exp.decoder import Decoder, held_out_loss, llama_weights, weights, wei
 from rope_exp.errors import CheckpointError, log
 from rope_exp.files import json_sha256, read_json, write_json
 from rope_exp.folder import PROBES, RESULT, MetricsWriter, checked, list_steps
-from rope_exp.identity import chosen
+from rope_exp.identity import import_choice
 from rope_exp.optimizer import make_state, optimizer_tensors
 from rope_exp.parallel import Parallel
 from rope_exp.probes._windows import Finished
@@ -122,7 +122,7 @@ class Trainer:
 
     def train(self) -> str:
         """Train, and ask the probes; return "finished", "diverged" or "stopped"."""
-        record = Record(self) if self.parallel.is_main else None
+        record = RunWriter(self) if self.parallel.is_main else None
         ended = "failed"
         try:
             status = self._loop(record)
@@ -144,7 +144,7 @@ class Trainer:
                 record.tracker.end(ended)
         return status
 
-    def _loop(self, record: "Record | None") -> str:
+    def _loop(self, record: "RunWriter | None") -> str:
         train = self.config.train
         for outcome in self._outcomes():
             stage = train.stage_at(outcome.step)
@@ -207,7 +207,7 @@ class Trainer:
         with parallel.accelerator.autocast():
             return held_out_loss(self.decoder, rows, self.rows_at_once, parallel)
 
-    def _save(self, record: "Record | None") -> None:
+    def _save(self, record: "RunWriter | None") -> None:
         """Save this step once, on rank 0, after the rows up to it are on the disk."""
         if self.step == self.saved_step:
             return
@@ -242,7 +242,7 @@ class Probe(Protocol):
 
 def probe_leaf(name: str) -> Probe:
     """Return the file of probes/ that train.probes names."""
-    return cast("Probe", chosen("probes", name, "train.probes"))
+    return cast("Probe", import_choice("probes", name, "train.probes"))
 
 
 def due_after(train: TrainConfig, step: int) -> set[str]:
@@ -258,7 +258,7 @@ def due_after(train: TrainConfig, step: int) -> set[str]:
     return {action for action, period in periods.items() if step % period == 0}
 
 
-class Record:
+class RunWriter:
     """The rows and the result of a run in training, written by rank 0."""
 
     def __init__(self, trainer: Trainer) -> None:

@@ -26,9 +26,9 @@ from rope_exp.errors import (
     EXIT_STOPPED,
     EXIT_USAGE,
     PortError,
-    explained,
     keep_log,
     log,
+    run_command,
 )
 from rope_exp.files import read_json, write_atomically, write_json
 from rope_exp.folder import ENV, LOG, RESULT, describe, list_steps, read_config, read_env
@@ -71,7 +71,7 @@ def run_rank(read: Callable[[], RunConfig], corpus: Path | None, stop: StopSigna
         The exit code.
     """
     try:
-        code = explained(lambda: run(read(), corpus, stop), prints=False)
+        code = run_command(lambda: run(read(), corpus, stop), prints=False)
     except Exception:
         # Another launcher's process may be under a debugger.
         if DISPATCHER_ID not in os.environ:
@@ -99,7 +99,7 @@ def run(config: RunConfig, corpus: Path | None, stop: StopSignal) -> int:
     gc.disable()
     set_up_process(config)
 
-    from rope_exp.custom_code import explaining
+    from rope_exp.custom_code import refuse_code_errors
     from rope_exp.laws import measured_once
     from rope_exp.parallel import Parallel
     from rope_exp.trainer import Trainer
@@ -123,7 +123,7 @@ def run(config: RunConfig, corpus: Path | None, stop: StopSignal) -> int:
     gc.collect()
     gc.freeze()
     code = config.pe.code
-    with explaining(code, every=False) if code else nullcontext():
+    with refuse_code_errors(code, every=False) if code else nullcontext():
         status = trainer.train()
 
     del trainer

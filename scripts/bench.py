@@ -28,7 +28,7 @@ from rope_exp.compose import resolve, run_config
 from rope_exp.config import RunConfig
 from rope_exp.corpus import DataSet
 from rope_exp.decoder import Decoder, weights
-from rope_exp.errors import EXIT_DONE, explained
+from rope_exp.errors import EXIT_DONE, run_command
 from rope_exp.prepare import open_data
 from rope_exp.worker import set_up_process
 
@@ -151,7 +151,7 @@ def main(words: Sequence[str] | None = None) -> int:
     os.environ["CUDA_VISIBLE_DEVICES"] = gpus.partition(",")[0]
     # So many steps pay to compile, wherever there is a compiler.
     run_words = ["pe=qk_rope", *asked.overrides, f"train.num_steps={NEVER}"]
-    return explained(lambda: bench(resolve(run_config(run_words)), asked.rounds, asked.steps))
+    return run_command(lambda: bench(resolve(run_config(run_words)), asked.rounds, asked.steps))
 
 
 if __name__ == "__main__":

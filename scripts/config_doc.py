@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError
-from rope_exp.identity import choices, class_of, convert
+from rope_exp.identity import choice_names, class_of, convert
 from rope_exp.machine import ROOT
 
 PAGE = ROOT / "docs" / "config.md"
@@ -45,8 +45,8 @@ def text() -> str:
     """Return the page."""
     parts = [HEAD, *_table("", RunConfig)]
     for field in dataclasses.fields(RunConfig):
-        choice = field.metadata.get("one_of")
-        names = [getattr(field.default, choice), *choices(field.name)] if choice else [""]
+        choice = field.metadata.get("choice")
+        names = [getattr(field.default, choice), *choice_names(field.name)] if choice else [""]
         for name in names:
             section = class_of(field, {choice: name})
             if not dataclasses.is_dataclass(section):

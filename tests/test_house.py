@@ -11,7 +11,7 @@ from support.configs import NINE, REPOSITORY
 from support.links import broken_links
 from support.sizes import num_nodes
 
-from rope_exp.identity import choices
+from rope_exp.identity import choice_names
 
 PACKAGE = REPOSITORY / "rope_exp"
 PAPER = REPOSITORY / "paper"
@@ -104,15 +104,15 @@ def calls_in(tree: ast.AST) -> list[tuple[str, ast.Call]]:
 def test_no_lookup_has_two_literal_arguments() -> None:
     """A choice that the code itself makes is an import, which readers and type checkers follow.
 
-    A function that calls `chosen` gives the folder, so one literal is its second.
+    A function that calls `import_choice` gives the folder, so one literal is its second.
     """
     trees = parsed()
     functions = [
         node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
     ]
-    loaders = {"chosen"}
+    loaders = {"import_choice"}
     for function in functions:
-        if any(name == "chosen" for name, _ in calls_in(function)):
+        if any(name == "import_choice" for name, _ in calls_in(function)):
             loaders.add(function.name)
     assert {"attention_leaf", "report_leaf", "figure_leaf"} <= loaders
 
@@ -142,7 +142,7 @@ def test_every_choice_is_listed_for_the_type_checker() -> None:
             # A module, or its class: wandb.Tracker.
             names = [ast.unparse(item).partition(".")[0] for item in node.value.elts]
             [folder] = {places[name][0] for name in names}
-            assert sorted(places[name][1] for name in names) == choices(folder)
+            assert sorted(places[name][1] for name in names) == choice_names(folder)
             folders.add(folder)
     assert folders == CHOICES
 
@@ -150,7 +150,7 @@ def test_every_choice_is_listed_for_the_type_checker() -> None:
     loaded = {
         ast.literal_eval(call.args[0])
         for call in casts
-        if ast.unparse(call.args[1]).startswith("chosen(")
+        if ast.unparse(call.args[1]).startswith("import_choice(")
     }
     assert len(loaded) > 10
     assert loaded <= protocols

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rope_exp.attention import Attention, LayerCache, Positions, for_queries, wide
+from rope_exp.attention import Attention, LayerCache, Positions, at_least_float32, for_queries
 
 CHUNK = 64  # tokens between two states held in training
 Scores = tuple[Tensor, Tensor] | None  # queries and keys, [B, T, H, K] each
@@ -25,7 +25,7 @@ Terms = tuple[Scores, Tensor]  # queries and keys, and values, of a sum over the
 def parallel(scores: Scores, v_BTGV: Tensor, log_gamma_H: Tensor) -> Tensor:
     """Return o_BTHV by the whole triangle of weights."""
     v_BTHV = for_queries(v_BTGV, len(log_gamma_H))
-    weight_HTT = _triangle(v_BTHV.shape[1], log_gamma_H.to(wide(v_BTHV).dtype))
+    weight_HTT = _triangle(v_BTHV.shape[1], log_gamma_H.to(at_least_float32(v_BTHV).dtype))
     if scores is None:
         return torch.einsum("hij,bjhv->bihv", weight_HTT, v_BTHV)
     k_BTHK = for_queries(scores[1], len(log_gamma_H))
@@ -50,7 +50,7 @@ def chunked(
     """
     length = v_BTGV.shape[1]
     dtype = v_BTGV.dtype
-    log_gamma_H = log_gamma_H.to(wide(v_BTGV).dtype)
+    log_gamma_H = log_gamma_H.to(at_least_float32(v_BTGV).dtype)
     size = min(size, length)
     count = math.ceil(length / size)
 
@@ -68,13 +68,13 @@ def chunked(
     weight_HNCC = _triangle(size, log_gamma_H)[:, None]
     if scores is not None:
         q_BHNCK, k_BHNCK = map(chunks, scores)
-        weight_HNCC = wide(q_BHNCK @ k_BHNCK.mT) * weight_HNCC
+        weight_HNCC = at_least_float32(q_BHNCK @ k_BHNCK.mT) * weight_HNCC
     within_BHNCV = weight_HNCC.to(dtype) @ v_BHNCV
 
     # Each chunk's addition to the state, as of its last token, and the state after each chunk: the
     # addition of chunk m has weight gamma^(C (n - m)) after chunk n.
     to_end_H1C1 = _power(log_gamma_H, size - 1 - place_C)[:, None, :, None].to(dtype)
-    added_BHNKV = wide((k_BHNCK * to_end_H1C1).mT @ v_BHNCV)
+    added_BHNKV = at_least_float32((k_BHNCK * to_end_H1C1).mT @ v_BHNCV)
     weight_HNN = _triangle(count, size * log_gamma_H)
     after_BHNKV = torch.einsum("hnm,bhmkv->bhnkv", weight_HNN, added_BHNKV)
     before_BHNKV = F.pad(after_BHNKV[:, :, :-1], (0, 0, 0, 0, 1, 0))
@@ -92,7 +92,8 @@ def chunked(
     last_HC1 = _power(log_gamma_H, num_last - 1 - place_C[:num_last])[..., None].to(dtype)
     k_last, v_last = (x[:, :, -1, :num_last] for x in (k_BHNCK, v_BHNCV))
     kept_H11 = (num_last * log_gamma_H).exp()[:, None, None]
-    final_BHKV = kept_H11 * before_BHNKV[:, :, -1] + wide((k_last * last_HC1).mT @ v_last)
+    added_BHKV = at_least_float32((k_last * last_HC1).mT @ v_last)
+    final_BHKV = kept_H11 * before_BHNKV[:, :, -1] + added_BHKV
     return o_BHTV.transpose(1, 2), final_BHKV
 
 

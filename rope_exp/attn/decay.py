@@ -11,11 +11,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from rope_exp.attention import Positions, split_heads, wide
+from rope_exp.attention import Positions, at_least_float32, split_heads
 from rope_exp.attn._recurrence import StateAttention, Terms
 from rope_exp.attn.retention import retnet_log_gamma
 from rope_exp.identity import Refusal, section
-from rope_exp.sections import Kind, ModelConfig, OpenShare
+from rope_exp.sections import AttentionConfig, ModelConfig, OpenShare
 
 # Learned decays start at 1 - 2^(-5-h) for head h. With more heads, the last would start beyond the
 # slowest decay that can be learned, and get no gradient there.
@@ -25,7 +25,7 @@ NU_RANGE = (-(5 + MAX_LEARNED_HEADS) * math.log(2), math.log(3.0))
 
 
 @section
-class Config(Kind):
+class Config(AttentionConfig):
     """Weights gamma_h^(i-j) without queries and keys: h_i = gamma h_{i-1} + v_i, o_i = h_i.
 
     If V and O rotate, this is h_i = gamma e^(-I theta) h_{i-1} + v_i, a complex linear recurrence
@@ -75,7 +75,7 @@ class Layer(StateAttention):
 
     def log_gamma(self) -> Tensor:
         if self.attn.gamma == "learned":
-            return -wide(self.nu).clamp(*NU_RANGE).exp()
+            return -at_least_float32(self.nu).clamp(*NU_RANGE).exp()
         return self.get_buffer("log_gamma_H")
 
     def sums(self, x_BTD: Tensor, at: Positions) -> list[Terms]:

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from rope_exp.attention import Attention, LayerCache, Positions, normed, split_heads
 from rope_exp.attn.shared import has_values_in_keys
 from rope_exp.identity import section
-from rope_exp.sections import SITES, Even, Kind, ModelConfig, Size
+from rope_exp.sections import SITES, AttentionConfig, Even, ModelConfig, Size
 
 LATENT_EPS = 1e-6
 
 
 @section
-class Config(Kind):
+class Config(AttentionConfig):
     """MLA (`attn=mla`, `attn=mla_vo`): K and V from one latent of `kv_rank`, plus a rotating key.
 
     The keys of a head are [k_C; k_R], nope_dim and rope_dim wide; all heads share k_R. With

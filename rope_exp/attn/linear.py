@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rope_exp.attention import Positions, linears, split_heads, wide
+from rope_exp.attention import Positions, at_least_float32, fused_linear, split_heads
 from rope_exp.attn._recurrence import StateAttention, Terms
 from rope_exp.identity import section
-from rope_exp.sections import Kind, ModelConfig, Positive
+from rope_exp.sections import AttentionConfig, ModelConfig, Positive
 
 
 @section
-class Config(Kind):
+class Config(AttentionConfig):
     """Linear attention, phi = elu + 1: o_i = sum_j sim_ij v_j / max(sum_j sim_ij, eps).
 
     numerator: sim = (R phi(q))' (R phi(k)) in the numerator, phi(q)' phi(k) in the denominator (Su
@@ -50,7 +50,7 @@ class Layer(StateAttention):
         self.num_copies = self.num_heads // config.num_key_value_heads
 
     def sums(self, x_BTD: Tensor, at: Positions) -> list[Terms]:
-        q, k, v = linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = fused_linear(x_BTD, self.q_proj, self.k_proj, self.v_proj)
         q_BTHK = self._feature(split_heads(q, self.head_dim))
         k_BTGK = self._feature(split_heads(k, self.head_dim))
         v_BTGK = self.turn("v", split_heads(v, self.head_dim), at)
@@ -63,17 +63,19 @@ class Layer(StateAttention):
 
     def outputs(self, results: Sequence[Tensor], at: Positions) -> Tensor:
         above_BTHK = results[0][..., : self.head_dim]
-        o_BTHK = wide(above_BTHK) / self.below(results).clamp(min=self.attn.eps)
+        o_BTHK = at_least_float32(above_BTHK) / self.below(results).clamp(min=self.attn.eps)
         return self.turn("o", o_BTHK.to(above_BTHK.dtype), at)
 
     def below(self, results: Sequence[Tensor]) -> Tensor:
         """Return the sums below the fraction, [B, T, H, 1], before eps floors them."""
-        return wide(results[1] if len(results) == 2 else results[0][..., self.head_dim :])
+        return at_least_float32(
+            results[1] if len(results) == 2 else results[0][..., self.head_dim :]
+        )
 
     def _feature(self, x_BTHK: Tensor) -> Tensor:
         """Return phi(x), or [1; x/|x|] (two of these multiply to 1 + cos), in x's dtype."""
         if self.attn.form == "one_plus_cos":
-            feature = F.pad(F.normalize(wide(x_BTHK), dim=-1), (1, 0), value=1.0)
+            feature = F.pad(F.normalize(at_least_float32(x_BTHK), dim=-1), (1, 0), value=1.0)
         else:
-            feature = F.elu(wide(x_BTHK)) + 1
+            feature = F.elu(at_least_float32(x_BTHK)) + 1
         return feature.to(x_BTHK.dtype)

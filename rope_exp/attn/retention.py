@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rope_exp.attention import Positions, linears, split_heads, wide
+from rope_exp.attention import Positions, at_least_float32, fused_linear, split_heads
 from rope_exp.attn._recurrence import StateAttention, Terms
 from rope_exp.identity import section
-from rope_exp.sections import Kind, ModelConfig
+from rope_exp.sections import AttentionConfig, ModelConfig
 
 
 def retnet_log_gamma(num_heads: int) -> Tensor:
@@ -21,7 +21,7 @@ def retnet_log_gamma(num_heads: int) -> Tensor:
 
 
 @section
-class Config(Kind):
+class Config(AttentionConfig):
     """RetNet's retention: weights gamma_h^(i-j) q_i' k_j / sqrt(K), gamma_h = 1 - 2^(-5-h).
 
     RMS norm over each head follows, without weights, after the output is rotated back; no gate.
@@ -47,12 +47,14 @@ class Layer(StateAttention):
         return self.get_buffer("log_gamma_H")
 
     def sums(self, x_BTD: Tensor, at: Positions) -> list[Terms]:
-        q, k, v = linears(x_BTD, self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = fused_linear(x_BTD, self.q_proj, self.k_proj, self.v_proj)
         q_BTHK = self.turn("q", split_heads(q, self.head_dim), at) * self.head_dim**-0.5
         k_BTGK = self.turn("k", split_heads(k, self.head_dim), at)
         return [((q_BTHK, k_BTGK), self.turn("v", split_heads(v, self.head_dim), at))]
 
     def outputs(self, results: Sequence[Tensor], at: Positions) -> Tensor:
         o_BTHK = self.turn("o", results[0], at)
-        normed = F.rms_norm(wide(o_BTHK), (self.head_dim,), eps=self.config.rms_norm_eps)
+        normed = F.rms_norm(
+            at_least_float32(o_BTHK), (self.head_dim,), eps=self.config.rms_norm_eps
+        )
         return normed.to(o_BTHK.dtype)

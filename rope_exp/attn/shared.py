@@ -11,13 +11,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from rope_exp.attention import Attention, LayerCache, Positions, linears, normed, split_heads, wide
+from rope_exp.attention import (
+    Attention,
+    LayerCache,
+    Positions,
+    at_least_float32,
+    fused_linear,
+    normed,
+    split_heads,
+)
 from rope_exp.identity import Refusal, section
-from rope_exp.sections import SITES, Even, Kind, ModelConfig, Size
+from rope_exp.sections import SITES, AttentionConfig, Even, ModelConfig, Size
 
 
 @section
-class Config(Kind):
+class Config(AttentionConfig):
     """Keys and values that share a tensor, in `groups`; nope_dim features never rotate.
 
     s1: values share the nope_dim features and have rope_dim features of their own. s2: values
@@ -84,12 +92,14 @@ class Layer(Attention):
 
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
         own = [self.v_proj] if self.attn.form == "s1" else []
-        q, k, *v = linears(x_BTD, self.q_proj, self.k_proj, *own)
+        q, k, *v = fused_linear(x_BTD, self.q_proj, self.k_proj, *own)
         q_BTHK = split_heads(q, self.key_dim)
         k_BTGK = split_heads(k, self.key_dim)
         if self.attn.norm:
             k_BTGK = normed(self.k_norm, k_BTGK)
-            q_BTHK = rms_norm(wide(q_BTHK), [self.key_dim], eps=self.k_norm.eps).to(q.dtype)
+            q_BTHK = rms_norm(at_least_float32(q_BTHK), [self.key_dim], eps=self.k_norm.eps).to(
+                q.dtype
+            )
         q_BTHK = self.turn("q", q_BTHK, at)
 
         # Separate rows for values: their own features, or shared ones that rotate differently.

@@ -16,7 +16,7 @@ from rope_exp.campaign.cells import Campaign, Cell
 from rope_exp.campaign.records import PACKED, read_record, stored_records, write_record
 from rope_exp.compose import finalise, runs_at_a_time
 from rope_exp.config import differing_keys
-from rope_exp.errors import EXIT_DONE, ConfigError, RecordError, log
+from rope_exp.errors import EXIT_DONE, ConfigError, RunFolderError, log
 from rope_exp.files import write_atomically
 from rope_exp.folder import Run, last_step
 from rope_exp.machine import git_state
@@ -124,7 +124,7 @@ def run_campaign(progress: Progress) -> int:
             try:
                 write_record(path, job.folder, cell.row, cell.factors)
                 progress.add(cell, read_record(path))
-            except (ConfigError, RecordError, OSError) as error:
+            except (ConfigError, RunFolderError, OSError) as error:
                 job.fail(error)
 
     # Some runs may have been done before.

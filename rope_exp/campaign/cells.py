@@ -162,7 +162,7 @@ def _within(where: str) -> Iterator[None]:
     try:
         yield
     except (ConfigError, HydraException, ValueError) as error:
-        key, value, reason = compose.explain(error).args
+        key, value, reason = compose.to_config_error(error).args
         raise ConfigError(f"{where}: {key}", value, reason) from error
 
 

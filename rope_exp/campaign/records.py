@@ -15,7 +15,7 @@ from pydantic import FiniteFloat
 from typing_extensions import TypedDict
 
 from rope_exp import files, folder
-from rope_exp.errors import ConfigError, RecordError, show
+from rope_exp.errors import ConfigError, RunFolderError, show
 from rope_exp.sections import Count, Name
 
 PACKED = ".jsonl.gz"
@@ -52,11 +52,11 @@ def write_record(path: Path, run_dir: Path, row: str, factors: Mapping[str, Any]
         return
     run = folder.read_run(run_dir)
     if not run.result:
-        raise RecordError(f"{run_dir} holds no result: the run is not done")
+        raise RunFolderError(f"{run_dir} holds no result: the run is not done")
     git = run.env.get("git") or {}
     if any(state and state["dirty"] for state in [git, *run.env.get("earlier_git", ())]):
         reason = f"was trained with code that was changed since {git.get('commit')!s:.10}"
-        raise RecordError(f"{run_dir} {reason}: remove it and commit, and its cell runs again")
+        raise RunFolderError(f"{run_dir} {reason}: remove it and commit, and its cell runs again")
 
     # Without what only describes the run's place, trackers and machine.
     config = run.config.to_dict()
@@ -88,19 +88,19 @@ def stored_records(records: Path, campaign: str) -> dict[Path, bytes]:
     packed = records / f"{campaign}{PACKED}"
     lines: list[bytes] = []
     if packed.exists():
-        with files.readable(packed, EOFError, zlib.error):
+        with files.refuse_unreadable(packed, EOFError, zlib.error):
             lines = gzip.decompress(files.read_bytes(packed)).splitlines(keepends=True)
     cells = [files.parse_json(packed, line).get("cell") for line in lines]
     listed = [(packed / f"{cell}.json", line) for cell, line in zip(cells, lines, strict=True)]
     for path in (records / campaign).glob(CELLS):
-        with files.readable(path):
+        with files.refuse_unreadable(path):
             listed.append((path, files.read_bytes(path)))
 
     stored: dict[str, tuple[Path, bytes]] = {}
     for path, content in sorted(listed, key=lambda item: item[0].name):
         other, known = stored.setdefault(path.name, (path, content))
         if known != content:
-            raise RecordError(f"{path} differs from the record of this cell in {other.parent}")
+            raise RunFolderError(f"{path} differs from the record of this cell in {other.parent}")
     return dict(stored.values())
 
 
@@ -118,22 +118,28 @@ def recorded_campaigns(records: Path) -> list[str]:
 def read_record(path: Path, content: bytes | None = None) -> folder.Run:
     """Read and verify the record at a place, whose content may be given; else RecordError."""
     values = files.read_json(path) if content is None else files.parse_json(path, content)
-    with files.readable(path):  # JSON may hold numbers past a float's range: infinity in Python
+    with files.refuse_unreadable(
+        path
+    ):  # JSON may hold numbers past a float's range: infinity in Python
         sha256 = digest(values)
     if values.get("sha256") != sha256:
-        raise RecordError(f"{path} was changed since it was written: its SHA-256 is {sha256:.12}")
+        raise RunFolderError(
+            f"{path} was changed since it was written: its SHA-256 is {sha256:.12}"
+        )
     record = folder.checked(path, values, _Record)
-    with files.readable(f"{path}'s config", ConfigError):
+    with files.refuse_unreadable(f"{path}'s config", ConfigError):
         config = folder.to_config(record["config"])
     where = f"{record['campaign']}/{cell_name(record['row'], record['factors'])}"
     place = f"{path.parent.name.removesuffix(PACKED)}/{path.stem}"
     is_placed = where == place and record["cell"] == path.stem
     if not is_placed or record["factors"].get("seed") != config.seed:
-        raise RecordError(f"{path} is the record of {where}: moved, renamed or edited")
+        raise RunFolderError(f"{path} is the record of {where}: moved, renamed or edited")
     curve = record["curve"]
     steps = curve["step"]
     if steps != sorted({*steps}) or any(len(column) != len(steps) for column in curve.values()):
-        raise RecordError(f"{path} holds a curve whose steps are out of order, or without a loss")
+        raise RunFolderError(
+            f"{path} holds a curve whose steps are out of order, or without a loss"
+        )
     metrics = []
     for values_at_step in zip(*curve.values(), strict=True):
         row = dict(zip(curve, values_at_step, strict=True))

@@ -7,7 +7,7 @@ from rope_exp import rates
 from rope_exp.campaign.records import read_records, recorded_campaigns
 from rope_exp.comparable import ORDER, SEEDS, check_blocks, row_factors, spelled
 from rope_exp.config import DEFAULT_TABLES, check_group
-from rope_exp.errors import RecordError, log
+from rope_exp.errors import RunFolderError, log
 from rope_exp.files import path_name
 from rope_exp.folder import Run
 from rope_exp.page import page
@@ -68,11 +68,11 @@ def campaign_files(
     names = recorded_campaigns(records)
     if not names:
         reason = "holds no campaign records; `rope-exp campaign NAME` creates them"
-        raise RecordError(f"{records} {reason}")
+        raise RunFolderError(f"{records} {reason}")
     for name in asked:
         if name not in names:
             reason = f"holds no records of campaign {name}. Available: {', '.join(names)}"
-            raise RecordError(f"{records} {reason}")
+            raise RunFolderError(f"{records} {reason}")
 
     # A table may include another campaign's rows.
     runs = {campaign: read_records(records, campaign) for campaign in names}

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rope_exp.commands._parser import Parser
-from rope_exp.errors import EXIT_DONE, EXIT_FAILED, ConfigError, RecordError
+from rope_exp.errors import EXIT_DONE, EXIT_FAILED, ConfigError, RunFolderError
 
 
 def main(words: list[str]) -> int:
@@ -25,7 +25,7 @@ def main(words: list[str]) -> int:
             runs = read_records(folder, name)
             tables_of(runs)
             print(f"{name}: {len(runs)} records are whole, and may be compared")
-        except RecordError as error:
+        except RunFolderError as error:
             print(f"{name}: {error}")
             code = EXIT_FAILED
     return code

@@ -8,7 +8,7 @@ from rope_exp import rates
 from rope_exp.commands._parser import DEFAULT_RECORDS, Parser
 from rope_exp.comparable import REFERENCE, check_blocks
 from rope_exp.config import DEFAULT_OUTPUT, DEFAULT_TABLES, check_group
-from rope_exp.errors import ConfigError, RecordError, visible
+from rope_exp.errors import ConfigError, RunFolderError, visible
 from rope_exp.folder import ReportError, is_run, read_runs
 from rope_exp.page import page
 from rope_exp.report import build, files_of, write_all
@@ -79,7 +79,7 @@ def write(
     try:
         read, left_out = read_runs(find_groups(runs, group, several=factors != ("pe",)))
     except OSError as error:
-        raise RecordError(str(error)) from error
+        raise RunFolderError(str(error)) from error
 
     keys = [factor for factor in factors if factor != "seed"]
     if not keys:

@@ -22,9 +22,9 @@ from rope_exp.compose import (
     CONFIGS,
     HYDRA_VERSION,
     MISTAKES,
-    explain,
     range_error,
     titles,
+    to_config_error,
     to_run_config,
     without_hydra,
 )
@@ -34,8 +34,8 @@ from rope_exp.errors import (
     EXIT_DONE,
     EXIT_STOPPED,
     ConfigError,
-    RecordError,
-    explained,
+    RunFolderError,
+    run_command,
 )
 from rope_exp.folder import read_result
 from rope_exp.machine import PACKAGE, child_environment
@@ -65,7 +65,7 @@ def main(words: list[str]) -> int:
         # The sweep has already reported the failed runs.
         if not exit_codes:
             raise
-    except (ConfigError, RecordError):
+    except (ConfigError, RunFolderError):
         raise
     except MISTAKES as error:
         if shows_all:
@@ -73,7 +73,7 @@ def main(words: list[str]) -> int:
         if "does not support sweep type" in str(error):
             ranges = [word for word in words if "interval(" in word]
             raise range_error((ranges or ["sweep"])[0].partition("=")[0]) from error
-        raise explain(error) from error
+        raise to_config_error(error) from error
     except RuntimeError as error:
         if '"srun"' not in str(error):
             raise
@@ -113,7 +113,7 @@ def run_job(values: DictConfig) -> float | None:
     """Run one job, and return its `val/loss` if another launcher started it, in a sweep."""
     if HydraConfig.get().mode == RunMode.RUN:
         # Hydra would print its own line before an exception.
-        if code := explained(lambda: _run_task(values)[0]):
+        if code := run_command(lambda: _run_task(values)[0]):
             raise SystemExit(code)
         return None
     give_own_ids()

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from rope_exp.corpus import TRAIN, VALIDATION, Corpus
 from rope_exp.errors import ConfigError, show
-from rope_exp.hub import explaining
+from rope_exp.hub import refuse_load_errors
 from rope_exp.sections import DataConfig
 
 PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip")
@@ -100,7 +100,7 @@ def _read(paths: Iterable[str], data: DataConfig, reader: str, options: Any) -> 
     manager = StreamingDownloadManager()
     from_hub = data.kind == "hub"
     for path in paths:
-        with explaining("data.path", data.path if from_hub else path, from_hub=from_hub):
+        with refuse_load_errors("data.path", data.path if from_hub else path, from_hub=from_hub):
             texts = TEXTS[reader or format_of(path)]
             # The file itself, unpacked, or each member of an archive.
             for url in manager.iter_files(manager.extract(path)):

@@ -8,7 +8,7 @@ from rope_exp.corpora import _datasets as readers
 from rope_exp.corpora._datasets import PACKED, TEXTS, format_of, is_unread
 from rope_exp.corpus import TRAIN, Corpus
 from rope_exp.errors import ConfigError
-from rope_exp.hub import explaining
+from rope_exp.hub import refuse_load_errors
 from rope_exp.sections import DataConfig
 
 _ENDINGS = f".{', .'.join(TEXTS)} (or {', '.join(PACKED)} after it)"
@@ -38,7 +38,7 @@ def open_corpus(data: DataConfig) -> Corpus:
     readers.set_up_datasets()
     from huggingface_hub import metadata_load
 
-    with explaining("data.path", data.path):
+    with refuse_load_errors("data.path", data.path):
         root = _root(data)
         _check_name(root)
         card = root / "README.md"

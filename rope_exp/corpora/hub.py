@@ -4,7 +4,7 @@ from typing import Any
 
 from rope_exp.corpora._datasets import set_up_datasets, with_card
 from rope_exp.corpus import Corpus
-from rope_exp.hub import explaining, noting_silence
+from rope_exp.hub import noting_silence, refuse_load_errors
 from rope_exp.sections import DataConfig
 
 
@@ -16,6 +16,6 @@ def state(data: DataConfig) -> list[Any]:
 def open_corpus(data: DataConfig) -> Corpus:
     """Open a dataset, with the splits of its card or of its files' names."""
     set_up_datasets()
-    place = explaining("data.path", data.path, from_hub=True)
+    place = refuse_load_errors("data.path", data.path, from_hub=True)
     with place, noting_silence("data.path", data.path):
         return with_card(data, str(data.path))

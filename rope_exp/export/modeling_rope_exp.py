@@ -132,7 +132,7 @@ class RopeExpAttention(LlamaAttention):
 
         facts: dict[str, Tensor] = {}
         if self.own is not None:
-            facts = self.own.rows_to_cache(wide(hidden_states), position_BT, {})
+            facts = self.own.rows_to_cache(at_least_float32(hidden_states), position_BT, {})
         features = k_BGTK.shape[-1]
         k_BGTK = packed(k_BGTK, facts)
         num_before = 0
@@ -199,7 +199,7 @@ class RopeExpAttention(LlamaAttention):
         """Return x turned by its position, or back for o, by all that acts on this site."""
         # A user's own class acts before the rotation, and on outputs after it.
         if self.own is not None and site != "o":
-            x_BTHK = self.own.turn(site, wide(x_BTHK), position_BT).to(x_BTHK.dtype)
+            x_BTHK = self.own.turn(site, at_least_float32(x_BTHK), position_BT).to(x_BTHK.dtype)
         if site in self.config.rotate[self.layer_idx]:
             layer = self.layer_idx % tables[site][0].shape[2]
             cos_BTGF, sin_BTGF = (table[:, :, layer] for table in tables[site])
@@ -210,11 +210,11 @@ class RopeExpAttention(LlamaAttention):
             x_BTGHK = rotate(x_BTGHK, cos_BTGF, sin_BTGF, inverse=site == "o")
             x_BTHK = torch.cat([further, x_BTGHK.flatten(2, 3)], dim=-1)
         if self.own is not None and site == "o":
-            x_BTHK = self.own.turn(site, wide(x_BTHK), position_BT).to(x_BTHK.dtype)
+            x_BTHK = self.own.turn(site, at_least_float32(x_BTHK), position_BT).to(x_BTHK.dtype)
         return x_BTHK
 
 
-def wide(x: Tensor) -> Tensor:
+def at_least_float32(x: Tensor) -> Tensor:
     """Return x in float32 at least, as a user's class has its parameters."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -226,7 +226,7 @@ def packed(k_BGTK: Tensor, facts: dict[str, Tensor]) -> Tensor:
     x_BTN = torch.cat([x.reshape(*x.shape[:2], -1) for x in facts.values()], dim=-1)
     x_BTN = nn.functional.pad(x_BTN, (0, -x_BTN.shape[-1] % k_BGTK.shape[1]))
     x_BGTN = x_BTN.unflatten(-1, (k_BGTK.shape[1], -1)).transpose(1, 2)
-    return torch.cat([wide(k_BGTK), x_BGTN], dim=-1)
+    return torch.cat([at_least_float32(k_BGTK), x_BGTN], dim=-1)
 
 
 def unpacked(
@@ -328,7 +328,7 @@ class RopeExpModel(RopeExpPreTrainedModel, LlamaModel):
             is_read = encoding.limit is not None and not torch.compiler.is_compiling()
             if is_read and not 0 <= position_ids.min() <= position_ids.max() < encoding.limit:
                 raise ValueError(f"the model has learned {encoding.limit} positions, and no more")
-            embeds = encoding.embed(wide(inputs_embeds), position_ids)
+            embeds = encoding.embed(at_least_float32(inputs_embeds), position_ids)
             inputs_embeds = embeds.to(inputs_embeds.dtype)
 
         if not self.config.is_causal:

@@ -2,7 +2,7 @@
 
 from rope_exp.config import RunConfig
 from rope_exp.errors import show
-from rope_exp.identity import facts_of, numeric_values
+from rope_exp.identity import metadata_of, numeric_values
 from rope_exp.report import Part, Report
 from rope_exp.sections import SoftmaxConfig
 
@@ -88,7 +88,7 @@ def _choices(config: RunConfig, section: str) -> str:
         # The other keys only concern text.
         own = {"name", "kind", "seed", config.task.key}
         values = {key: value for key, value in values.items() if key in own}
-    places = facts_of(chosen, "assumption")
+    places = metadata_of(chosen, "assumption")
     hidden = {key for key, place in places.items() if place == "elsewhere" or key not in departing}
     shown = {key: value for key, value in values.items() if key not in hidden and value is not None}
     listed = ", ".join(f"{key} {show(value)}" for key, value in shown.items())

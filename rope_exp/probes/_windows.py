@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rope_exp.attention import Attention, wide
+from rope_exp.attention import Attention, at_least_float32
 from rope_exp.batches import read, validation_ids
 from rope_exp.config import RunConfig
 from rope_exp.corpus import VALIDATION, Batch, Ints
-from rope_exp.decoder import Decoder, at_places, chunks, on_device
+from rope_exp.decoder import Decoder, chunks, gather_places, on_device
 from rope_exp.signals import Stopped, StopSignal
 
 
@@ -93,10 +93,10 @@ def nats(model: Finished, windows_NS: Ints) -> Tensor:
 def token_nats(decoder: Decoder, inputs: Batch) -> Tensor:
     """Return nats_BP: -log p of each target, in float32."""
     at = {"position_BT": inputs.position_BT, "document_BT": inputs.document_BT}
-    x_ND = at_places(decoder.model(inputs.ids_BT, **at), inputs.place_BP).flatten(0, 1)
+    x_ND = gather_places(decoder.model(inputs.ids_BT, **at), inputs.place_BP).flatten(0, 1)
     # In chunks, because the logits of a whole batch would be its largest tensor by far.
     nats = [
-        F.cross_entropy(wide(decoder.lm_head(x_CD)), target_C, reduction="none")
+        F.cross_entropy(at_least_float32(decoder.lm_head(x_CD)), target_C, reduction="none")
         for x_CD, target_C in zip(*chunks(x_ND, inputs.target_BP.flatten()), strict=True)
     ]
     return torch.cat(nats).view(inputs.target_BP.shape)

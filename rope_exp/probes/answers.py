@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from typing_extensions import TypedDict
 
-from rope_exp.attention import wide
+from rope_exp.attention import at_least_float32
 from rope_exp.config import RunConfig
 from rope_exp.corpus import NO_TARGET, TRAIN
 from rope_exp.probes._answer import Number, of_one_length
@@ -54,7 +54,7 @@ def ask(model: Finished) -> dict[str, Any]:
         right = []
         nats = []
         for inputs in batches(model, rows.batch, model.rows_at_once):
-            logits_BTV = wide(model.decoder(inputs.ids_BT))
+            logits_BTV = at_least_float32(model.decoder(inputs.ids_BT))
             target_BP = inputs.target_BP
             right.append(logits_BTV.argmax(dim=-1) == target_BP)
             # 0 without a target.

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from rope_exp.attention import Attention, Positions, turned, wide
+from rope_exp.attention import Attention, Positions, at_least_float32, turned
 from rope_exp.batches import read
 from rope_exp.config import RunConfig
 from rope_exp.probes._answer import Numbers, of_one_length
@@ -165,7 +165,7 @@ def weighed(layer: Attention, see: Callable[..., None]) -> Callable[..., Tensor]
 
     def watched(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, at: Positions) -> Tensor:
         with torch.autocast(q_BTHK.device.type, enabled=False):
-            q, k = wide(q_BTHK), wide(k_BTGK)
+            q, k = at_least_float32(q_BTHK), at_least_float32(k_BTGK)
             unit_TT = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)
             unit_BTGT = unit_TT[:, None].expand(*k.shape[:3], -1)
             weights_BHTT = attend(q, k, unit_BTGT, at).transpose(1, 2)

@@ -20,7 +20,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from rope_exp.corpus import NO_TARGET, Batch, DataSet, Ints, Reals, TaskFacts
 from rope_exp.files import json_sha256
-from rope_exp.identity import chosen
+from rope_exp.identity import import_choice
 from rope_exp.sections import DataConfig
 
 Bools = NDArray[np.bool_]
@@ -56,7 +56,7 @@ class TaskLeaf(Protocol):
 
 def task_leaf(kind: str) -> TaskLeaf:
     """Return the file of tasks/ that data.kind names."""
-    return cast("TaskLeaf", chosen("tasks", kind, "data.kind"))
+    return cast("TaskLeaf", import_choice("tasks", kind, "data.kind"))
 
 
 @dataclass(frozen=True)

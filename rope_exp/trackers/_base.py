@@ -11,7 +11,7 @@ from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, first_line, log
 from rope_exp.files import write_atomically
 from rope_exp.folder import METRICS, read_env, read_metrics, read_result
-from rope_exp.identity import chosen
+from rope_exp.identity import import_choice
 from rope_exp.sections import TrackerConfig
 
 
@@ -108,5 +108,7 @@ def tracker_class(name: str) -> type[BaseTracker] | None:
     """Return the class of the file of trackers/ that tracker.name names; None without one."""
     if name == "none":
         return None
-    tracker: type[BaseTracker] = chosen("trackers", name, "tracker.name", core="none").Tracker
+    tracker: type[BaseTracker] = import_choice(
+        "trackers", name, "tracker.name", core="none"
+    ).Tracker
     return tracker

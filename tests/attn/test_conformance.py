@@ -25,9 +25,9 @@ from rope_exp.attention import Attention, LayerCache, Positions
 from rope_exp.costs import kept as kept_of
 from rope_exp.decoder import Decoder
 from rope_exp.errors import LawError
-from rope_exp.identity import choices
+from rope_exp.identity import choice_names
 from rope_exp.laws import certificate, expected_class
-from rope_exp.sections import PAIRS, Kind
+from rope_exp.sections import PAIRS, AttentionConfig
 
 # Past the end of a table of 4,096 positions.
 FAR = 4100
@@ -57,7 +57,7 @@ every_case = pytest.mark.parametrize(("attn", "sizes"), CASES)
 
 
 def decoder_of(
-    attn: Kind, sites: tuple[str, ...], sizes: dict[str, Any], **changes: Any
+    attn: AttentionConfig, sites: tuple[str, ...], sizes: dict[str, Any], **changes: Any
 ) -> Decoder:
     """Return a float64 decoder with non-uniform attention and learned frequencies moved apart."""
     window = changes.pop("window", None)
@@ -71,12 +71,14 @@ def decoder_of(
 
 
 def test_every_file_is_covered() -> None:
-    assert {attn.kind for attn in KINDS} == {"softmax", *choices("attn")}
+    assert {attn.kind for attn in KINDS} == {"softmax", *choice_names("attn")}
 
 
 @every_case
 @torch.no_grad()
-def test_any_parts_at_far_positions_are_the_whole(attn: Kind, sizes: dict[str, Any]) -> None:
+def test_any_parts_at_far_positions_are_the_whole(
+    attn: AttentionConfig, sizes: dict[str, Any]
+) -> None:
     """Under every subset; none and all also in windows; and where v and o have their own base."""
     ids_BT = tokens(2, LENGTH)
     for sites in subsets_of(attn):
@@ -94,7 +96,9 @@ def test_any_parts_at_far_positions_are_the_whole(attn: Kind, sizes: dict[str, A
 @pytest.mark.parametrize("changes", APART, ids=str)
 @pytest.mark.parametrize("attn", ROTATES_ALL, ids=str)
 @torch.no_grad()
-def test_two_rotations_are_relative_and_cached(attn: Kind, changes: dict[str, Any]) -> None:
+def test_two_rotations_are_relative_and_cached(
+    attn: AttentionConfig, changes: dict[str, Any]
+) -> None:
     decoder = decoder_of(attn, tuple("qkvo"), {}, **changes)
     ids_BT = tokens(2, 20)
     whole = decoder(ids_BT)
@@ -108,7 +112,7 @@ def test_two_rotations_are_relative_and_cached(attn: Kind, changes: dict[str, An
 
 
 @every_case
-def test_a_cache_holds_what_the_config_says(attn: Kind, sizes: dict[str, Any]) -> None:
+def test_a_cache_holds_what_the_config_says(attn: AttentionConfig, sizes: dict[str, Any]) -> None:
     """A layer keeps `costs.kept` elements: some per token, and some that do not grow."""
     decoder = decoder_of(attn, all_sites(attn), sizes)
     a_token, at_all = kept_of(attn, decoder.architecture.model, decoder.architecture.pe)
@@ -126,7 +130,9 @@ def test_a_cache_holds_what_the_config_says(attn: Kind, sizes: dict[str, Any]) -
     ids=str,
 )
 @pytest.mark.parametrize("attn", SHARES, ids=str)
-def test_one_rotation_has_one_row(attn: Kind, changes: dict[str, Any], is_one: bool) -> None:
+def test_one_rotation_has_one_row(
+    attn: AttentionConfig, changes: dict[str, Any], is_one: bool
+) -> None:
     """If both pairs always rotate alike, values are read from the keys' cached row."""
     decoder = decoder_of(attn, tuple("qkvo"), {}, **changes)
     cache = decoder.new_cache()
@@ -135,7 +141,7 @@ def test_one_rotation_has_one_row(attn: Kind, changes: dict[str, Any], is_one: b
 
 
 @every_case
-def test_the_gradient_is_the_slope(attn: Kind, sizes: dict[str, Any]) -> None:
+def test_the_gradient_is_the_slope(attn: AttentionConfig, sizes: dict[str, Any]) -> None:
     """Finite differences check the gradients of input and parameters, also across chunks."""
     layer = make_layer(attn, all_sites(attn), sizes=make_sizes(**sizes)).double()
     layer.chunk_size = 5
@@ -157,7 +163,7 @@ def test_the_gradient_is_the_slope(attn: Kind, sizes: dict[str, Any]) -> None:
 
 @every_case
 @torch.no_grad()
-def test_in_bf16_layer_and_cache_are_near(attn: Kind, sizes: dict[str, Any]) -> None:
+def test_in_bf16_layer_and_cache_are_near(attn: AttentionConfig, sizes: dict[str, Any]) -> None:
     """A layer under autocast, past one chunk, keeps keys in bfloat16 and states in float32.
 
     After the projections, which both share, each path rounds at most eight times, and scores of
@@ -192,7 +198,7 @@ def test_in_bf16_layer_and_cache_are_near(attn: Kind, sizes: dict[str, Any]) -> 
 @pytest.mark.parametrize("attn", [kind for kind in KINDS if kind.keeps_keys], ids=str)
 @pytest.mark.parametrize("bias", ["alibi", "t5"])
 @torch.no_grad()
-def test_kinds_with_keys_take_a_bias(attn: Kind, bias: str) -> None:
+def test_kinds_with_keys_take_a_bias(attn: AttentionConfig, bias: str) -> None:
     """Cached decoding equals the full forward pass, and the bias changes the logits."""
     biased, plain = (decoder_of(attn, ("q", "k"), {}, bias=name) for name in (bias, "none"))
     ids_BT = tokens(2, LENGTH)
@@ -203,7 +209,7 @@ def test_kinds_with_keys_take_a_bias(attn: Kind, bias: str) -> None:
 
 @pytest.mark.parametrize("attn", [kind for kind in KINDS if kind.keeps_keys], ids=str)
 @torch.no_grad()
-def test_without_rotation_tokens_are_a_bag(attn: Kind) -> None:
+def test_without_rotation_tokens_are_a_bag(attn: AttentionConfig) -> None:
     """Without a causal mask, logits are permutation-equivariant unless any site rotates.
 
     q and o rotate by the query's position, k and v by the key's, so each site encodes positions.
@@ -217,7 +223,7 @@ def test_without_rotation_tokens_are_a_bag(attn: Kind) -> None:
 
 
 @every_case
-def test_each_subset_keeps_its_law(attn: Kind, sizes: dict[str, Any]) -> None:
+def test_each_subset_keeps_its_law(attn: AttentionConfig, sizes: dict[str, Any]) -> None:
     """The certificate covers the shift, the cache, and the absorbed or parallel formula."""
     expected = {"cached"} | ({"absorbed"} if attn.kind == "latent" else set())
     expected |= set() if attn.keeps_keys else {"parallel"}
@@ -235,7 +241,7 @@ def test_each_subset_keeps_its_law(attn: Kind, sizes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 @pytest.mark.parametrize("times", [-1, 0, 2], ids=["the other way", "not at all", "twice"])
 def test_a_site_that_turns_wrongly_is_refused(
-    attn: Kind, times: int, monkeypatch: pytest.MonkeyPatch
+    attn: AttentionConfig, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn = Attention.turn
     for pair in [pair for pair in PAIRS if tuple(pair) in subsets_of(attn)]:
@@ -260,7 +266,7 @@ def test_a_site_that_turns_wrongly_is_refused(
 @pytest.mark.parametrize("changes", APART[:4], ids=str)
 @pytest.mark.parametrize("attn", SHARES, ids=str)
 def test_values_from_the_keys_row_are_refused(
-    attn: Kind, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    attn: AttentionConfig, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The certificate detects values read from rotated keys, also with learned frequencies."""
     pe = make_pe(*"qkvo", **changes)

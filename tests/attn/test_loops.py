@@ -19,7 +19,7 @@ from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.linear import Config as LinearConfig
 from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.attn.shared import Config as SharedConfig
-from rope_exp.sections import Kind, SoftmaxConfig
+from rope_exp.sections import AttentionConfig, SoftmaxConfig
 
 LENGTH = 7
 BASE_VO = 7.0
@@ -232,7 +232,7 @@ LOOPS: dict[str, Any] = {
 @pytest.mark.parametrize("base_vo", [None, BASE_VO])
 @torch.no_grad()
 def test_every_subset_equals_the_loop(
-    attn: Kind, sizes: dict[str, Any], base_vo: float | None
+    attn: AttentionConfig, sizes: dict[str, Any], base_vo: float | None
 ) -> None:
     x_TD = normal(LENGTH, SIZES.hidden_size, seed=1)
     for sites in subsets_of(attn):
@@ -251,7 +251,7 @@ def test_every_subset_equals_the_loop(
 @pytest.mark.parametrize("documents", [(0,) * LENGTH, (3, 3, 8, 9, 3, 3, 3)], ids=["one", "many"])
 @torch.no_grad()
 def test_windows_and_documents_equal_the_loop(
-    attn: Kind, sizes: dict[str, Any], window: int | None, documents: tuple[int, ...]
+    attn: AttentionConfig, sizes: dict[str, Any], window: int | None, documents: tuple[int, ...]
 ) -> None:
     """One of the documents is a single token."""
     x_TD = normal(LENGTH, SIZES.hidden_size, seed=4)

@@ -20,13 +20,13 @@ from rope_exp.attn._recurrence import StateAttention, Terms
 from rope_exp.compose import run_config
 from rope_exp.config import Architecture, RunConfig
 from rope_exp.decoder import Decoder
-from rope_exp.identity import choices, section
+from rope_exp.identity import choice_names, section
 from rope_exp.laws import certificate, expected_class
-from rope_exp.sections import Kind, ModelConfig
+from rope_exp.sections import AttentionConfig, ModelConfig
 
 
 @section
-class MeanConfig(Kind):
+class MeanConfig(AttentionConfig):
     """The mean of all values up to the query's."""
 
     kind: Literal["mean"] = "mean"
@@ -67,8 +67,8 @@ def leaf(monkeypatch: pytest.MonkeyPatch) -> None:
     module.Config = MeanConfig
     module.Layer = MeanAttention
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    names = choices("attn")
-    monkeypatch.setattr(identity, "choices", lambda folder: [*names, "mean"])
+    names = choice_names("attn")
+    monkeypatch.setattr(identity, "choice_names", lambda folder: [*names, "mean"])
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from support.harm import HARMS, Place, places, with_harm
 from support.reports import judge
 
 from rope_exp.campaign.records import digest, read_record, stored_records
-from rope_exp.errors import ConfigError, RecordError
+from rope_exp.errors import ConfigError, RunFolderError
 from rope_exp.files import json_sha256
 
 # Records of one table. The test damages the first.
@@ -51,7 +51,7 @@ def test_a_harmed_record_is_judged_or_refused(
         path.write_text(harm_of(record, place, harm))
         try:
             judge([read_record(path), *clean])
-        except (RecordError, ConfigError) as error:
+        except (RunFolderError, ConfigError) as error:
             assert "\n" not in str(error)
             num_refused += 1
         except Exception as error:

@@ -22,7 +22,7 @@ from rope_exp.campaign import campaign
 from rope_exp.campaign.campaign import pack
 from rope_exp.campaign.records import read_record, read_records, recorded_campaigns, write_record
 from rope_exp.commands.check_records import main as check_records
-from rope_exp.errors import EXIT_FAILED, ConfigError, RecordError
+from rope_exp.errors import EXIT_FAILED, ConfigError, RunFolderError
 from rope_exp.files import read_json, write_atomically, write_json
 from rope_exp.folder import read_config, read_run, write_config
 
@@ -174,7 +174,7 @@ def test_code_of_no_commit_leaves_no_record(
     before = read_json(folder / "env.json")
     path = tmp_path / "mine" / f"{NAME}.json"
     write_json(folder / "env.json", before | env)
-    with refused(NAME, "code that was changed since 0123456789: remove it", by=RecordError):
+    with refused(NAME, "code that was changed since 0123456789: remove it", by=RunFolderError):
         write_record(path, folder, "vo", FACTORS)
     assert not path.exists()
 
@@ -204,7 +204,7 @@ def test_a_folder_that_is_not_whole_leaves_no_record(
     [file] = folder.glob(f"{part}.*")
     file.unlink()
     path = tmp_path / "records/mine" / f"{NAME}.json"
-    with refused(NAME, part, by=RecordError):
+    with refused(NAME, part, by=RunFolderError):
         write_record(path, folder, "vo", FACTORS)
     assert not path.exists()
 
@@ -278,7 +278,7 @@ def test_a_record_that_contradicts_itself(record: Path, values: dict[str, Any], 
                 del inner[last]
 
     edit_record(record, edit)
-    with refused(str(record), words, by=RecordError):
+    with refused(str(record), words, by=RunFolderError):
         read_record(record)
 
 

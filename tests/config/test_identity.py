@@ -14,7 +14,7 @@ from support.configs import NINE, REPOSITORY
 from rope_exp.compose import run_config
 from rope_exp.config import RunConfig, flat
 from rope_exp.decoder import Decoder, weights, weights_sha256
-from rope_exp.identity import choices, chosen, facts_of
+from rope_exp.identity import choice_names, import_choice, metadata_of
 from rope_exp.sections import DataConfig, PeConfig
 
 # Every key with its default: identities leave out defaults, so they would not show a change of
@@ -53,22 +53,22 @@ def test_defaults_and_facts_are_what_they_were() -> None:
     assert values == SCHEMA["defaults"]
     for choice, defaults in SCHEMA["choices"].items():
         folder, name = choice.split("/")
-        found = dataclasses.asdict(chosen(folder, name, folder).Config())
+        found = dataclasses.asdict(import_choice(folder, name, folder).Config())
         assert json.loads(json.dumps(found)) == defaults
 
     assert flat(values).keys() - flat(RunConfig().numeric).keys() == set(SCHEMA["settings"])
-    assert [*facts_of(DataConfig, "of_tokens", "data.")] == SCHEMA["of_tokens"]
-    assert [*facts_of(PeConfig, "own_parameters", "pe.")] == SCHEMA["own_parameters"]
+    assert [*metadata_of(DataConfig, "of_tokens", "data.")] == SCHEMA["of_tokens"]
+    assert [*metadata_of(PeConfig, "own_parameters", "pe.")] == SCHEMA["own_parameters"]
 
 
 def test_the_needs_of_every_key_can_be_met() -> None:
     """Each name in `needs` is an attribute of a run's config, and each value is allowed there."""
     sections = [getattr(RunConfig(), field.name) for field in dataclasses.fields(RunConfig)]
     for folder in ("attn", "optim", "schedule"):
-        sections += [chosen(folder, name, folder).Config() for name in choices(folder)]
+        sections += [import_choice(folder, name, folder).Config() for name in choice_names(folder)]
     needs = set()
     for section in filter(dataclasses.is_dataclass, sections):
-        needs.update(" ".join(facts_of(section, "needs").values()).split())
+        needs.update(" ".join(metadata_of(section, "needs").values()).split())
 
     assert len(needs) > 5
     for needed in needs:
@@ -93,7 +93,7 @@ def test_the_nine_begin_where_they_always_began(name: str) -> None:
 
 
 NEW_KEY = """    # Leave out documents that were there before.
-    dedup: bool = numeric(False, kinds=TEXT, of_tokens=True)
+    dedup: bool = affects_result(False, kinds=TEXT, of_tokens=True)
 """
 USE = """
 import sys

@@ -10,7 +10,7 @@ from rope_exp.compose import CONFIGS, run_config
 from rope_exp.config import Architecture
 from rope_exp.costs import kept, num_parameters
 from rope_exp.decoder import Decoder
-from rope_exp.sections import Kind
+from rope_exp.sections import AttentionConfig
 
 # Numbers cached per token and layer, and parameters: at the sequel's shapes at small size, and in
 # millions in the sequel's own table, which lacks the last three rows.
@@ -65,7 +65,7 @@ def test_an_experiment_runs_every_row(folder: str, num_rows: int) -> None:
 
 
 @pytest.mark.parametrize("attn", KINDS, ids=str)
-def test_a_kind_keeps_the_weights_that_softmax_has(attn: Kind) -> None:
+def test_a_kind_keeps_the_weights_that_softmax_has(attn: AttentionConfig) -> None:
     """Weights of the same name and shape are bitwise equal; a kind's own do not shift them."""
     plain = Decoder(Architecture(SIZES, make_pe(), 61))
     other = Decoder(Architecture(SIZES, make_pe(), 61, attn))

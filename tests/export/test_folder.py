@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from rope_exp import load_run
 from rope_exp.commands.export import main as export
 from rope_exp.decoder import weights_sha256
-from rope_exp.errors import ConfigError, RecordError
+from rope_exp.errors import ConfigError, RunFolderError
 from rope_exp.export import write
 from rope_exp.export.write import tokenizer_of
 from rope_exp.folder import read_result
@@ -130,7 +130,7 @@ def test_a_folder_that_holds_something_is_refused(run: Path, tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     with refused("OUT=", "run's own folder", by=ConfigError):
         export([str(run), str(run / "out")])
-    with refused("no run", by=RecordError):
+    with refused("no run", by=RunFolderError):
         export([str(tmp_path), str(tmp_path.parent / "no_run_out")])
 
 

@@ -16,7 +16,7 @@ from support.runs import assert_same_run, train
 
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
-from rope_exp.sections import Kind
+from rope_exp.sections import AttentionConfig
 
 DEVICE = os.environ.get("ROPE_EXP_DEVICE", "cuda" if torch.cuda.is_available() else "")
 pytestmark = pytest.mark.skipif(not DEVICE, reason="there is no GPU")
@@ -78,7 +78,7 @@ def test_every_variant_and_kind_computes_what_a_cpu_does(
 
 
 @pytest.mark.parametrize(("sites", "attn"), OF_KINDS, ids=str)
-def test_decoding_gives_what_the_whole_text_gives(sites: list[str], attn: Kind) -> None:
+def test_decoding_gives_what_the_whole_text_gives(sites: list[str], attn: AttentionConfig) -> None:
     _, decoder = both(*sites, attn=attn)
     ids_BT = tokens(2, 40).to(DEVICE)
     with torch.no_grad():

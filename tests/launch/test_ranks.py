@@ -15,7 +15,7 @@ from support.runs import until
 from rope_exp import sweep
 from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
-from rope_exp.errors import EXIT_NO_PORT, ConfigError, explained
+from rope_exp.errors import EXIT_NO_PORT, ConfigError, run_command
 from rope_exp.sweep import Job
 
 
@@ -146,11 +146,11 @@ def test_only_a_lost_connection_of_gloo_loses_its_traceback(
         raise RuntimeError(text)
 
     if is_lost:
-        assert explained(rank) == 1
+        assert run_command(rank) == 1
         assert "lost the other processes" in capfd.readouterr().err
     else:
         with pytest.raises(RuntimeError):
-            explained(rank)
+            run_command(rank)
 
 
 @pytest.mark.parametrize("waiting", [(), ("exec sleep 60",)])
@@ -174,7 +174,7 @@ def test_a_handler_that_raises_waits_for_ranks_to_save(job: Job) -> None:
     """submitit's handler raises in the dispatcher ahead of the job's time limit."""
     start_shell(job, "trap 'sleep 0.3; touch saved; exit 75' INT")
     with pytest.raises(SystemExit):
-        sweep.bring_to_end([job], [sys.exit])
+        sweep.run_until_done([job], [sys.exit])
     assert (job.folder / "saved").exists()
 
 
@@ -190,7 +190,7 @@ def test_a_second_signal_ends_ranks_that_do_not_hear(
         if len(killed) in (1, 4):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    sweep.bring_to_end([job], [signal_again])
+    sweep.run_until_done([job], [signal_again])
     assert killed[:4] == [False] * 4
     assert job.ranks[0].returncode == -signal.SIGKILL
     assert (job.exit_code, job.status) == (75, "stopped")

@@ -12,7 +12,7 @@ from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.errors import LawError
 from rope_exp.laws import certificate, expected_class
-from rope_exp.sections import Kind
+from rope_exp.sections import AttentionConfig
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from rope_exp.sections import Kind
     ],
 )
 def test_a_formula_that_differs_is_refused(
-    attn: Kind, name: str, where: str, monkeypatch: pytest.MonkeyPatch
+    attn: AttentionConfig, name: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A relative error of a thousandth is enough."""
     path = f"rope_exp.{where}"

@@ -13,7 +13,7 @@ from rope_exp.decoder import Decoder
 from rope_exp.optim.muon import Config as MuonConfig
 from rope_exp.optim.muon import by_head, whole
 from rope_exp.optimizer import build_optimizer
-from rope_exp.sections import Kind
+from rope_exp.sections import AttentionConfig
 
 OPTIM = MuonConfig(lr=0.02, momentum=0.9, weight_decay=0.1)
 NUM_STEPS = 3
@@ -55,7 +55,7 @@ BY_HEAD = {
 
 
 @pytest.mark.parametrize("attn", KINDS, ids=str)
-def test_a_matrix_of_a_layer_moves_as_torchs_muon_moves_it(attn: Kind) -> None:
+def test_a_matrix_of_a_layer_moves_as_torchs_muon_moves_it(attn: AttentionConfig) -> None:
     """The reference updates a matrix whole, or each head's part of it separately."""
     architecture = Architecture(SIZES, make_pe(), VOCAB, attn)
     before, after = Decoder(architecture), Decoder(architecture)

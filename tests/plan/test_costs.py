@@ -27,7 +27,7 @@ from rope_exp.costs import (
     sweep_lines,
 )
 from rope_exp.decoder import Decoder
-from rope_exp.sections import Kind, TrainConfig
+from rope_exp.sections import AttentionConfig, TrainConfig
 
 
 @pytest.mark.parametrize("size", ["nano", "1b"])
@@ -45,7 +45,9 @@ def test_the_count_of_parameters_is_llamas(size: str) -> None:
 
 @pytest.mark.parametrize("sites", [(), ("q", "k"), ("q", "k", "v", "o")], ids="".join)
 @pytest.mark.parametrize("attn", [kind for kind in KINDS if kind.keeps_keys], ids=str)
-def test_counted_operations_are_those_that_torch_does(sites: tuple[str, ...], attn: Kind) -> None:
+def test_counted_operations_are_those_that_torch_does(
+    sites: tuple[str, ...], attn: AttentionConfig
+) -> None:
     """The dense kernel multiplies the whole T x T square; we count (T + 1)/2 of its T keys."""
     if sites not in subsets_of(attn):
         pytest.skip("this kind of attention does not rotate there")
@@ -75,7 +77,7 @@ STATE_FLOPS = [
 
 
 @pytest.mark.parametrize(("attn", "expected"), STATE_FLOPS, ids=str)
-def test_a_state_costs_the_same_at_any_length(attn: Kind, expected: int) -> None:
+def test_a_state_costs_the_same_at_any_length(attn: AttentionConfig, expected: int) -> None:
     sizes = make_sizes()
     for length in (1, 32, 4096):
         config = RunConfig(attn=attn, model=sizes, pe=make_pe())

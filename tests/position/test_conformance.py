@@ -10,7 +10,7 @@ from support.own import example
 
 from rope_exp.config import Architecture
 from rope_exp.decoder import Decoder, llama_weights, weights, weights_sha256
-from rope_exp.identity import choices
+from rope_exp.identity import choice_names
 from rope_exp.laws import certificate
 from rope_exp.position._encoding import Position
 from rope_exp.sections import SOFTMAX, PeConfig
@@ -59,7 +59,7 @@ def decoder_of(pe: PeConfig, *, causal: bool = True, window: int | None = None) 
 
 
 def test_every_file_is_covered() -> None:
-    assert {*ADDED} - {"learned and t5"} == {*choices("position")}
+    assert {*ADDED} - {"learned and t5"} == {*choice_names("position")}
 
 
 @pytest.mark.parametrize("name", ALL)

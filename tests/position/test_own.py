@@ -16,7 +16,7 @@ from torch import Tensor
 from rope_exp.attention import Attention
 from rope_exp.config import RunConfig
 from rope_exp.costs import kept, with_matched
-from rope_exp.custom_code import explaining, with_source
+from rope_exp.custom_code import refuse_code_errors, with_source
 from rope_exp.decoder import Decoder
 from rope_exp.errors import ConfigError
 from rope_exp.laws import certificate
@@ -235,7 +235,7 @@ def test_a_config_that_is_read_runs_no_code() -> None:
 def test_a_class_without_memory_is_no_mistake() -> None:
     """It ends with exit code 1 and torch's own message, as for any variant."""
     for error in (MemoryError(), RuntimeError("std::bad_alloc")):
-        with pytest.raises(type(error)), explaining("mine.Own"):
+        with pytest.raises(type(error)), refuse_code_errors("mine.Own"):
             raise error
-    with pytest.raises(ConfigError), explaining("mine.Own"):
+    with pytest.raises(ConfigError), refuse_code_errors("mine.Own"):
         raise AttributeError("no attribute 'memory'")

@@ -21,9 +21,9 @@ from support.probes import END, HELD_OUT, Finished
 from support.refused import refused
 from support.reports import all_runs, ask, judge, make_run
 
-from rope_exp.errors import RecordError
+from rope_exp.errors import RunFolderError
 from rope_exp.folder import answer_leaf, check_probes, with_nan
-from rope_exp.identity import choices, convert
+from rope_exp.identity import choice_names, convert
 from rope_exp.prepare import open_data
 from rope_exp.probes._windows import attentions
 
@@ -35,7 +35,7 @@ SUITED = {
     "answers": ("data=addition", "train.seq_len=64", "train.eval_sequences=5"),
     "fit": ("data=spikes", "train.seq_len=64", "train.eval_sequences=5"),
 }
-each_probe = pytest.mark.parametrize("name", choices("probes"))
+each_probe = pytest.mark.parametrize("name", choice_names("probes"))
 
 
 def model_of(name: str, **changes: Any) -> Finished:
@@ -104,7 +104,7 @@ def test_a_harmed_answer_is_refused_or_reported(
         harmed = with_harm(answers, place, harm)
         try:
             check_probes(folders[1], harmed, {}, run.config)
-        except RecordError:
+        except RunFolderError:
             num_refused += 1
         else:
             judge([other, replace(run, probes=with_nan(harmed))])

@@ -12,7 +12,7 @@ from support.reports import make_run, sha256_of, table_rows
 from rope_exp.__main__ import main
 from rope_exp.commands.report import main as command
 from rope_exp.commands.report import write
-from rope_exp.errors import ConfigError, RecordError
+from rope_exp.errors import ConfigError, RunFolderError
 from rope_exp.files import read_json, write_json
 from rope_exp.report import write_all, write_files
 
@@ -229,7 +229,7 @@ def test_nothing_is_written_outside_the_folder(tmp_path: Path, name: str) -> Non
     out.mkdir()
     (out / "link").symlink_to(tmp_path)
     for write_them in (write_all, write_files):
-        with refused("would be written outside", str(out), by=RecordError):
+        with refused("would be written outside", str(out), by=RunFolderError):
             write_them(out, {"table.csv": b"1", name: b"2"})
     assert [path.name for path in out.iterdir()] == ["link"]
 

@@ -12,13 +12,13 @@ from rope_exp.attn.latent import Config as LatentConfig
 from rope_exp.attn.linear import Config as LinearConfig
 from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.attn.shared import Config as SharedConfig
-from rope_exp.sections import Kind, ModelConfig, SoftmaxConfig
+from rope_exp.sections import AttentionConfig, ModelConfig, SoftmaxConfig
 from support.models import SIZES, SUBSETS, make_sizes
 
 _LATENT = {"kv_rank": 10, "nope_dim": 6, "rope_dim": 4, "value_dim": 5}
 _SHARED = {"groups": 2, "nope_dim": 6, "rope_dim": 4}
 
-KINDS: list[Kind] = [
+KINDS: list[AttentionConfig] = [
     SoftmaxConfig(),
     SoftmaxConfig(sink=True),
     LinearConfig(),
@@ -45,21 +45,21 @@ CASES = [
 ]
 
 
-def sizes_for(attn: Kind, **changes: Any) -> ModelConfig:
+def sizes_for(attn: AttentionConfig, **changes: Any) -> ModelConfig:
     """Return sizes in which two query heads share a key/value head, if the kind allows it."""
     return make_sizes(num_key_value_heads=2 if attn.takes_heads else 4, **changes)
 
 
-def all_sites(attn: Kind) -> tuple[str, ...]:
+def all_sites(attn: AttentionConfig) -> tuple[str, ...]:
     return tuple(site for site in "qkvo" if site in attn.sites())
 
 
-def subsets_of(attn: Kind) -> list[tuple[str, ...]]:
+def subsets_of(attn: AttentionConfig) -> list[tuple[str, ...]]:
     return [sites for sites in SUBSETS if set(sites) <= set(attn.sites())]
 
 
 def make_layer(
-    attn: Kind, sites: Collection[str], seed: int = 0, sizes: ModelConfig = SIZES
+    attn: AttentionConfig, sites: Collection[str], seed: int = 0, sizes: ModelConfig = SIZES
 ) -> Attention:
     """Return a layer whose weights are scaled so that its softmax is neither flat nor sharp."""
     layer = make_attention(sizes, attn, sites)

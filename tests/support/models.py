@@ -13,7 +13,7 @@ from rope_exp.attention import Cache, Positions, Tables
 from rope_exp.config import Architecture
 from rope_exp.decoder import Decoder
 from rope_exp.rope import angles, frequencies
-from rope_exp.sections import SOFTMAX, Kind, ModelConfig, PeConfig
+from rope_exp.sections import SOFTMAX, AttentionConfig, ModelConfig, PeConfig
 
 VOCAB = 61
 BASE = 100.0
@@ -49,7 +49,7 @@ def make_decoder(
 
 def opinionated(
     *rotate: str,
-    attn: Kind = SOFTMAX,
+    attn: AttentionConfig = SOFTMAX,
     sizes: ModelConfig = SIZES,
     scale: float = 12,
     pe: PeConfig | None = None,

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from rope_exp.errors import CheckpointError, ConfigError, DataError, RecordError
+from rope_exp.errors import CheckpointError, ConfigError, DataError, RunFolderError
 
-REFUSALS = (CheckpointError, ConfigError, DataError, RecordError)
+REFUSALS = (CheckpointError, ConfigError, DataError, RunFolderError)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from support.configs import REPOSITORY
 from support.refused import refused
 
 from rope_exp import files
-from rope_exp.errors import RecordError
+from rope_exp.errors import RunFolderError
 from rope_exp.files import (
     DiskError,
     explaining_full_disk,
@@ -128,7 +128,7 @@ def test_any_bytes_are_a_json_object_or_refused_by_name(
     path.write_bytes(raw)
     try:
         assert isinstance(read_json(path), dict)
-    except RecordError as error:
+    except RunFolderError as error:
         assert str(path) in str(error)
 
 

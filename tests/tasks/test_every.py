@@ -13,13 +13,13 @@ from rope_exp.config import RunConfig, task_of
 from rope_exp.corpus import Batch
 from rope_exp.costs import known_vocab_size
 from rope_exp.decoder import Decoder
-from rope_exp.identity import choices
+from rope_exp.identity import choice_names
 from rope_exp.load import load_tokenizer
 from rope_exp.prepare import open_data
 from rope_exp.tasks._rows import Generated, Rows
 from rope_exp.tasks.spikes import PADDING, QUERY_S
 
-KINDS = choices("tasks")
+KINDS = choice_names("tasks")
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 

@@ -12,7 +12,7 @@ from support.configs import REPOSITORY
 from support.trainers import Make
 
 from rope_exp.config import RunConfig
-from rope_exp.errors import CheckpointError, ConfigError, DataError, LawError, explained
+from rope_exp.errors import CheckpointError, ConfigError, DataError, LawError, run_command
 from rope_exp.folder import read_env, step_folder
 from rope_exp.worker import open_data, record_start, words_at_end
 
@@ -105,11 +105,11 @@ def test_what_changed_since_the_last_start_is_noted(
 def test_what_is_no_bug_ends_in_one_sentence(
     error: Exception, code: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert explained(Mock(side_effect=error)) == code
+    assert run_command(Mock(side_effect=error)) == code
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {words}")
 
 
 def test_a_bug_keeps_its_traceback() -> None:
     with pytest.raises(RuntimeError, match="a bug"):
-        explained(Mock(side_effect=RuntimeError("a bug")))
+        run_command(Mock(side_effect=RuntimeError("a bug")))

@@ -138,26 +138,28 @@ class Attention(nn.Module):
         """Return o_BTHV by equivalent formulas, by the names of these."""
         return {}
 
-    def turn(self, site: str, x_BTHK: Tensor, at: Positions) -> Tensor:
+    def rotate(self, site: str, x_BTHK: Tensor, at: Positions) -> Tensor:
         """Return x rotated by its position, or back for o, if the site rotates."""
         # A user's own encoding acts before the rotation, and on outputs after it.
         if self.own is not None and site != "o":
             x_BTHK = self.own.turn(site, x_BTHK, at.position_T).to(x_BTHK.dtype)
         if site in self.sites:
-            x_BTHK = turned(x_BTHK, at.tables(site), self.rotary_dim, inverse=site == "o")
+            x_BTHK = rotate_last(x_BTHK, at.tables(site), self.rotary_dim, inverse=site == "o")
         if self.own is not None and site == "o":
             x_BTHK = self.own.turn(site, x_BTHK, at.position_T).to(x_BTHK.dtype)
         return x_BTHK
 
 
-def turned(x_BTHK: Tensor, tables: Tables, rotary_dim: int, *, inverse: bool = False) -> Tensor:
+def rotate_last(
+    x_BTHK: Tensor, tables: Tables, rotary_dim: int, *, inverse: bool = False
+) -> Tensor:
     """Return x with its last `rotary_dim` features rotated, or rotated back.
 
     On outputs, R_i^T undoes the query's position and leaves R_{j-i} on each value (Su 2025, eq. 5).
     """
     if num_left := x_BTHK.shape[-1] - rotary_dim:
         left, last = torch.split(x_BTHK, [num_left, rotary_dim], dim=-1)
-        return torch.cat([left, turned(last, tables, rotary_dim, inverse=inverse)], dim=-1)
+        return torch.cat([left, rotate_last(last, tables, rotary_dim, inverse=inverse)], dim=-1)
     if tables[0].ndim < 4:
         return rotate(x_BTHK, *tables, inverse=inverse)
     # Tables of G heads, each shared by the H/G query heads that it serves.
@@ -208,8 +210,8 @@ class SoftmaxAttention(Attention):
         if self.config.qk_norm:
             q_BTHK = normed(self.q_norm, q_BTHK)
             k_BTGK = normed(self.k_norm, k_BTGK)
-        q_BTHK = self.turn("q", q_BTHK, at)
-        rows = {"k": self.turn("k", k_BTGK, at), "v": self.turn("v", v_BTGK, at)}
+        q_BTHK = self.rotate("q", q_BTHK, at)
+        rows = {"k": self.rotate("k", k_BTGK, at), "v": self.rotate("v", v_BTGK, at)}
 
         if self.own is not None:
             rows |= self.own.rows_to_cache(x_BTD, at.position_T, rows)
@@ -219,7 +221,7 @@ class SoftmaxAttention(Attention):
             at = at._replace(bias_HTE=self.own.with_scores(at.bias_HTE, rows, q_BTHK))
 
         o_BTHK = self.attend(q_BTHK, rows["k"], rows["v"], at)
-        return self.turn("o", o_BTHK, at)
+        return self.rotate("o", o_BTHK, at)
 
 
 class ShiftedAttention(SoftmaxAttention):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self, cast
 
 from rope_exp import sections
-from rope_exp.corpus import Batch, TaskFacts
+from rope_exp.corpus import Batch, TaskSpec
 from rope_exp.errors import ConfigError, show
 from rope_exp.files import json_sha256, text_sha256
 from rope_exp.identity import (
@@ -90,13 +90,13 @@ class RunConfig:
     def architecture(self, vocab_size: int) -> Architecture:
         """Return the specification of the decoder for a tokenizer's vocabulary."""
         outputs = self.task.num_outputs if self.task else None
-        size = vocab_size + self.num_own_ids
+        size = vocab_size + self.num_extra_ids
         places = self.num_positions
         return Architecture(self.model, self.pe, size, self.attn, self.causal, places, outputs)
 
     @property
-    def task(self) -> TaskFacts | None:
-        """The facts about generated data; None for text."""
+    def task(self) -> TaskSpec | None:
+        """The specification of generated data; None for text."""
         return task_of(self.data)
 
     @property
@@ -111,9 +111,9 @@ class RunConfig:
         return None if name in CORE_OBJECTIVES else objective_leaf(name)
 
     @property
-    def num_own_ids(self) -> int:
+    def num_extra_ids(self) -> int:
         """The number of the decoder's ids beyond the tokenizer's: one under mlm, the mask."""
-        return self.own_objective.NUM_OWN_IDS if self.own_objective else 0
+        return self.own_objective.NUM_EXTRA_IDS if self.own_objective else 0
 
     def num_predicted(self, seq_len: int) -> int:
         """Return P, the number of predicted places of a sequence."""
@@ -185,7 +185,7 @@ class Objective(Protocol):
     """A file of objective/: some tokens of each row are hidden and predicted."""
 
     @property
-    def NUM_OWN_IDS(self) -> int:
+    def NUM_EXTRA_IDS(self) -> int:
         """The decoder's ids beyond the tokenizer's vocabulary."""
 
     def num_predicted(self, seq_len: int) -> int:
@@ -212,14 +212,14 @@ def probe_leaf(name: str) -> ProbeRule:
     return cast("ProbeRule", import_choice("probes", name, "train.probes"))
 
 
-def task_of(data: sections.DataConfig) -> TaskFacts | None:
-    """Return the facts about generated data; None for text."""
+def task_of(data: sections.DataConfig) -> TaskSpec | None:
+    """Return the specification of generated data; None for text."""
     if data.kind in sections.TEXT:
         return None
-    facts: TaskFacts = import_choice(
+    spec: TaskSpec = import_choice(
         "tasks", data.kind, "data.kind", core=", ".join(sections.TEXT)
-    ).FACTS
-    return facts
+    ).SPEC
+    return spec
 
 
 def check_group(key: str, name: str) -> None:
@@ -344,7 +344,7 @@ def _of_budget(config: RunConfig) -> Iterator[Refusal]:
         yield Refusal("train.objective", "is for data=spikes alone")
 
 
-def _of_task(config: RunConfig, task: TaskFacts) -> Iterator[Refusal]:
+def _of_task(config: RunConfig, task: TaskSpec) -> Iterator[Refusal]:
     """Keys that generated data cannot have otherwise."""
     train = config.train
     kind = config.data.kind

@@ -60,7 +60,7 @@ class Batch(NamedTuple):
         return int((self.target_BP != NO_TARGET).sum())
 
     @property
-    def further(self) -> dict[str, Any]:
+    def model_kwargs(self) -> dict[str, Any]:
         """The decoder's keyword arguments besides ids and targets."""
         names = ("place_BP", "position_BT", "document_BT")
         return {name: getattr(self, name) for name in names}
@@ -186,8 +186,8 @@ class Corpus:
 
 
 @dataclass(frozen=True)
-class TaskFacts:
-    """Facts about a task; each file of tasks/ has them as FACTS.
+class TaskSpec:
+    """The specification of a task; each file of tasks/ has one as SPEC.
 
     Attributes:
         least_seq_len: the smallest T at which rows hold its longest examples.

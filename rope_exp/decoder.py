@@ -169,7 +169,7 @@ class Block(nn.Module):
 FREQUENCIES = "model.rotary_emb."
 # Name prefixes of the parameters that encode positions.
 POSITIONS = (FREQUENCIES, "model.added_positions.", "model.score_bias.")
-OWN = ".own."  # in the name of each parameter of a user's class
+CUSTOM = ".own."  # in the name of each parameter of a user's class
 
 
 class PositionLeaf(Protocol):
@@ -458,7 +458,7 @@ def held_out_loss(
     # Eager: compiling a second graph does not pay off for a few batches.
     with torch.compiler.set_stance("force_eager"):
         for rows in mine.split(micro_batch_size):
-            nats += model(rows.ids_BT, rows.target_BP, **rows.further).double()
+            nats += model(rows.ids_BT, rows.target_BP, **rows.model_kwargs).double()
 
     total = parallel.sum(nats) if parallel else nats
     return float(total) / held_out.num_targets

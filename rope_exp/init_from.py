@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from rope_exp import folder as files
 from rope_exp.config import DEFAULT_OUTPUT, RunConfig
-from rope_exp.decoder import FREQUENCIES, OWN, POSITIONS, Decoder, weights
+from rope_exp.decoder import CUSTOM, FREQUENCIES, POSITIONS, Decoder, weights
 from rope_exp.errors import ConfigError, RunFolderError
 from rope_exp.files import read_json
 from rope_exp.load import has_trusted_code, load_run
@@ -106,7 +106,7 @@ def load_weights(decoder: Decoder, config: RunConfig, tokenizer_json: str) -> st
     }
     given = {names.get(name, name): tensor for name, tensor in weights(source).items()}
     for name, tensor in sorted(given.items()):
-        is_position = name.startswith(POSITIONS) or OWN in name
+        is_position = name.startswith(POSITIONS) or CUSTOM in name
         if own[name].shape != tensor.shape if name in own else not is_position:
             raise _unfit(config, f"has {name} of {list(tensor.shape)}, which does not fit here")
     for name in given.keys() & own.keys():

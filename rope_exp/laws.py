@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rope_exp.attention import LayerCache, make_attention, turned
+from rope_exp.attention import LayerCache, make_attention, rotate_last
 from rope_exp.config import Architecture
 from rope_exp.custom_code import refuse_code_errors
-from rope_exp.decoder import OWN, Decoder
+from rope_exp.decoder import CUSTOM, Decoder
 from rope_exp.errors import ConfigError, LawError
 from rope_exp.rotary import Rotary
 from rope_exp.sections import SOFTMAX, AttentionConfig, ModelConfig, PeConfig
@@ -33,8 +33,8 @@ NUM_POSITIONS = 7
 # deviate by about 4e-16 m, measured for heads of 2 to 512 features up to m = 2^24; if not, by 0.9.
 TOLERANCE = 1e-11
 # For a class of one's own, which may compute a part in float32.
-OWN_TOLERANCE = 1e-5
-OWN_LAYERS = 4
+CUSTOM_TOLERANCE = 1e-5
+CUSTOM_LAYERS = 4
 
 # Numbers of tokens that are fed to the cache at a time.
 PARTS = [3, 1, 1, 2]
@@ -44,8 +44,8 @@ CHUNK = 3  # for kinds with a state: several chunks, the last of them short
 VOCAB = 5
 
 INVARIANT = "invariant"
-TURNED = "turned by R_c"
-TURNED_BACK = "turned by R_-c"
+ROTATED = "turned by R_c"
+ROTATED_BACK = "turned by R_-c"
 NEITHER = "neither"
 
 
@@ -56,7 +56,7 @@ def expected_class(rotate: tuple[str, ...]) -> str:
         return NEITHER
     if v == o:
         return INVARIANT
-    return TURNED if v else TURNED_BACK
+    return ROTATED if v else ROTATED_BACK
 
 
 @torch.no_grad()
@@ -90,7 +90,7 @@ def certificate(
         checked["decoder"] = _measured_decoder(small, pe, attn, causal)
     else:
         # A class of one's own may depend on the heads and on the layer.
-        layers = min(model.num_hidden_layers, OWN_LAYERS)
+        layers = min(model.num_hidden_layers, CUSTOM_LAYERS)
         whole = replace(model, num_hidden_layers=layers, intermediate_size=1, window_layers=None)
         with refuse_code_errors(pe.code):
             checked["decoder"] = _measured_decoder(whole, pe, attn, causal)
@@ -136,8 +136,8 @@ def _measured(
     laws = {INVARIANT: here_BTHV}
     if {"v", "o"} <= set(attn.sites()):
         by_shift = rotary(torch.full((NUM_POSITIONS,), SHIFT))[0].tables("o")
-        laws[TURNED] = turned(here_BTHV, by_shift, attention.rotary_dim)
-        laws[TURNED_BACK] = turned(here_BTHV, by_shift, attention.rotary_dim, inverse=True)
+        laws[ROTATED] = rotate_last(here_BTHV, by_shift, attention.rotary_dim)
+        laws[ROTATED_BACK] = rotate_last(here_BTHV, by_shift, attention.rotary_dim, inverse=True)
     # Relative to the largest output: a linear kind may divide by a tiny number.
     size = float(here_BTHV.abs().max().clamp(min=1))
     errors = {law: _deviation(shifted_BTHV, other) / size for law, other in laws.items()}
@@ -186,7 +186,7 @@ def _measured_decoder(
     shifted_BTV = decoder(ids_BT, position_BT=position_BT + SHIFT)
     error = _deviation(shifted_BTV, here_BTV) / float(here_BTV.abs().max())
 
-    tolerance = TOLERANCE * (100 + pe.start) if pe.code is None else OWN_TOLERANCE
+    tolerance = TOLERANCE * (100 + pe.start) if pe.code is None else CUSTOM_TOLERANCE
     measured = INVARIANT if error < tolerance else "changed"
     stated = [module.relative for module in decoder.modules() if hasattr(module, "relative")]
     expected: str | None = "changed"
@@ -202,10 +202,10 @@ def _measured_decoder(
         raise LawError(reason) if pe.code is None else ConfigError("pe.code", pe.code, reason)
 
     checked = {"expected": expected, "measured": measured, "deviation": error}
-    return checked if pe.code is None else checked | _measured_own(decoder, ids_BT)
+    return checked if pe.code is None else checked | _measured_custom(decoder, ids_BT)
 
 
-def _measured_own(decoder: Decoder, ids_BT: Tensor) -> dict[str, Any]:
+def _measured_custom(decoder: Decoder, ids_BT: Tensor) -> dict[str, Any]:
     """Check what a class of one's own must do besides: learn, repeat itself, and be cached."""
     code = decoder.architecture.pe.code
     with torch.enable_grad():
@@ -219,7 +219,7 @@ def _measured_own(decoder: Decoder, ids_BT: Tensor) -> dict[str, Any]:
         if parameter.grad is None:
             allowed = f"{name} has no part in the logits; make it where it is used (sizes.layer)"
             raise ConfigError("pe.code", code, allowed)
-        if OWN in name and parameter.ndim != 2 and not torch.equal(once[name], again[name]):
+        if CUSTOM in name and parameter.ndim != 2 and not torch.equal(once[name], again[name]):
             raise ConfigError("pe.code", code, f"{name} is random; __init__ must not draw")
 
     if not decoder.architecture.causal:
@@ -228,7 +228,7 @@ def _measured_own(decoder: Decoder, ids_BT: Tensor) -> dict[str, Any]:
     parts = [decoder(part_BT, cache=cache) for part_BT in torch.split(ids_BT, PARTS, dim=1)]
     whole_BTV = decoder(ids_BT)
     error = _deviation(torch.cat(parts, dim=1), whole_BTV) / float(whole_BTV.abs().max())
-    if not error < OWN_TOLERANCE:
+    if not error < CUSTOM_TOLERANCE:
         allowed = f"with a cache, or run twice, the logits differ by {error}; refusing to train"
         raise ConfigError("pe.code", code, allowed)
     return {"cached": error}
@@ -245,7 +245,7 @@ def _draw(module: nn.Module) -> None:
         if parameter.ndim == 2:
             std = parameter.shape[1] ** -0.5
             nn.init.normal_(parameter, std=std, generator=generator)
-        elif OWN in name:
+        elif CUSTOM in name:
             # As after some training: a parameter that starts at 0 would hide what it does.
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.add_(0.1 * noise.to(parameter.dtype))

@@ -52,7 +52,7 @@ def load_checkpoint(
     # The vocabulary's size comes from the weights; that they are embeddings is checked below.
     shape = saved.model.get("model.embed_tokens.weight", torch.empty(1)).shape
     num_rows = shape[0] if shape else 1
-    model = Decoder(config.architecture(num_rows - config.num_own_ids))
+    model = Decoder(config.architecture(num_rows - config.num_extra_ids))
     checkpoint.load_weights(f"the checkpoint of step {saved.step} in {folder}", model, saved.model)
     return model.eval(), tokenizer, saved.step
 

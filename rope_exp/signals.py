@@ -34,7 +34,7 @@ def stop_signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-class Stopped(Exception):  # noqa: N818
+class StopRequested(Exception):  # noqa: N818
     """The run was asked to stop; the same command starts the probes again."""
 
 

@@ -106,7 +106,7 @@ class TrainingStep:
         """
         inputs, *_ = self.get_batch(step)
         rows = next(inputs.split(self.config.train.rows_at_once(*inputs.ids_BT.shape)))
-        self.model(rows.ids_BT, rows.target_BP, **rows.further).backward()
+        self.model(rows.ids_BT, rows.target_BP, **rows.model_kwargs).backward()
         self.optimizer.zero_grad(set_to_none=True)
 
     def __call__(self, step: int) -> Callable[[], Outcome] | None:
@@ -180,7 +180,7 @@ class TrainingStep:
             # The last backward pass averages the gradients of all of them over the ranks.
             is_last = number == len(micro_batches)
             with nullcontext() if is_last else self.parallel.accelerator.no_sync(self.model):
-                nats = self.model(rows.ids_BT, rows.target_BP, **rows.further)
+                nats = self.model(rows.ids_BT, rows.target_BP, **rows.model_kwargs)
                 (nats * scale).backward()
             loss += nats.detach()
 

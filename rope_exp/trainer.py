@@ -24,7 +24,7 @@ from rope_exp.parallel import Parallel
 from rope_exp.probes._windows import Finished
 from rope_exp.progress import Progress, describe_row
 from rope_exp.sections import Natural, NonNegative, OrderSha256, Sha256, TrainConfig
-from rope_exp.signals import Stopped, StopSignal
+from rope_exp.signals import StopRequested, StopSignal
 from rope_exp.step import Outcome, Throughput, TrainingStep, learning_rate
 from rope_exp.trackers._base import BaseTracker, tracker_class
 
@@ -228,7 +228,7 @@ class Trainer:
     @torch.no_grad()
     def ask(self, probes: Sequence[str]) -> dict[str, Any] | None:
         """Return each probe's answer, as plain values, by its name; None if asked to stop."""
-        with torch.compiler.set_stance("force_eager"), suppress(Stopped):
+        with torch.compiler.set_stance("force_eager"), suppress(StopRequested):
             return {name: probe_leaf(name).ask(self) for name in probes}
         return None
 

@@ -79,11 +79,11 @@ class Layer(StateAttention):
         return self.get_buffer("log_gamma_H")
 
     def sums(self, x_BTD: Tensor, at: Positions) -> list[Terms]:
-        return [(None, self.turn("v", split_heads(self.v_proj(x_BTD), self.head_dim), at))]
+        return [(None, self.rotate("v", split_heads(self.v_proj(x_BTD), self.head_dim), at))]
 
     def outputs(self, results: Sequence[Tensor], at: Positions) -> Tensor:
         o_BTHK = results[0]
         if self.attn.normalise == "sqrt":
             scale_H = (-torch.expm1(2 * self.log_gamma())).sqrt()
             o_BTHK = o_BTHK * scale_H[:, None].to(o_BTHK.dtype)
-        return self.turn("o", o_BTHK, at)
+        return self.rotate("o", o_BTHK, at)

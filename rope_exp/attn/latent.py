@@ -85,14 +85,14 @@ class Layer(Attention):
             q = self.q_proj(x_BTD)
         else:
             q = self.q_b_proj(normed(self.q_a_layernorm, self.q_a_proj(x_BTD)))
-        q_BTHK = self.turn("q", split_heads(q, self.key_dim), at)
+        q_BTHK = self.rotate("q", split_heads(q, self.key_dim), at)
 
         # One head of [c; k_R], and k_R again if V rotates it differently.
         c_BTL, k_BTR = torch.split(self.kv_a_proj_with_mqa(x_BTD), self.row_widths, dim=-1)
         both_BT1K = torch.cat([normed(self.kv_a_layernorm, c_BTL), k_BTR], dim=-1)[:, :, None]
-        rows = {"k": self.turn("k", both_BT1K, at)}
+        rows = {"k": self.rotate("k", both_BT1K, at)}
         if self.attn.value_rope and not has_values_in_keys(self, at):
-            rows["v"] = self.turn("v", k_BTR[:, :, None], at)
+            rows["v"] = self.rotate("v", k_BTR[:, :, None], at)
         if cache is not None:
             rows = cache.append(rows)
             if cache.num_seen > x_BTD.shape[1]:
@@ -106,7 +106,7 @@ class Layer(Attention):
         if self.attn.value_rope:
             v_BTHR = rows["v"].expand_as(k_BTHR) if "v" in rows else k_BTHR
             v_BTHV = torch.cat([v_BTHV, v_BTHR], dim=-1)
-        return self.turn("o", self.attend(q_BTHK, k_BTHK, v_BTHV, at), at)
+        return self.rotate("o", self.attend(q_BTHK, k_BTHK, v_BTHV, at), at)
 
     def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
         # Tokens after others are read in the absorbed form.
@@ -130,4 +130,4 @@ class Layer(Attention):
 
         o_BTHL, o_BTHR = o.tensor_split([num_latent], dim=-1)
         o_BTHC = torch.einsum("bthl,hvl->bthv", o_BTHL, to_v_HVL)
-        return self.turn("o", torch.cat([o_BTHC, o_BTHR], dim=-1), at)
+        return self.rotate("o", torch.cat([o_BTHC, o_BTHR], dim=-1), at)

@@ -48,12 +48,12 @@ class Layer(StateAttention):
 
     def sums(self, x_BTD: Tensor, at: Positions) -> list[Terms]:
         q, k, v = fused_linear(x_BTD, self.q_proj, self.k_proj, self.v_proj)
-        q_BTHK = self.turn("q", split_heads(q, self.head_dim), at) * self.head_dim**-0.5
-        k_BTGK = self.turn("k", split_heads(k, self.head_dim), at)
-        return [((q_BTHK, k_BTGK), self.turn("v", split_heads(v, self.head_dim), at))]
+        q_BTHK = self.rotate("q", split_heads(q, self.head_dim), at) * self.head_dim**-0.5
+        k_BTGK = self.rotate("k", split_heads(k, self.head_dim), at)
+        return [((q_BTHK, k_BTGK), self.rotate("v", split_heads(v, self.head_dim), at))]
 
     def outputs(self, results: Sequence[Tensor], at: Positions) -> Tensor:
-        o_BTHK = self.turn("o", results[0], at)
+        o_BTHK = self.rotate("o", results[0], at)
         normed = F.rms_norm(
             at_least_float32(o_BTHK), (self.head_dim,), eps=self.config.rms_norm_eps
         )

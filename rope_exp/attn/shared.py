@@ -100,14 +100,14 @@ class Layer(Attention):
             q_BTHK = rms_norm(at_least_float32(q_BTHK), [self.key_dim], eps=self.k_norm.eps).to(
                 q.dtype
             )
-        q_BTHK = self.turn("q", q_BTHK, at)
+        q_BTHK = self.rotate("q", q_BTHK, at)
 
         # Separate rows for values: their own features, or shared ones that rotate differently.
-        rows = {"k": self.turn("k", k_BTGK, at)}
+        rows = {"k": self.rotate("k", k_BTGK, at)}
         if v:
-            rows["v"] = self.turn("v", split_heads(v[0], self.attn.rope_dim), at)
+            rows["v"] = self.rotate("v", split_heads(v[0], self.attn.rope_dim), at)
         elif self.attn.form == "s2" and not has_values_in_keys(self, at):
-            rows["v"] = self.turn("v", k_BTGK[..., self.attn.nope_dim :], at)
+            rows["v"] = self.rotate("v", k_BTGK[..., self.attn.nope_dim :], at)
         if cache is not None:
             rows = cache.append(rows)
 
@@ -116,4 +116,4 @@ class Layer(Attention):
             values = values[..., : self.attn.nope_dim]
         if "v" in rows:
             values = torch.cat([values, rows["v"]], dim=-1)
-        return self.turn("o", self.attend(q_BTHK, rows["k"], values, at), at)
+        return self.rotate("o", self.attend(q_BTHK, rows["k"], values, at), at)

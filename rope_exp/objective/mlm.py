@@ -17,7 +17,7 @@ import numpy as np
 
 from rope_exp.corpus import Batch
 
-NUM_OWN_IDS = 1  # the mask is the decoder's only id beyond the tokenizer's
+NUM_EXTRA_IDS = 1  # the mask is the decoder's only id beyond the tokenizer's
 
 
 def num_predicted(seq_len: int) -> int:

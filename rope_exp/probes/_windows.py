@@ -19,7 +19,7 @@ from rope_exp.batches import read, validation_ids
 from rope_exp.config import RunConfig
 from rope_exp.corpus import VALIDATION, Batch, Ints
 from rope_exp.decoder import Decoder, chunks, gather_places, on_device
-from rope_exp.signals import Stopped, StopSignal
+from rope_exp.signals import StopRequested, StopSignal
 
 
 class Finished(Protocol):
@@ -38,11 +38,11 @@ def always(config: RunConfig) -> str:
 
 
 def batches(model: Finished, rows: Batch, at_once: int) -> Iterator[Batch]:
-    """Yield the rows on the device, `at_once` at a time; raise Stopped if the run is to stop."""
+    """Yield the rows on the device, `at_once` at a time; raise StopRequested on a stop signal."""
     device = model.decoder.lm_head.weight.device
     for part in rows.split(at_once):
         if model.stop.requested:
-            raise Stopped
+            raise StopRequested
         yield on_device(part, device)
 
 

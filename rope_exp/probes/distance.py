@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from rope_exp.attention import Attention, Positions, at_least_float32, turned
+from rope_exp.attention import Attention, Positions, at_least_float32, rotate_last
 from rope_exp.batches import read
 from rope_exp.config import RunConfig
 from rope_exp.probes._answer import Numbers, of_one_length
@@ -171,9 +171,9 @@ def weighed(layer: Attention, see: Callable[..., None]) -> Callable[..., Tensor]
             weights_BHTT = attend(q, k, unit_BTGT, at).transpose(1, 2)
             # As they were before their site's rotation.
             if "q" in layer.sites:
-                q = turned(q, at.tables("q"), layer.rotary_dim, inverse=True)
+                q = rotate_last(q, at.tables("q"), layer.rotary_dim, inverse=True)
             if "k" in layer.sites:
-                k = turned(k, at.tables("k"), layer.rotary_dim, inverse=True)
+                k = rotate_last(k, at.tables("k"), layer.rotary_dim, inverse=True)
             see(layer, weights_BHTT, q, k)
         return attend(q_BTHK, k_BTGK, v_BTGV, at)
 

@@ -39,7 +39,7 @@ def ask(model: Finished) -> dict[str, Any]:
     """Return R^2 and the mean squared error on the held-out rows."""
     batch = held_out_rows(model.config, model.data)
     parts = [
-        model.decoder(inputs.ids_BT, **inputs.further).double().cpu()
+        model.decoder(inputs.ids_BT, **inputs.model_kwargs).double().cpu()
         for inputs in batches(model, batch, model.rows_at_once)
     ]
     truth_NQD = batch.target_BP.astype(np.float64)

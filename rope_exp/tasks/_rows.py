@@ -1,4 +1,4 @@
-"""The toolkit of generated tasks: random numbers, facts, packed rows, and a run's data set.
+"""The toolkit of generated tasks: random numbers, packed rows, and a run's data set.
 
 Step s reads rows (s - 1) B to s B - 1 of split "train" under the data seed, so no row is repeated.
 Held-out rows have one fixed seed, so they are the same for every run.
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from rope_exp.corpus import NO_TARGET, Batch, DataSet, Ints, Reals, TaskFacts
+from rope_exp.corpus import NO_TARGET, Batch, DataSet, Ints, Reals, TaskSpec
 from rope_exp.files import json_sha256
 from rope_exp.identity import import_choice
 from rope_exp.sections import DataConfig
@@ -47,7 +47,7 @@ class TaskLeaf(Protocol):
     """A file of tasks/."""
 
     @property
-    def FACTS(self) -> TaskFacts: ...
+    def SPEC(self) -> TaskSpec: ...
 
     def rows(
         self, data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int
@@ -77,7 +77,7 @@ class Generated(DataSet):
 
 def open_task(data: DataConfig, seq_len: int) -> Generated:
     """Open the generated data set of a run."""
-    task = task_leaf(data.kind).FACTS
+    task = task_leaf(data.kind).SPEC
     tokens = list(task.tokens)
     # END also ends a completion.
     end = {"end_id": tokens.index(END)} if END in tokens else {}

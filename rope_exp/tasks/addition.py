@@ -14,14 +14,14 @@ the pairs up to 6 digits. The exception is pairs of one-digit numbers, which are
 import hashlib
 from collections.abc import Iterable
 
-from rope_exp.corpus import TEST, TRAIN, TaskFacts
+from rope_exp.corpus import TEST, TRAIN, TaskSpec
 from rope_exp.sections import DataConfig
 from rope_exp.tasks._rows import END, LONGER, PAD, Draws, Example, Rows, pack, stack
 
 # The fewest and the most digits of an operand.
 DIGITS = {TRAIN: (1, 6), TEST: (1, 6), LONGER: (7, 10)}
 
-FACTS = TaskFacts(
+SPEC = TaskSpec(
     tokens="0123456789+=" + END + PAD,
     least_seq_len=33,
     splits=tuple(DIGITS),
@@ -56,7 +56,7 @@ def rows(data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_le
     # The operands, a sum with one digit more, and +, = and END.
     longest = 3 * most + 4
     draws = (Draws(seed, f"addition {split}", index) for index in indices)
-    return stack([pack(each, draw, longest, seq_len + 1) for each in draws], FACTS.tokens)
+    return stack([pack(each, draw, longest, seq_len + 1) for each in draws], SPEC.tokens)
 
 
 def is_held_out(a: int, b: int) -> bool:

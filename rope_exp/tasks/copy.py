@@ -10,7 +10,7 @@ since there are only 4^L of length L.
 
 from collections.abc import Iterable
 
-from rope_exp.corpus import TEST, TRAIN, TaskFacts
+from rope_exp.corpus import TEST, TRAIN, TaskSpec
 from rope_exp.sections import DataConfig
 from rope_exp.tasks._rows import END, LONGER, PAD, Draws, Example, Rows, pack, stack
 
@@ -18,7 +18,7 @@ LETTERS = "abcd"
 # The fewest and the most letters of a string.
 LENGTHS = {TRAIN: (1, 32), TEST: (1, 32), LONGER: (33, 64)}
 
-FACTS = TaskFacts(
+SPEC = TaskSpec(
     tokens=LETTERS + "|" + END + PAD,
     least_seq_len=129,
     splits=tuple(LENGTHS),
@@ -39,4 +39,4 @@ def rows(data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_le
     # A string and its copy, with | and END.
     longest = 2 * most + 2
     draws = (Draws(seed, f"copying {split}", index) for index in indices)
-    return stack([pack(each, draw, longest, seq_len + 1) for each in draws], FACTS.tokens)
+    return stack([pack(each, draw, longest, seq_len + 1) for each in draws], SPEC.tokens)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from rope_exp.corpus import TaskFacts
+from rope_exp.corpus import TaskSpec
 from rope_exp.sections import DataConfig
 from rope_exp.tasks._rows import NO_ANSWER, Draws, Row, Rows, stack
 
@@ -22,7 +22,7 @@ MOST_BETWEEN = 11
 # The fewest tokens that always contain the whole first repeat.
 FEWEST = STRETCH + MOST_BETWEEN + len(MARK) + STRETCH
 
-FACTS = TaskFacts(
+SPEC = TaskSpec(
     tokens=LETTERS + MARK,
     least_seq_len=FEWEST,
     span="letters back to the stretch",
@@ -33,7 +33,7 @@ FACTS = TaskFacts(
 def rows(data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int) -> Rows:
     """Return rows of one growing string each; an example's span is its distance in letters."""
     drawn = [_row(Draws(seed, f"repeats {split}", index), seq_len + 1) for index in indices]
-    return stack(drawn, FACTS.tokens)
+    return stack(drawn, SPEC.tokens)
 
 
 def _row(draws: Draws, width: int) -> Row:

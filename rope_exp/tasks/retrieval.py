@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from rope_exp.corpus import TaskFacts
+from rope_exp.corpus import TaskSpec
 from rope_exp.sections import DataConfig
 from rope_exp.tasks._rows import NO_ANSWER, Draws, Row, Rows, stack
 
@@ -23,7 +23,7 @@ VALUES = string.digits
 NUM_PAIRS = 8
 NEAREST = 4  # the least distance: a needle, one token of filler, and a question
 
-FACTS = TaskFacts(
+SPEC = TaskSpec(
     tokens=FILLER + KEYS + VALUES + "?",
     # Another pair's needle and question rule out at most 16 places of a needle and its question:
     # 3 for needle and needle, twice 4 for needle and question, 5 for question and question. A
@@ -37,7 +37,7 @@ FACTS = TaskFacts(
 def rows(data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int) -> Rows:
     """Return rows of filler with needles and questions; a span is a distance in tokens."""
     draws = (Draws(seed, f"retrieval {split}", index) for index in indices)
-    return stack([_row(each, seq_len) for each in draws], FACTS.tokens)
+    return stack([_row(each, seq_len) for each in draws], SPEC.tokens)
 
 
 def num_octaves(seq_len: int) -> int:

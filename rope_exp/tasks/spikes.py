@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_exp.corpus import Batch, Ints, Reals, TaskFacts
+from rope_exp.corpus import Batch, Ints, Reals, TaskSpec
 from rope_exp.sections import PERIOD_S, DataConfig
 from rope_exp.tasks._rows import Draws
 
@@ -40,7 +40,7 @@ VARIANCE_F = (1 / FREQUENCY_F) / (1 / FREQUENCY_F).sum()
 
 GAPS_AT_ONCE = 64
 
-FACTS = TaskFacts(
+SPEC = TaskSpec(
     tokens=[*(f"unit{number:02d}" for number in range(NUM_UNITS)), "query", "pad"],
     least_seq_len=NUM_QUERIES + 1,
     unit="mean squared error",

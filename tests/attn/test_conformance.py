@@ -258,7 +258,7 @@ def test_a_site_that_turns_wrongly_is_refused(
                 return x
 
             with monkeypatch.context() as patch:
-                patch.setattr(Attention, "turn", wrong)
+                patch.setattr(Attention, "rotate", wrong)
                 with pytest.raises(LawError, match="refusing to train"):
                     certificate(SIZES, make_pe(*pair), attn)
 

@@ -49,12 +49,12 @@ class MeanAttention(StateAttention):
         self.o_proj = self.from_heads()
 
     def sums(self, x_BTD: Tensor, at: Positions) -> list[Terms]:
-        v_BTGK = self.turn("v", split_heads(self.v_proj(x_BTD), self.head_dim), at)
+        v_BTGK = self.rotate("v", split_heads(self.v_proj(x_BTD), self.head_dim), at)
         return [(None, torch.cat([v_BTGK, torch.ones_like(v_BTGK[..., :1])], dim=-1))]
 
     def outputs(self, results: Sequence[Tensor], at: Positions) -> Tensor:
         sum_BTHK, count_BTH1 = results[0].tensor_split([self.head_dim], dim=-1)
-        return self.turn("o", sum_BTHK / count_BTH1, at)
+        return self.rotate("o", sum_BTHK / count_BTH1, at)
 
 
 TOY: Any = MeanConfig()

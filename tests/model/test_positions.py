@@ -16,7 +16,7 @@ from support.models import (
     tokens,
 )
 
-from rope_exp.attention import turned
+from rope_exp.attention import rotate_last
 from rope_exp.errors import ConfigError
 from rope_exp.rotary import Rotary
 
@@ -55,7 +55,7 @@ def test_each_pair_turns_by_its_own_frequencies() -> None:
     [at] = Rotary(8, pe).double()(torch.arange(LENGTH))
     x_BTHK = normal(1, LENGTH, 2, 8)
     for site in "qkvo":
-        rotated = turned(x_BTHK, at.tables(site), 8, inverse=site == "o")
+        rotated = rotate_last(x_BTHK, at.tables(site), 8, inverse=site == "o")
         for position in range(LENGTH):
             matrix = rotation_matrix(position, 8)
             if site in "vo":

@@ -20,10 +20,10 @@ from rope_exp.corpus import Batch
 from rope_exp.decoder import Decoder, on_device
 from rope_exp.rotary import Rotary
 from rope_exp.sections import DataConfig, SoftmaxConfig
-from rope_exp.tasks.spikes import FACTS, rows
+from rope_exp.tasks.spikes import SPEC, rows
 
 T_MIN, T_MAX = 1e-4, 2.0627  # POYO's, in seconds
-POYO = {"fraction": 0.5, "base": 40000.0, "vocab_size": len(FACTS.tokens)}
+POYO = {"fraction": 0.5, "base": 40000.0, "vocab_size": len(SPEC.tokens)}
 
 
 def make_spikes_decoder(*rotate: str) -> Decoder:
@@ -39,7 +39,7 @@ def make_inputs(count: int = 2) -> Batch:
 
 @torch.no_grad()
 def predicted(decoder: Decoder, inputs: Batch) -> Tensor:
-    return decoder(inputs.ids_BT, **inputs.further)
+    return decoder(inputs.ids_BT, **inputs.model_kwargs)
 
 
 @pytest.mark.parametrize("rotate", ["", "qk", "vo", "qkvo"])
@@ -74,7 +74,7 @@ def test_the_loss_is_the_mean_squared_error_at_queries() -> None:
     """Every parameter also receives a gradient from the loss."""
     decoder = make_spikes_decoder("q", "k")
     inputs = make_inputs(3)
-    nats = decoder(inputs.ids_BT, inputs.target_BP.double(), **inputs.further)
+    nats = decoder(inputs.ids_BT, inputs.target_BP.double(), **inputs.model_kwargs)
     guess_BQD = predicted(decoder, inputs)
     assert guess_BQD.shape == (3, 16, 2)
     expected = np.mean((guess_BQD.numpy() - make_inputs(3).target_BP.numpy()) ** 2)

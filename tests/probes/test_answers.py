@@ -88,7 +88,7 @@ def test_r2_is_that_of_a_plain_loop() -> None:
     fit = model.answer("fit")
     batch = held_out_rows(model.config, model.data)
     inputs = on_device(batch, CPU)
-    guess_NQD = model.decoder(inputs.ids_BT, **inputs.further).numpy().astype(float)
+    guess_NQD = model.decoder(inputs.ids_BT, **inputs.model_kwargs).numpy().astype(float)
     for dim in range(2):
         truth = batch.target_BP[:, :, dim].astype(float)
         errors = guess_NQD[:, :, dim] - truth

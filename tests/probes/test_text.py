@@ -144,7 +144,7 @@ def test_the_floors_are_counted_one_by_one() -> None:
     x_BTD = decoder.model.layers[0].input_layernorm(decoder.model.embed_tokens(ids_NT))
     at = decoder.model.rotary_emb(torch.arange(LENGTH))[0]
     q, k = (
-        layer.turn(site, layer._feature(split_heads(project(x_BTD), layer.head_dim)), at)
+        layer.rotate(site, layer._feature(split_heads(project(x_BTD), layer.head_dim)), at)
         for site, project in (("q", layer.q_proj), ("k", layer.k_proj))
     )
     k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)

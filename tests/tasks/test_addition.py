@@ -9,7 +9,7 @@ from scipy import stats
 from support.corpora import spell
 
 from rope_exp.sections import DataConfig
-from rope_exp.tasks.addition import FACTS, is_held_out, rows
+from rope_exp.tasks.addition import SPEC, is_held_out, rows
 
 NUMBER = re.compile("0|[1-9][0-9]*")
 
@@ -20,7 +20,7 @@ def sums(split: str, count: int, order: Any = "plain", seed: int = 0) -> list[tu
     step = 1 if order == "plain" else -1
     packed = rows(DataConfig(kind="addition", order=order), seed, split, range(count), 256)
     for ids_S in packed.ids_NS:
-        for example in spell(ids_S, FACTS.tokens).strip("_").removesuffix(";").split(";"):
+        for example in spell(ids_S, SPEC.tokens).strip("_").removesuffix(";").split(";"):
             operands, total = example.split("=")
             a, b = operands.split("+")
             found.append((a[::step], b[::step], total[::step]))
@@ -30,7 +30,7 @@ def sums(split: str, count: int, order: Any = "plain", seed: int = 0) -> list[tu
 
 
 @pytest.mark.parametrize("order", ["plain", "reversed"])
-@pytest.mark.parametrize("split", FACTS.splits)
+@pytest.mark.parametrize("split", SPEC.splits)
 def test_sums_are_right(order: str, split: str) -> None:
     for a, b, total in sums(split, 50, order):
         assert int(a) + int(b) == int(total)

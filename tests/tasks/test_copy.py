@@ -7,7 +7,7 @@ from scipy import stats
 from support.corpora import spell
 
 from rope_exp.sections import DataConfig
-from rope_exp.tasks.copy import FACTS, rows
+from rope_exp.tasks.copy import SPEC, rows
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ def test_copies_are_right_and_lengths_uniform(split: str, fewest: int, most: int
     found = rows(DataConfig(kind="copy"), 0, split, range(1000), 256)
     lengths = []
     for ids_S in found.ids_NS:
-        for example in spell(ids_S, FACTS.tokens).strip("_").removesuffix(";").split(";"):
+        for example in spell(ids_S, SPEC.tokens).strip("_").removesuffix(";").split(";"):
             string, copy = example.split("|")
             assert string == copy
             lengths.append(len(string))

@@ -1,4 +1,4 @@
-"""Tests that every file of tasks/ keeps: rows, batches, hashes, facts and tokenizers."""
+"""Tests that every file of tasks/ keeps: rows, batches, hashes, specifications and tokenizers."""
 
 import dataclasses
 from typing import Any
@@ -68,23 +68,23 @@ def test_a_row_is_a_pure_function_of_seed_split_and_number(kind: str) -> None:
 
 @each_kind
 def test_shapes_types_and_ids(kind: str) -> None:
-    """Facts hold for the shortest rows: the vocabulary, what is predicted, the first bin."""
+    """The specification holds for the shortest rows: vocabulary, predictions, the first bin."""
     config = config_of(kind)
-    facts = config.task
-    assert len(set(facts.tokens)) == len(facts.tokens) == known_vocab_size(config)
-    data = open_data(config.data, config.tokenizer, seq_len=facts.least_seq_len)
-    for split in facts.splits:
+    task = config.task
+    assert len(set(task.tokens)) == len(task.tokens) == known_vocab_size(config)
+    data = open_data(config.data, config.tokenizer, seq_len=task.least_seq_len)
+    for split in task.splits:
         rows = data.rows(split, range(9))
         batch = rows.batch
-        assert batch.ids_BT.shape == (9, facts.least_seq_len)
+        assert batch.ids_BT.shape == (9, task.least_seq_len)
         assert batch.ids_BT.dtype == np.int64
         assert batch.ids_BT.min() >= 0 and batch.ids_BT.max() < data.vocab_size
-        assert batch.target_BP.shape[1] == (facts.num_queries or facts.least_seq_len)
+        assert batch.target_BP.shape[1] == (task.num_queries or task.least_seq_len)
         if isinstance(rows, Rows):
             assert rows.mask_NT.any(axis=1).all()
             np.testing.assert_array_equal(rows.span_NT > 0, rows.mask_NT)
-            assert 0 < facts.bins[0] <= rows.span_NT.max()
-    assert bool(facts.span) == (facts.num_outputs is None)
+            assert 0 < task.bins[0] <= rows.span_NT.max()
+    assert bool(task.span) == (task.num_outputs is None)
 
 
 GOLDEN_STARTS = {
@@ -159,14 +159,14 @@ def test_the_hash_is_of_what_rows_follow_from(kind: str, monkeypatch: pytest.Mon
     assert same.data_sha256 == before
     assert len({data_of(config_of(each)).data_sha256 for each in KINDS}) == len(KINDS)
 
-    facts = task_of(data.data)
-    if facts.key:
-        default = getattr(data.data, facts.key)
+    task = task_of(data.data)
+    if task.key:
+        default = getattr(data.data, task.key)
         is_count = isinstance(default, int)
-        departing = default + 1 if is_count else {"order": "reversed", "period": 0.001}[facts.key]
-        assert data_of(config_of(kind, f"data.{facts.key}={departing}")).data_sha256 != before
-    newer = dataclasses.replace(facts, version=facts.version + 1)
-    monkeypatch.setattr(f"rope_exp.tasks.{kind}.FACTS", newer)
+        departing = default + 1 if is_count else {"order": "reversed", "period": 0.001}[task.key]
+        assert data_of(config_of(kind, f"data.{task.key}={departing}")).data_sha256 != before
+    newer = dataclasses.replace(task, version=task.version + 1)
+    monkeypatch.setattr(f"rope_exp.tasks.{kind}.SPEC", newer)
     assert data_of(config_of(kind)).data_sha256 != before
 
 
@@ -174,13 +174,13 @@ def test_the_hash_is_of_what_rows_follow_from(kind: str, monkeypatch: pytest.Mon
 def test_the_choice_of_data_is_enough(kind: str) -> None:
     """It chooses its tokenizer, whatever the size prefers, its objective and its head."""
     config = composed(f"data={kind}", "model=10m")
-    facts = config.task
+    task = config.task
     assert (config.tokenizer.name, config.tokenizer.kind) == ("task", "task")
-    assert config.train.objective == facts.objective
-    assert config.causal == (facts.objective == "causal")
+    assert config.train.objective == task.objective
+    assert config.causal == (task.objective == "causal")
     assert RunConfig.from_dict(config.to_dict()) == config
-    decoder = Decoder(config.architecture(len(facts.tokens)))
-    assert len(decoder.lm_head.weight) == (facts.num_outputs or len(facts.tokens))
+    decoder = Decoder(config.architecture(len(task.tokens)))
+    assert len(decoder.lm_head.weight) == (task.num_outputs or len(task.tokens))
 
 
 @each_kind

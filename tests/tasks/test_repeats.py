@@ -19,7 +19,7 @@ def rows_of(split: str, count: int) -> Rows:
 
 
 def texts(rows: Rows) -> list[str]:
-    return [spell(ids_S, task.FACTS.tokens) for ids_S in rows.ids_NS]
+    return [spell(ids_S, task.SPEC.tokens) for ids_S in rows.ids_NS]
 
 
 def repeats(text: str) -> Iterator[tuple[int, str, str, str]]:
@@ -31,7 +31,7 @@ def repeats(text: str) -> Iterator[tuple[int, str, str, str]]:
         begin = mark.end() + 16
 
 
-@pytest.mark.parametrize("split", task.FACTS.splits)
+@pytest.mark.parametrize("split", task.SPEC.splits)
 def test_what_stands_behind_a_mark_stood_before(split: str) -> None:
     """The first letter is given and the others are predicted; the span is the distance back."""
     rows = rows_of(split, 30)

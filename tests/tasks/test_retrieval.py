@@ -11,7 +11,7 @@ from scipy import stats
 from support.corpora import spell
 
 from rope_exp.sections import DataConfig
-from rope_exp.tasks.retrieval import FACTS, num_octaves, rows
+from rope_exp.tasks.retrieval import SPEC, num_octaves, rows
 
 DATA = DataConfig(kind="retrieval")
 
@@ -37,9 +37,9 @@ def check(text: str, answer_T: NDArray[np.int64], span_T: NDArray[np.int64]) -> 
 @settings(max_examples=30)
 @given(st.integers(224, 1100), st.integers(0, 2**63))
 def test_rows_of_any_length_have_room_for_all(seq_len: int, index: int) -> None:
-    """Even the shortest rows have room, by the inequality beside FACTS."""
+    """Even the shortest rows have room, by the inequality beside SPEC."""
     found = rows(DATA, 0, "train", [index], seq_len)
-    check(spell(found.ids_NS[0], FACTS.tokens), found.answer_NT[0], found.span_NT[0])
+    check(spell(found.ids_NS[0], SPEC.tokens), found.answer_NT[0], found.span_NT[0])
     assert found.span_NT.max() < 4 * 2 ** num_octaves(seq_len) <= seq_len / 2
 
 

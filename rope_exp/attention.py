@@ -32,24 +32,39 @@ Tables = tuple[Tensor, Tensor]
 
 
 class Positions(NamedTuple):
-    """Position inputs of one layer."""
+    """Position inputs of one layer.
+
+    Attributes:
+        qk: the tables by which q and k rotate.
+        vo: the tables by which v and o rotate; None: those of q and k.
+        bias_HTE: added to the scores of queries at the last T of E places; None: nothing.
+        document_BT: the number of each token's document; a query attends to keys of its own
+            document only. None: to all.
+        position_T: the positions, or [B, T] of them, for a user's position encoding.
+    """
 
     qk: Tables
-    vo: Tables | None = None  # None: v and o rotate by the tables of q and k
-    bias_HTE: Tensor | None = None  # added to the scores of queries at the last T of E places
-    # The document of each token; a query attends to its own only. None: to all.
+    vo: Tables | None = None
+    bias_HTE: Tensor | None = None
     document_BT: Tensor | None = None
-    position_T: Any = None  # the positions, or [B, T], for an encoding of a user's own
+    position_T: Any = None
 
     def tables(self, site: str) -> Tables:
-        return self.qk if site in PAIRS[0] or self.vo is None else self.vo
+        """Return the tables by which q, k, v or o rotates."""
+        if self.vo is None or site in PAIRS[0]:
+            return self.qk
+        return self.vo
 
 
 @dataclass
 class LayerCache:
-    """One layer's part of the cache: rows of each token, [B, E, ...], and states that do not grow.
+    """One layer's part of the cache. Its tensors have no gradients, and are already rotated.
 
-    They have no gradients, and are already rotated.
+    Attributes:
+        window: the number of latest keys that a query attends to; None: all, so all rows are kept.
+        num_seen: the number of tokens that the cache has read.
+        rows: a row of each token that is kept, [B, E, ...], such as "k" and "v".
+        states: tensors that do not grow with the number of tokens.
     """
 
     window: int | None = None
@@ -58,7 +73,11 @@ class LayerCache:
     states: dict[str, Tensor] = field(default_factory=dict)
 
     def append(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Append new rows, by the same names each time; return all rows kept."""
+        """Append the rows of new tokens, [B, T, ...], and return all rows that are kept.
+
+        The names must be the same at each call. With a window, rows that no later query can attend
+        to are dropped.
+        """
         for name, x in rows.items():
             x = x.detach()
             earlier = self.rows.get(name, x[:, :0])
@@ -75,7 +94,16 @@ Cache = list[LayerCache]
 
 
 class HeadLinear(nn.Linear):
-    """A linear layer with one matrix per head, stacked in its rows (dim 0) or its columns (1)."""
+    """A linear layer without bias that holds one matrix for each head.
+
+    Muon reads `split`, the dimension and the number of heads, to update each matrix by itself.
+
+    Args:
+        num_in, num_out: the features of its input and of its output, of all heads together.
+        dim: the dimension of its weight along which the heads' matrices are stacked: 0 if each
+            head has its own rows (outputs), 1 if each has its own columns (inputs).
+        num_heads: the number of these matrices; it divides the size of that dimension.
+    """
 
     def __init__(self, num_in: int, num_out: int, dim: int, num_heads: int) -> None:
         super().__init__(num_in, num_out, bias=False)
@@ -83,7 +111,21 @@ class HeadLinear(nn.Linear):
 
 
 class Attention(nn.Module):
-    """Self-attention in which some of q, k, v, o rotate; each kind computes its heads' outputs."""
+    """Self-attention in which some of q, k, v, o rotate; each kind computes its heads' outputs.
+
+    Args:
+        config: the sizes of the model.
+        attn: the config of this kind of attention.
+        sites: those of q, k, v, o that rotate in this layer.
+
+    Attributes:
+        causal: whether a query attends to no later key.
+        window: the number of latest keys that a query attends to, its own included; None: all.
+        sink_H: a learned score of each head that has no key; None: the softmax has none.
+        rotary_dim: the number of a head's last features that rotate, at every site.
+        key_dim: K, the features of a head's key.
+        out_dim: V, the features of a head's value and output.
+    """
 
     o_proj: nn.Linear
     # Kinds with a state are always causal.
@@ -95,9 +137,9 @@ class Attention(nn.Module):
         self.attn: Any = attn
         self.head_dim = config.features_per_head
         self.num_heads = config.num_attention_heads
-        # A user's own position encoding that acts in this layer.
+        # A user's position encoding that acts in this layer. The names of its parameters, from
+        # which their initial values are drawn, contain this name.
         self.own: Any = None
-        # A learned score of each head without a key.
         self.sink_H: nn.Parameter | None = None
         self.window = config.window
         self.sites = frozenset(sites)
@@ -105,16 +147,26 @@ class Attention(nn.Module):
         self.key_dim, self.out_dim = attn.widths(config)
 
     def to_heads(self, num_heads: int, features: int, num_in: int | None = None) -> HeadLinear:
-        """Return the projection of a token, or of `num_in` features, onto heads."""
-        return HeadLinear(num_in or self.config.hidden_size, num_heads * features, 0, num_heads)
+        """Return a new projection [.., num_in] -> [.., num_heads * features].
+
+        Its parts for the heads are its rows. `split_heads` makes [B, T, H, K] of its output.
+
+        Args:
+            num_heads: H for queries; G for keys and values that query heads share.
+            features: the features of one head.
+            num_in: the features of the input; None: D, the width of the model.
+        """
+        if num_in is None:
+            num_in = self.config.hidden_size
+        return HeadLinear(num_in, num_heads * features, 0, num_heads)
 
     def from_heads(self) -> HeadLinear:
-        """Return the projection of all heads' outputs onto a token."""
+        """Return a new projection of all heads' outputs side by side, [.., H V] -> [.., D]."""
         num_in = self.num_heads * self.out_dim
         return HeadLinear(num_in, self.config.hidden_size, 1, self.num_heads)
 
     def project_as_llama(self) -> None:
-        """Create the projections of LLaMA's attention."""
+        """Create the projections of LLaMA's attention: q_proj, k_proj, v_proj and o_proj."""
         groups = self.config.num_key_value_heads
         self.q_proj = self.to_heads(self.num_heads, self.head_dim)
         self.k_proj = self.to_heads(groups, self.head_dim)
@@ -122,25 +174,66 @@ class Attention(nn.Module):
         self.o_proj = self.from_heads()
 
     def forward(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:
-        """Return the output to be added to the residual stream; x's tokens enter the cache."""
+        """Return the layer's output [B, T, D], which the block adds to the residual stream.
+
+        Args:
+            x_BTD: the normalised input.
+            at: the position inputs of x's tokens.
+            cache: this layer's cache of earlier tokens, to which x's tokens are added; None: there
+                are no earlier tokens.
+        """
         return self.o_proj(self.heads(x_BTD, at, cache).flatten(2))
 
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
-        """Return o_BTHV, rotated back if O rotates, before the output projection."""
+        """Return o_BTHV, the heads' outputs before the output projection.
+
+        They are rotated back if O rotates. Arguments are those of `forward`.
+
+        Args:
+            x_BTD: the normalised input.
+            at: the position inputs of x's tokens.
+            cache: this layer's cache of earlier tokens, to which x's tokens are added; or None.
+        """
         raise NotImplementedError
 
     def attend(self, q_BTHK: Tensor, k_BEGK: Tensor, v_BEGV: Tensor, at: Positions) -> Tensor:
-        """Return softmax attention of queries at the last T of E positions."""
-        more: Any = {"bias_HTE": at.bias_HTE, "document_BT": at.document_BT, "sink_H": self.sink_H}
-        return attention(q_BTHK, k_BEGK, v_BEGV, window=self.window, causal=self.causal, **more)
+        """Return o_BTHV by softmax attention, with this layer's window, sink and causality.
+
+        Args:
+            q_BTHK: queries, rotated if Q rotates, at the last T of the E places.
+            k_BEGK, v_BEGV: keys and values of all E places, rotated if K and V rotate; each of the
+                G heads serves H/G query heads, in order.
+            at: the bias and the documents of the queries' tokens.
+        """
+        return attention(
+            q_BTHK,
+            k_BEGK,
+            v_BEGV,
+            window=self.window,
+            causal=self.causal,
+            bias_HTE=at.bias_HTE,
+            document_BT=at.document_BT,
+            sink_H=self.sink_H,
+        )
 
     def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
-        """Return o_BTHV by equivalent formulas, by the names of these."""
+        """Return o_BTHV as equivalent formulas compute it, by the formulas' names.
+
+        The laws compare each with `heads`. A kind with one formula returns an empty mapping.
+        """
         return {}
 
     def rotate(self, site: str, x_BTHK: Tensor, at: Positions) -> Tensor:
-        """Return x rotated by its position, or back for o, if the site rotates."""
-        # A user's own encoding acts before the rotation, and on outputs after it.
+        """Return x rotated by its position, or back for o, if the site rotates in this layer.
+
+        Args:
+            site: q, k, v or o.
+            x_BTHK: the heads of the site: query heads, or key/value heads, [B, T, G, K].
+            at: the position inputs of x's tokens.
+        Returns:
+            A tensor of x's dtype and, unless a user's encoding makes q and k wider, x's shape.
+        """
+        # A user's encoding acts before the rotation, and on outputs after it.
         if self.own is not None and site != "o":
             x_BTHK = self.own.turn(site, x_BTHK, at.position_T).to(x_BTHK.dtype)
         if site in self.sites:
@@ -153,15 +246,23 @@ class Attention(nn.Module):
 def rotate_last(
     x_BTHK: Tensor, tables: Tables, rotary_dim: int, *, inverse: bool = False
 ) -> Tensor:
-    """Return x with its last `rotary_dim` features rotated, or rotated back.
+    """Return x with its last `rotary_dim` features rotated by their positions, or rotated back.
 
     On outputs, R_i^T undoes the query's position and leaves R_{j-i} on each value (Su 2025, eq. 5).
+
+    Args:
+        x_BTHK: queries, keys, values or outputs; features before the last `rotary_dim` pass.
+        tables: cosines and sines of the positions' angles. If G heads have their own, [B, G, T, F],
+            each serves H/G heads of x, in order.
+        rotary_dim: the number of last features to which the tables apply.
+        inverse: rotate by the opposite angle, as outputs are.
     """
     if num_left := x_BTHK.shape[-1] - rotary_dim:
         left, last = torch.split(x_BTHK, [num_left, rotary_dim], dim=-1)
         return torch.cat([left, rotate_last(last, tables, rotary_dim, inverse=inverse)], dim=-1)
     if tables[0].ndim < 4:
         return rotate(x_BTHK, *tables, inverse=inverse)
+
     # Tables of G heads, each shared by the H/G query heads that it serves.
     num_shared = x_BTHK.shape[2] // tables[0].shape[1]
     cos_BHTF, sin_BHTF = (table.repeat_interleave(num_shared, dim=1) for table in tables)
@@ -181,7 +282,7 @@ def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
 
 
 def split_heads(x: Tensor, features: int) -> Tensor:
-    """Return [B, T, heads, features]."""
+    """Return a projection's output [B, T, H K] as [B, T, H, K], with K = `features`."""
     return x.view(*x.shape[:2], -1, features)
 
 
@@ -201,7 +302,13 @@ class SoftmaxAttention(Attention):
             self.sink_H = nn.Parameter(torch.zeros(self.num_heads))
 
     def project(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> tuple[Tensor, ...]:
-        """Return q, k and v of all heads side by side, not rotated."""
+        """Return q [B, T, H K], and k and v [B, T, G K], of all heads side by side, not rotated.
+
+        Args:
+            x_BTD: the normalised input.
+            at: the position inputs of x's tokens.
+            cache: this layer's cache; a kind that also reads the token before keeps that here.
+        """
         return fused_linear(x_BTD, self.q_proj, self.k_proj, self.v_proj)
 
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
@@ -237,7 +344,14 @@ class ShiftedAttention(SoftmaxAttention):
 
 
 def previous(x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:
-    """Return x_{t-1}; the first token of a row or of a document gives its own x_t."""
+    """Return x_{t-1} of each token; the first token of a row or of a document gives its own x_t.
+
+    Args:
+        x_BTD: the inputs of a layer.
+        at: its documents decide where a token has no earlier one.
+        cache: holds the input of the last token before these, and then that of the last of these;
+            None: a row begins with its first token.
+    """
     before_B1D = x_BTD[:, :1]
     if cache is not None:
         before_B1D = cache.states.get("newest", before_B1D)
@@ -269,7 +383,15 @@ def attention_leaf(kind: str) -> AttentionLeaf:
 
 
 def make_attention(config: ModelConfig, attn: AttentionConfig, sites: Collection[str]) -> Attention:
-    """Return the attention module of one layer in which these sites rotate."""
+    """Return a new attention module of one layer.
+
+    Args:
+        config: the sizes of the model.
+        attn: the config of the kind, which decides the class.
+        sites: those of q, k, v, o that rotate in this layer.
+    Raises:
+        ConfigError: there is no file of attn/ for this kind.
+    """
     layer: type[Attention] = SoftmaxAttention
     if not isinstance(attn, SoftmaxConfig):
         layer = attention_leaf(attn.kind).Layer
@@ -298,45 +420,81 @@ def attention(
     the G heads of keys and values serves H/G query heads, in order.
 
     Args:
-        window: the number of keys that a query attends to, its own being the last.
+        q_BTHK: queries.
+        k_BEGK, v_BEGV: keys and values, in the queries' dtype.
+        window: the number of keys that a query attends to, its own being the last; None: all.
         causal: the sum is over j <= i; otherwise over all j, without a window.
         bias_HTE: added to the scores; or [B, H, T, E]. If it has more keys, these are the last.
-        document_BT: a query attends only to keys of the same number.
+        document_BT: a query attends only to keys of the same number; then T is E.
         sink_H: one more score in each softmax, whose value is 0.
     """
     assert causal or window is None
     num_queries, num_keys = q_BTHK.shape[1], k_BEGK.shape[1]
-    window = None if window is None or window >= num_keys else window
-    bias_HTE = None if bias_HTE is None else bias_HTE[..., -num_keys:]
-
-    num_groups = k_BEGK.shape[2]
+    if window is not None and window >= num_keys:
+        window = None
+    if bias_HTE is not None:
+        bias_HTE = bias_HTE[..., -num_keys:]
     is_plain = all(x is None for x in (window, document_BT, bias_HTE, sink_H))
-    if num_queries == 1 and num_groups < q_BTHK.shape[2] and is_plain:
-        # One query meets every key: the heads that share keys are queries of one head.
-        q_BSGK = q_BTHK.reshape(q_BTHK.shape[0], num_groups, -1, q_BTHK.shape[3]).transpose(1, 2)
-        o_BSGV = attention(q_BSGK, k_BEGK, v_BEGV, causal=False)
-        return o_BSGV.transpose(1, 2).flatten(1, 2)[:, None]
 
-    # Which keys each query attends to, [T, E] or [B, 1, T, T]; None: by `causal` alone.
-    is_met = None
+    if num_queries == 1 and k_BEGK.shape[2] < q_BTHK.shape[2] and is_plain:
+        return _one_query(q_BTHK, k_BEGK, v_BEGV)
+
     on_cpu = q_BTHK.device.type == "cpu"
     has_kernel = on_cpu and num_queries == num_keys <= cpu_attention.MAX_LENGTH
-    if causal and (has_kernel or num_queries < num_keys or not is_plain):
-        # int32 is as wide as the scores, so the mask vectorises.
-        key_E = torch.arange(num_keys, dtype=torch.int32, device=q_BTHK.device)
-        query_T1 = key_E[num_keys - num_queries :, None]
-        is_met = key_E <= query_T1
-        if window is not None:
-            is_met = is_met & (key_E > query_T1 - window)
-    if document_BT is not None:
-        is_same = (document_BT[:, :, None] == document_BT[:, None, :])[:, None]
-        is_met = is_same if is_met is None else is_met & is_same
+    mask = None
+    if has_kernel or num_queries < num_keys or not is_plain:
+        mask = attention_mask(q_BTHK, num_keys, window, causal, document_BT)
 
     if not has_kernel:
-        return _fused(q_BTHK, k_BEGK, v_BEGV, is_met, bias_HTE, sink_H, causal)
-    k_BTHK, v_BTHV = (for_queries(x, q_BTHK.shape[2]) for x in (k_BEGK, v_BEGV))
-    more = (bias_HTE, is_met, window, causal, sink_H)
-    return cpu_attention.attention(q_BTHK, k_BTHK, v_BTHV, *more)
+        return _fused(q_BTHK, k_BEGK, v_BEGV, mask, bias_HTE, sink_H, causal)
+    k_BTHK = for_queries(k_BEGK, q_BTHK.shape[2])
+    v_BTHV = for_queries(v_BEGV, q_BTHK.shape[2])
+    return cpu_attention.attention(q_BTHK, k_BTHK, v_BTHV, bias_HTE, mask, window, causal, sink_H)
+
+
+def _one_query(q_B1HK: Tensor, k_BEGK: Tensor, v_BEGV: Tensor) -> Tensor:
+    """Return o_B1HV of one query that attends to every key.
+
+    The H/G query heads that share a head of keys become H/G queries of that head, so keys and
+    values are not repeated.
+    """
+    num_groups = k_BEGK.shape[2]
+    q_BSGK = q_B1HK.reshape(q_B1HK.shape[0], num_groups, -1, q_B1HK.shape[3]).transpose(1, 2)
+    o_BSGV = attention(q_BSGK, k_BEGK, v_BEGV, causal=False)
+    return o_BSGV.transpose(1, 2).flatten(1, 2)[:, None]
+
+
+def attention_mask(
+    q_BTHK: Tensor,
+    num_keys: int,
+    window: int | None,
+    causal: bool,
+    document_BT: Tensor | None,
+) -> Tensor | None:
+    """Return True where a query attends to a key, [T, E], or [B, 1, T, T] with documents.
+
+    Args:
+        q_BTHK: the queries, at the last T of the E = `num_keys` places.
+        num_keys: E.
+        window: the number of keys that a query attends to, its own being the last; None: all.
+        causal: whether a query attends to no later key.
+        document_BT: a query attends only to keys of the same number; None: of any.
+    Returns:
+        The mask; None if every query attends to every key.
+    """
+    mask = None
+    if causal:
+        # int32 is as wide as the scores, so the mask vectorises.
+        key_E = torch.arange(num_keys, dtype=torch.int32, device=q_BTHK.device)
+        query_T1 = key_E[num_keys - q_BTHK.shape[1] :, None]
+        mask = key_E <= query_T1
+        if window is not None:
+            mask = mask & (key_E > query_T1 - window)
+
+    if document_BT is not None:
+        is_same = (document_BT[:, :, None] == document_BT[:, None, :])[:, None]
+        mask = is_same if mask is None else mask & is_same
+    return mask
 
 
 def _fused(
@@ -348,7 +506,7 @@ def _fused(
     sink_H: Tensor | None,
     causal: bool,
 ) -> Tensor:
-    """Return the same by torch's kernel.
+    """Return the same by torch's kernel; `mask` None: by `causal` alone.
 
     Its fast forms need one width, and take grouped heads with neither a mask nor more than
     `MAX_FLASH` features; on a CPU, grouped heads take up to twice as long as repeated heads.
@@ -356,7 +514,9 @@ def _fused(
     num_queries, num_heads, key_dim = q_BTHK.shape[1:]
     num_keys, num_groups, out_dim = v_BEGV.shape[1:]
     if bias_HTE is not None or sink_H is not None:
-        added = q_BTHK.new_zeros(()) if bias_HTE is None else bias_HTE.to(q_BTHK.dtype)
+        added = q_BTHK.new_zeros(())
+        if bias_HTE is not None:
+            added = bias_HTE.to(q_BTHK.dtype)
         mask = added if mask is None else torch.where(mask, added, -math.inf)
     if sink_H is not None and mask is not None:
         # The sink is a last column of the mask, with a key and a value of 0.
@@ -391,7 +551,9 @@ def _fused(
 def for_queries(x_BTGK: Tensor, num_heads: int) -> Tensor:
     """Repeat each key/value head for the query heads that it serves, in order."""
     num_shared = num_heads // x_BTGK.shape[2]
-    return x_BTGK if num_shared == 1 else x_BTGK.repeat_interleave(num_shared, dim=2)
+    if num_shared == 1:
+        return x_BTGK
+    return x_BTGK.repeat_interleave(num_shared, dim=2)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

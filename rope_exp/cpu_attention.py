@@ -19,10 +19,30 @@ MAX_LENGTH = 2048
 MIN_BLOCK = 128  # queries
 
 
-def attention(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, *more: Tensor | int | None) -> Tensor:
-    """Return o_BTHV; `more` are a bias, the mask, the window, whether it is causal, and sinks."""
+def attention(
+    q_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    bias_HTT: Tensor | None,
+    mask: Tensor | None,
+    window: int | None,
+    causal: bool,
+    sink_H: Tensor | None,
+) -> Tensor:
+    """Return o_BTHV, in the inputs' dtype; the softmax is taken in float32 at least.
+
+    Args:
+        q_BTHK, k_BTHK, v_BTHV: keys and values are already repeated for each query head.
+        bias_HTT: added to the scores; or [B, H, T, T]. None: nothing.
+        mask: True where a query attends to a key, [T, T] or [B, 1, T, T]; None: everywhere.
+        window, causal: keys that `mask` excludes for all queries of a block are not read.
+        sink_H: one more score in each softmax, whose value is 0; None: there is none.
+    """
     heads_first = [x.transpose(1, 2).contiguous() for x in (q_BTHK, k_BTHK, v_BTHV)]
-    return _WrittenOut.apply(*heads_first, *more).transpose(1, 2)  # type: ignore[no-untyped-call]
+    o_BHTV = _WrittenOut.apply(  # type: ignore[no-untyped-call]
+        *heads_first, bias_HTT, mask, window, causal, sink_H
+    )
+    return o_BHTV.transpose(1, 2)
 
 
 def keep_freed_memory() -> None:
@@ -33,11 +53,12 @@ def keep_freed_memory() -> None:
     """
     library = ctypes.CDLL(None)
     mmap_threshold, trim_threshold = -3, -1  # of malloc.h
+    if not hasattr(library, "mallopt"):
+        return
+
     # Versions before 2.35 accept no threshold above 32 MiB. Setting the trim threshold alone would
     # fix this one at 128 KiB.
-    if hasattr(library, "mallopt") and any(
-        library.mallopt(mmap_threshold, most) for most in (2**31 - 1, 2**25)
-    ):
+    if any(library.mallopt(mmap_threshold, most) for most in (2**31 - 1, 2**25)):
         library.mallopt(trim_threshold, 2**31 - 1)
 
 
@@ -60,7 +81,7 @@ class _WrittenOut(torch.autograd.Function):
         k_BHTK: Tensor,
         v_BHTV: Tensor,
         bias_HTT: Tensor | None,
-        is_met: Tensor | None,
+        mask: Tensor | None,
         window: int | None,
         causal: bool,
         sink_H: Tensor | None,
@@ -85,8 +106,8 @@ class _WrittenOut(torch.autograd.Function):
             s_BHCE = (q_BHTK[:, :, queries] @ k_BHTK[:, :, keys].mT).to(wide) * scale
             if bias_HTT is not None:
                 s_BHCE = s_BHCE + bias_HTT[..., queries, keys]
-            if is_met is not None:
-                s_BHCE = torch.where(is_met[..., queries, keys], s_BHCE, -math.inf)
+            if mask is not None:
+                s_BHCE = torch.where(mask[..., queries, keys], s_BHCE, -math.inf)
 
             max_BHC1 = s_BHCE.amax(-1, keepdim=True)
             sink_BHC1 = None

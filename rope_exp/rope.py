@@ -22,8 +22,17 @@ FAR = 2**16
 def frequencies(dim: int, base: float, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return theta_f = base^(-2f/dim) for f = 0 .. dim/2 - 1 (Su 2021, before eq. 14).
 
-    They are in radians a position, on the CPU, with the order of operations of transformers' LLaMA,
-    so that they match to the last bit. `dim` features rotate: an even number.
+    They are computed on the CPU, in the order of operations of transformers' LLaMA, so that they
+    match it to the last bit.
+
+    Args:
+        dim: the number of a head's features that rotate, K if all do. It is even.
+        base: b of the formula; 10000 in Su 2021. A larger base slows all frequencies but the first.
+        dtype: the dtype in which the powers are taken, and which is returned.
+    Returns:
+        [dim/2] frequencies in radians a position, from the fastest (1) to the slowest.
+    Raises:
+        ValueError: `dim` is odd or less than 2.
     """
     if dim < 2 or dim % 2:
         raise ValueError(f"the number of rotating features must be even and at least 2, not {dim}")
@@ -36,8 +45,13 @@ def angles(theta_F: Tensor, position_T: Tensor) -> Tensor:
     """Return angle_TF[t, f] = position_t * theta_f in radians, in theta's dtype.
 
     A float32 product holds an angle of m radians to m 2^-24 at most, which is 1 radian at position
-    2^24. So whole turns are removed from far angles in float64, before rounding. Positions are any
-    real numbers; [B, T] of them give [B, T, F], and [G, F] frequencies of G heads give [T, G, F].
+    2^24. So whole turns are removed from far angles in float64, before rounding.
+
+    Args:
+        theta_F: frequencies in radians a position; or [G, F], the frequencies of G heads.
+        position_T: positions, which may be any real numbers; or [B, T], if rows differ.
+    Returns:
+        The axes of the positions, then those of the frequencies: [T, F], [B, T, F] or [T, G, F].
     """
     position_T = position_T[(..., *[None] * theta_F.ndim)]
     angle_TF = position_T.to(theta_F.dtype) * theta_F
@@ -51,9 +65,17 @@ def angles(theta_F: Tensor, position_T: Tensor) -> Tensor:
 def rotate(x_BTHK: Tensor, cos_TF: Tensor, sin_TF: Tensor, *, inverse: bool = False) -> Tensor:
     """Rotate each feature pair (f, f + F) of position t by its angle, or back if `inverse`.
 
-    Implements eqs. (2) and (5) of Su 2025: R_i x_i, and R_i^T o_i when `inverse`. Products are
-    taken in the tables' dtype; the output has x's. Features past 2F are unchanged. Tables are of
-    the angles t * theta_f, [T, F] or [B, T, F].
+    Implements eqs. (2) and (5) of Su 2025: R_i x_i, and R_i^T o_i when `inverse`.
+
+    Args:
+        x_BTHK: any floating dtype; the products are taken in the tables' dtype.
+        cos_TF, sin_TF: of the angles t * theta_f, in float32; all layers and sites may share them.
+            Or [B, T, F], if rows of the batch have different positions.
+        inverse: rotate by the opposite angle.
+    Returns:
+        A tensor of x's shape and dtype. Features past 2F are passed through.
+    Raises:
+        ValueError: K is odd or less than 2F, or T differs between the arguments.
     """
     num_positions, num_pairs = cos_TF.shape[-2:]
     num_features = x_BTHK.shape[-1]
@@ -74,7 +96,9 @@ def rotate(x_BTHK: Tensor, cos_TF: Tensor, sin_TF: Tensor, *, inverse: bool = Fa
 
     # No table of -sin is made: to subtract a product is to add its negative, to the last bit.
     if inverse:
-        rotated = [x1 * cos_T1F + x2 * sin_T1F, x2 * cos_T1F - x1 * sin_T1F]
+        y1 = x1 * cos_T1F + x2 * sin_T1F
+        y2 = x2 * cos_T1F - x1 * sin_T1F
     else:
-        rotated = [x1 * cos_T1F - x2 * sin_T1F, x2 * cos_T1F + x1 * sin_T1F]
-    return torch.cat([*(part.to(x_BTHK.dtype) for part in rotated), rest], dim=-1)
+        y1 = x1 * cos_T1F - x2 * sin_T1F
+        y2 = x2 * cos_T1F + x1 * sin_T1F
+    return torch.cat([y1.to(x_BTHK.dtype), y2.to(x_BTHK.dtype), rest], dim=-1)

@@ -201,8 +201,9 @@ class Attention(nn.Module):
 
         Args:
             q_BTHK: queries, rotated if Q rotates, at the last T of the E places.
-            k_BEGK, v_BEGV: keys and values of all E places, rotated if K and V rotate; each of the
-                G heads serves H/G query heads, in order.
+            k_BEGK: keys of all E places, rotated if K rotates; each of the G heads serves H/G
+                query heads, in order.
+            v_BEGV: values of the same places, rotated if V rotates.
             at: the bias and the documents of the queries' tokens.
         """
         return attention(
@@ -421,7 +422,8 @@ def attention(
 
     Args:
         q_BTHK: queries.
-        k_BEGK, v_BEGV: keys and values, in the queries' dtype.
+        k_BEGK: keys, in the queries' dtype.
+        v_BEGV: values, which may be wider or narrower than keys.
         window: the number of keys that a query attends to, its own being the last; None: all.
         causal: the sum is over j <= i; otherwise over all j, without a window.
         bias_HTE: added to the scores; or [B, H, T, E]. If it has more keys, these are the last.

@@ -27,7 +27,13 @@ HELD_OUT = (0, 0)
 
 
 def training_batch(config: RunConfig, data: DataSet, step: int) -> Batch:
-    """Return the global batch of an optimizer step, counted from 1."""
+    """Return the global batch of an optimizer step, the same on every rank.
+
+    Args:
+        config: the run's config, which has the seed of the order and the stages.
+        data: the run's data.
+        step: from 1 to train.num_steps.
+    """
     seed = config.order_seed
     stage = config.train.stage_at(step)
     samples = stage.samples(step)
@@ -57,10 +63,15 @@ def read(
     key: tuple[int, int] = HELD_OUT,
     start_B: Ints | None = None,
 ) -> Batch:
-    """Return windows of text with their positions from `start_B` on, documents and hidden tokens.
+    """Return windows of text as a batch, by the config's treatment of documents and positions.
 
     Args:
-        key: of the random stream that hides tokens.
+        config: says whether documents are masked, positions restart and tokens are hidden.
+        data: has the id that ends a document, and the number of ids.
+        windows_BW: token ids, [B, T + 1].
+        key: two numbers that select the random stream which hides tokens: the data seed and the
+            step, or HELD_OUT.
+        start_B: the first position of each row; None: 0.
     """
     batch = next_tokens(windows_BW)
     # A token that ends a document has the next one's number: it predicts the next one's first.
@@ -88,7 +99,14 @@ def next_tokens(windows_BW: Ints) -> Batch:
 
 
 def training_ids(tokens: Tokens, seed: int, samples: Sequence[int], seq_len: int) -> Ints:
-    """Return the windows of some samples of a run, by their numbers, [B, T + 1]."""
+    """Return the windows of some samples of a run, [B, T + 1].
+
+    Args:
+        tokens: the training tokens.
+        seed: the seed of the order.
+        samples: numbers of samples, counted from 0 over the whole run.
+        seq_len: T.
+    """
     count = (len(tokens) - 1) // seq_len
     places = [divmod(sample, count) for sample in samples]
     windows = [epoch_order(seed, epoch, count)[place] for epoch, place in places]
@@ -97,13 +115,28 @@ def training_ids(tokens: Tokens, seed: int, samples: Sequence[int], seq_len: int
 
 @functools.lru_cache(maxsize=1)
 def epoch_order(seed: int, epoch: int, count: int) -> Ints:
-    """Return a permutation of 0..count-1 that depends on nothing but the arguments."""
+    """Return the order of the windows in an epoch: a permutation of 0..count-1.
+
+    It depends on nothing but the arguments.
+
+    Args:
+        seed: the seed of the order.
+        epoch: counted from 0.
+        count: the number of windows.
+    """
     key = np.array([seed, epoch], dtype=np.uint64)
     return np.argsort(np.random.Philox(key=key).random_raw(count), kind="stable")
 
 
 def validation_ids(tokens: Tokens, num_sequences: int, seq_len: int) -> Ints:
-    """Return fixed windows of the held-out set, all or evenly spread from its start, [N, W]."""
+    """Return fixed windows of the held-out set, [N, T + 1].
+
+    Args:
+        tokens: the held-out tokens.
+        num_sequences: the most windows to return. If there are more, these are evenly spread from
+            the start.
+        seq_len: T.
+    """
     available = (len(tokens) - 1) // seq_len
     count = min(num_sequences, available)
     return _windows(tokens, np.arange(count) * available // count, seq_len)
@@ -123,7 +156,14 @@ def chain_sha256(previous: str, ids: NDArray[np.integer]) -> str:
 
 
 def random_starts(seed: int, step: int, num_rows: int, most: int) -> Ints:
-    """Return the first position of each row of a step's global batch, uniform on 0 .. `most`."""
+    """Return the first position of each row of a step's global batch.
+
+    Args:
+        seed: the seed of the order.
+        step: counted from 1.
+        num_rows: the rows of the global batch.
+        most: positions are uniform on 0 .. `most`.
+    """
     # The counter's last word is 0 in the order of an epoch, and 2 for hidden tokens (mlm.py).
     key = np.array([seed, step], dtype=np.uint64)
     counter = np.array([0, 0, 0, 1], dtype=np.uint64)

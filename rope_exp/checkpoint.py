@@ -57,7 +57,17 @@ def save(
     optimizer: Mapping[str, Tensor],
     state: Mapping[str, Any],
 ) -> None:
-    """Save a checkpoint below `folder` (the run's `checkpoints/`), whole or not at all."""
+    """Save a checkpoint, whole or not at all.
+
+    Args:
+        folder: the run's `checkpoints/`.
+        step: the last step that the weights have had.
+        model: the weights by name, on any device.
+        optimizer: the optimizer's tensors by name (`optimizer.optimizer_tensors`).
+        state: plain values for state.json, to which the step is added.
+    Raises:
+        DiskError: the disk is full. As after any other OSError, older checkpoints are kept.
+    """
     final = step_folder(folder, step)
     needed_bytes = sum(tensor.nbytes for tensor in (*model.values(), *optimizer.values()))
     with new_folder(final, needed_bytes, f"the checkpoint of step {step}") as temporary:
@@ -86,7 +96,13 @@ def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def prune(folder: Path, keep: int, newest: int) -> None:
-    """Keep the last `keep` checkpoints up to step `newest`; later ones did not verify."""
+    """Delete all checkpoints but the last ones up to step `newest`.
+
+    Args:
+        folder: the run's `checkpoints/`.
+        keep: the number of checkpoints to keep.
+        newest: the step just saved. Checkpoints of later steps did not verify when the run resumed.
+    """
     steps = list_steps(folder)
     kept = [step for step in steps if step <= newest][-keep:]
     for step in steps:
@@ -110,7 +126,11 @@ def _drop(path: Path) -> None:
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
-    """Load the newest checkpoint that verifies; None if there is none at all."""
+    """Load the newest checkpoint that verifies; None if there is none at all.
+
+    Raises:
+        CheckpointError: there are checkpoints, and none verifies.
+    """
     broken = []
     for step in reversed(list_steps(folder)):
         try:
@@ -127,17 +147,22 @@ def load_newest(folder: Path) -> Checkpoint | None:
 
 
 def load(folder: Path, step: int) -> Checkpoint:
-    """Load the checkpoint of `step` after verifying every byte; an OSError may pass by itself."""
+    """Load the checkpoint of `step` after verifying every byte.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+        OSError: the disk failed, which says nothing about the checkpoint.
+    """
     path = step_folder(folder, step)
     try:
-        manifest, state = (
-            parse_json(path / name, read_bytes(path / name)) for name in (MANIFEST, STATE)
-        )
+        manifest = parse_json(path / MANIFEST, read_bytes(path / MANIFEST))
+        state = parse_json(path / STATE, read_bytes(path / STATE))
         manifest = checked(path / MANIFEST, manifest, Manifest)
         for name in _FILES:
             if _sha256(path / name) != manifest[name]["sha256"]:
                 raise CheckpointError(f"{path / name} does not verify against its manifest")
-        model, optimizer = (_load_tensors(path / name) for name in (MODEL, OPTIMIZER))
+        model = _load_tensors(path / MODEL)
+        optimizer = _load_tensors(path / OPTIMIZER)
         return Checkpoint(step, model, optimizer, state)
     except (RunFolderError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise CheckpointError(str(error)) from error
@@ -161,7 +186,15 @@ def _sha256(path: Path) -> str:
 
 
 def load_weights(what: str, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load a checkpoint's weights into a model; their names and shapes must match exactly."""
+    """Load a checkpoint's weights into a model.
+
+    Args:
+        what: the checkpoint's name for an error, such as "the checkpoint of step 8 in FOLDER".
+        model: the model, whose parameters take the values.
+        tensors: the weights; their names and shapes must be exactly the model's.
+    Raises:
+        CheckpointError: they are not.
+    """
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:

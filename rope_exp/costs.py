@@ -47,8 +47,13 @@ def kept(
 ) -> tuple[int, int] | tuple[None, None]:
     """Return a layer's cached elements per token, and the elements of its fixed-size states.
 
-    Each is the largest over layers. Unknown with a class of one's own: reading a record must not
-    execute somebody's code.
+    Each is the largest over layers. Both are None with a user's class (pe.code): reading a record
+    must not execute somebody's code.
+
+    Args:
+        attn: the kind of attention.
+        model: the sizes of the model.
+        pe: the variant, whose biases and tables may add rows.
     """
     if pe.code is not None:
         return None, None
@@ -118,9 +123,18 @@ def attention_flops_per_token(config: RunConfig, seq_len: int) -> int:
 
 
 def flops_per_token(config: RunConfig, vocab_size: int, seq_len: int | None = None) -> int:
-    """Return MFU's numerator: operations in weights and attention, nothing recomputed."""
+    """Return MFU's numerator: the operations of one training token, nothing recomputed.
+
+    Args:
+        config: the run's config.
+        vocab_size: the ids of the tokenizer.
+        seq_len: T, the tokens of a sequence; None: train.seq_len.
+    Returns:
+        Floating-point operations in weights and attention, forward and backward.
+    """
     model = config.model
-    seq_len = seq_len or config.train.seq_len
+    if seq_len is None:
+        seq_len = config.train.seq_len
     architecture = config.architecture(vocab_size)
 
     # Each weight takes 6 operations per token, and those of the head 6 per predicted token.

@@ -32,10 +32,13 @@ def attention(
     """Return o_BTHV, in the inputs' dtype; the softmax is taken in float32 at least.
 
     Args:
-        q_BTHK, k_BTHK, v_BTHV: keys and values are already repeated for each query head.
+        q_BTHK: queries.
+        k_BTHK: keys, already repeated for each query head.
+        v_BTHV: values, also repeated.
         bias_HTT: added to the scores; or [B, H, T, T]. None: nothing.
         mask: True where a query attends to a key, [T, T] or [B, 1, T, T]; None: everywhere.
-        window, causal: keys that `mask` excludes for all queries of a block are not read.
+        window: that of `mask`, so that keys outside it are not read at all; None: there is none.
+        causal: whether `mask` excludes later keys, which are then not read either.
         sink_H: one more score in each softmax, whose value is 0; None: there is none.
     """
     heads_first = [x.transpose(1, 2).contiguous() for x in (q_BTHK, k_BTHK, v_BTHV)]

@@ -26,6 +26,13 @@ class StepGraphs:
     """Repeats the update of a TrainingStep from one graph for each shape of its inputs.
 
     The optimizer's learning rates become tensors.
+
+    Args:
+        name: the run's name, for the log.
+        update: `TrainingStep.update`, called with the inputs, the step and the number of targets.
+        optimizer: the optimizer whose step the update makes.
+        first_bad_step: the tensor of TrainingStep, which stays in place.
+        model: the model that the update trains.
     """
 
     def __init__(
@@ -59,10 +66,16 @@ class StepGraphs:
     def __call__(
         self, inputs: Batch, step: int, num_targets: int, rates: Sequence[float]
     ) -> Tensor | None:
-        """Make one step from the inputs of all micro-batches; return a copy of its outcome.
+        """Make one step from the inputs of all micro-batches.
 
-        None: steps of this new shape make no graph. Nothing was updated, and the log says why.
-
+        Args:
+            inputs: this rank's rows of the global batch, on the device.
+            step: the number of the step.
+            num_targets: the number of targets of all ranks.
+            rates: the learning rate of each group of the optimizer.
+        Returns:
+            A copy of the update's outcome. None: steps of this new shape make no graph; nothing was
+            updated, and the log says why.
         Raises:
             RuntimeError: the capture failed, which may leave torch's allocator unusable.
         """
@@ -80,11 +93,11 @@ class StepGraphs:
                 log(f"{self.name}: steps are launched kernel by kernel, not as a graph: {error}")
                 self.optimizer.zero_grad(set_to_none=True)
                 return None
-        static, launch = self._graphs[shapes]
-        for mine, given in zip(static, inputs, strict=True):
-            if mine is not None and given is not None:
-                mine.copy_(given)
 
+        static, launch = self._graphs[shapes]
+        for target, source in zip(static, inputs, strict=True):
+            if target is not None and source is not None:
+                target.copy_(source)
         launch()
         return self._outcome.clone()
 
@@ -121,7 +134,9 @@ class StepGraphs:
         """Return a function that repeats `launch` as a graph."""
         # Off the default stream, as capturing is, and on the stream of the captures: autograd adds
         # up gradients on the stream on which it first met a parameter.
-        self._side = side = self._side or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        if self._side is None:
+            self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = self._side
         side.wait_stream(torch.cuda.current_stream())
         try:
             with torch.cuda.stream(side):

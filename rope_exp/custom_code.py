@@ -28,7 +28,13 @@ MAY_IMPORT = {*sys.stdlib_module_names, "torch", "numpy", "rope_exp"}
 
 
 def make(pe: PeConfig, sizes: Sizes) -> Position | None:
-    """Return the instance of a layer, or of the input; None if it does nothing there."""
+    """Return the instance of a layer, or of the input; None if it does nothing there.
+
+    The file's text is executed.
+
+    Raises:
+        ConfigError: the text is missing, fails, or has no such class.
+    """
     assert pe.code is not None
     if pe.source is None:
         raise ConfigError("pe.code", pe.code, "needs its file's text: name its --config-dir")
@@ -40,7 +46,13 @@ def make(pe: PeConfig, sizes: Sizes) -> Position | None:
 def refuse_code_errors(code: str, *, every: bool = True) -> Iterator[None]:
     """Turn an error of a user's class into one sentence, after its own traceback.
 
-    `every`: also an error that is raised elsewhere, such as for a wrong shape.
+    A lack of memory passes, as for any variant.
+
+    Args:
+        code: pe.code, FILE.CLASS.
+        every: also turn an error that is raised elsewhere, such as for a wrong shape.
+    Raises:
+        ConfigError: the block raised an error.
     """
     try:
         yield
@@ -51,8 +63,8 @@ def refuse_code_errors(code: str, *, every: bool = True) -> Iterator[None]:
         stack = traceback.extract_tb(error.__traceback__)
         frames = [frame for frame in stack if frame.filename == path]
         # torch's error for a lack of memory on a CPU has no type of its own.
-        words = "allocate memory|out of memory|enough memory|bad_alloc|ALLOC_FAILED"
-        lacks_memory = isinstance(error, MemoryError) or re.search(words, str(error))
+        pattern = "allocate memory|out of memory|enough memory|bad_alloc|ALLOC_FAILED"
+        lacks_memory = isinstance(error, MemoryError) or re.search(pattern, str(error))
         if lacks_memory or not (frames or every):
             raise
         message = f"{type(error).__name__}: {first_line(error)}"
@@ -67,7 +79,7 @@ def _executed(code: str, source: str) -> type[Position]:
     """Execute a text once, and return its class."""
     file, _, name = code.partition(".")
     # Two texts of one name may be in one process.
-    module = ModuleType(f"own_{file}_{text_sha256(source)[:12]}")
+    module = ModuleType(f"custom_{file}_{text_sha256(source)[:12]}")
     path = f"{file}.py"
     # Tracebacks and torch's compiler then find the text.
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
@@ -83,10 +95,14 @@ def with_source(config: RunConfig, folders: Sequence[Path]) -> RunConfig:
     """Return the config with the text of the file that pe.code names, from the first folder.
 
     A record then holds all that made it; a file that imports other files is refused.
+
+    Raises:
+        ConfigError: there is no such file or class, it cannot be read, or it imports other files.
     """
     code = str(config.pe.code)
     file, name = code.split(".")
-    paths = [path for folder in folders if (path := folder / f"{file}.py").is_file()]
+    candidates = [folder / f"{file}.py" for folder in folders]
+    paths = [path for path in candidates if path.is_file()]
     if not paths:
         reason = f"there is no {file}.py in configs/ or a folder of --config-dir"
         raise ConfigError("pe.code", code, reason)

@@ -53,11 +53,19 @@ def gather_places(x_BTD: Tensor, place_BP: Tensor | None) -> Tensor:
 def summed_cross_entropy(
     x_ND: Tensor, head_VD: Tensor, target_N: Tensor, gradients: Gradients
 ) -> Tensor:
-    """Return the sum over n of -log softmax(head x_n)[target_n], in nats, in float32 at least."""
+    """Return the sum over n of -log softmax(head x_n)[target_n], in nats, in float32 at least.
+
+    Args:
+        x_ND: the last hidden states at the predicted places.
+        head_VD: the weight of the output layer.
+        target_N: the target tokens, or NO_TARGET, which adds nothing.
+        gradients: `chunk_gradients`, or a compiled copy of it.
+    """
     if torch.is_grad_enabled():
         return _Summed.apply(x_ND, head_VD, target_N, gradients)  # type: ignore[no-untyped-call]
 
     narrow_VD = _narrow(head_VD)
+
     nats = []
     for x_CD, target_C in zip(*chunks(_narrow(x_ND), target_N), strict=True):
         logits_CV = at_least_float32(x_CD @ narrow_VD.T)
@@ -68,9 +76,14 @@ def summed_cross_entropy(
 def chunk_gradients(
     x_CD: Tensor, head_VD: Tensor, target_C: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a chunk's summed loss, dx = z head and dhead = z^T x.
+    """Return a chunk's summed loss in nats, dx_CD = z head and dhead_VD = z^T x.
 
     z = softmax(logits) - onehot(target), and 0 where nothing is predicted.
+
+    Args:
+        x_CD: the last hidden states, in the dtype of products.
+        head_VD: the weight of the output layer, in the same dtype.
+        target_C: the target tokens, or NO_TARGET.
     """
     logits_CV = at_least_float32(x_CD @ head_VD.T)
     max_C1 = logits_CV.amax(-1, keepdim=True)
@@ -127,8 +140,10 @@ def chunks(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
 
 def _narrow(x: Tensor) -> Tensor:
     """Return x in autocast's dtype for products, if autocast is on."""
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+    device_type = x.device.type
+    if not torch.is_autocast_enabled(device_type):
+        return x
+    return x.to(torch.get_autocast_dtype(device_type))
 
 
 class SwiGLU(nn.Module):
@@ -156,7 +171,7 @@ class Block(nn.Module):
         self.self_attn = make_attention(config, architecture.attn, sites)
         self.self_attn.causal = architecture.causal
         self.self_attn.window = config.window_of(number)
-        self.self_attn.own = encodings(architecture, number).get("own")
+        self.self_attn.own = encodings(architecture, number).get(CUSTOM_MODULE)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = SwiGLU(config)
 
@@ -169,7 +184,9 @@ class Block(nn.Module):
 FREQUENCIES = "model.rotary_emb."
 # Name prefixes of the parameters that encode positions.
 POSITIONS = (FREQUENCIES, "model.added_positions.", "model.score_bias.")
-CUSTOM = ".own."  # in the name of each parameter of a user's class
+# The module's name of a user's class, which checkpoints hold and its initial values depend on.
+CUSTOM_MODULE = "own"
+CUSTOM = f".{CUSTOM_MODULE}."  # in the name of each of its parameters
 
 
 class PositionLeaf(Protocol):
@@ -184,7 +201,13 @@ def position_leaf(name: str) -> PositionLeaf:
 
 
 def encodings(architecture: Architecture, layer: int | None) -> dict[str, Position]:
-    """Return the encodings besides rotation at the input (layer None) or in a layer, by name."""
+    """Return new encodings besides rotation, by the names of their modules.
+
+    Args:
+        architecture: the decoder's.
+        layer: the number of a layer, counted from 0, for the encodings that act in it; None: for
+            those at the input.
+    """
     model = architecture.model
     pe = architecture.pe
     sizes = Sizes(
@@ -202,8 +225,10 @@ def encodings(architecture: Architecture, layer: int | None) -> dict[str, Positi
         for name, choice in (("added_positions", pe.input), ("score_bias", pe.bias)):
             if choice != "none":
                 made[name] = position_leaf(choice).make(pe, sizes)
-    if pe.code is not None and (own := custom_code.make(pe, sizes)) is not None:
-        made["own"] = own
+    if pe.code is not None:
+        custom = custom_code.make(pe, sizes)
+        if custom is not None:
+            made[CUSTOM_MODULE] = custom
     return made
 
 
@@ -244,6 +269,7 @@ class Trunk(nn.Module):
         position_BT: Tensor | None = None,
         document_BT: Tensor | None = None,
     ) -> Tensor:
+        """Return the normalised hidden states of all tokens; see `Decoder.forward`."""
         if cache is not None and document_BT is not None:
             raise ValueError("a cache has no documents: pass whole rows at once, without a cache")
 
@@ -312,11 +338,20 @@ class Decoder(nn.Module):
         """Return the logits at the predicted places of `ids_BT`, or the loss of `target_BP` there.
 
         Args:
-            target_BP: the targets at these places; or [B, P, O], O real numbers each.
+            ids_BT: the token ids that the model reads.
+            target_BP: the targets at these places; or [B, P, O], O real numbers each. None: the
+                logits are returned.
             cache: earlier tokens, from which these ids continue; they are added to it.
-            position_BT: real numbers, plus pe.start; None: 0, 1, 2, ..., or on from the cache.
-            document_BT: tokens attend to tokens of the same number only; not allowed with a cache.
+            position_BT: real numbers, to which pe.start is added; None: 0, 1, 2, ..., or on from
+                the cache.
+            document_BT: tokens attend to tokens of the same number only; None: to all.
             place_BP: the P places of each row that have targets; None: all.
+        Returns:
+            Logits [B, P, V], or predictions [B, P, O] of real numbers; or the summed loss, in
+            float32 at least.
+        Raises:
+            ValueError: both a cache and documents are given.
+            ConfigError: the position encoding has no such position (pe.input, pe.code).
         """
         x_BTD = self.model(ids_BT, cache, position_BT=position_BT, document_BT=document_BT)
         x_BTD = gather_places(x_BTD, place_BP)
@@ -325,9 +360,8 @@ class Decoder(nn.Module):
 
         x_ND = x_BTD.flatten(0, 1)
         if self.architecture.num_outputs is not None:
-            error_NO = at_least_float32(F.linear(x_ND, self.lm_head.weight)) - target_BP.flatten(
-                0, 1
-            )
+            predicted_NO = at_least_float32(F.linear(x_ND, self.lm_head.weight))
+            error_NO = predicted_NO - target_BP.flatten(0, 1)
             return error_NO.square().mean(dim=-1).sum()
         target_N = target_BP.flatten()
         return summed_cross_entropy(x_ND, self.lm_head.weight, target_N, self.chunk_gradients)
@@ -341,7 +375,11 @@ class Decoder(nn.Module):
         self.chunk_gradients = torch.compile(chunk_gradients, dynamic=False)
 
     def new_cache(self) -> Cache:
-        """Return an empty cache; raise ConfigError if attention is bidirectional."""
+        """Return an empty cache of all layers.
+
+        Raises:
+            ConfigError: attention is bidirectional, so there is nothing to cache.
+        """
         if not self.architecture.causal:
             allowed = "looks both ways: there is nothing to cache, and no next token to generate"
             raise ConfigError("train.objective", ..., allowed)
@@ -431,7 +469,8 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
         if array is None:
             return None
         tensor = torch.as_tensor(array)
-        tensor = tensor.pin_memory() if device.type == "cuda" else tensor
+        if device.type == "cuda":
+            tensor = tensor.pin_memory()
         return tensor.to(device, non_blocking=True)
 
     return Batch(*map(copy, batch._replace(hashed_BS=None)))
@@ -450,8 +489,23 @@ class Ranks(Protocol):
 def held_out_loss(
     model: nn.Module, held_out: Batch, micro_batch_size: int, parallel: "Ranks | None" = None
 ) -> float:
-    """Return the mean nats per predicted token, or mean squared error, the same on every rank."""
-    rank, world_size = (parallel.rank, parallel.world_size) if parallel else (0, 1)
+    """Return the mean nats per predicted token, or the mean squared error per predicted place.
+
+    Args:
+        model: a decoder, or one wrapped for training; its mode and autocast are the caller's.
+        held_out: all held-out rows, on the host.
+        micro_batch_size: the rows that the device reads at a time.
+        parallel: the ranks, each of which reads its share of the rows; all must call this. None:
+            this process reads all rows.
+    Returns:
+        The mean over all ranks' targets, the same on every rank.
+    """
+    rank = 0
+    world_size = 1
+    if parallel is not None:
+        rank = parallel.rank
+        world_size = parallel.world_size
+
     device = next(model.parameters()).device
     mine = on_device(held_out.rows(slice(rank, None, world_size)), device)
     nats = torch.zeros((), dtype=torch.float64, device=device)
@@ -460,5 +514,6 @@ def held_out_loss(
         for rows in mine.split(micro_batch_size):
             nats += model(rows.ids_BT, rows.target_BP, **rows.model_kwargs).double()
 
-    total = parallel.sum(nats) if parallel else nats
-    return float(total) / held_out.num_targets
+    if parallel is not None:
+        nats = parallel.sum(nats)
+    return float(nats) / held_out.num_targets

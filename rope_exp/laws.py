@@ -32,7 +32,7 @@ NUM_POSITIONS = 7
 # Tolerance per position. Float64 holds an angle of m radians to m 2^-53. If a law holds, outputs
 # deviate by about 4e-16 m, measured for heads of 2 to 512 features up to m = 2^24; if not, by 0.9.
 TOLERANCE = 1e-11
-# For a class of one's own, which may compute a part in float32.
+# For a user's class, which may compute a part in float32.
 CUSTOM_TOLERANCE = 1e-5
 CUSTOM_LAYERS = 4
 
@@ -66,11 +66,20 @@ def certificate(
     """Measure the laws of this run's attention on a small random instance in float64.
 
     It has two query heads over one shared key/value head, and the run's own kind, head dimension,
-    fractions, bases and start. Return the response to a shift and the deviations from each law, of
-    one layer for each set of sites that rotates in any, and of a decoder's logits.
+    fractions, bases and start.
 
+    Args:
+        model: the sizes of the run's model, of which the head dimension and a window are kept.
+        pe: the run's variant, with all sets of sites that rotate in a layer.
+        attn: the run's kind of attention.
+        causal: whether the run's queries attend to no later key.
+    Returns:
+        Plain values for env.json: the response of one layer to a shift and the deviations from
+        each law, the same of each other set of sites that rotates in a layer ("of_layers"), and the
+        response of a decoder's logits ("decoder").
     Raises:
         LawError: a law does not hold.
+        ConfigError: a law does not hold under a user's class (pe.code), or the class fails.
     """
     # A kind with its own sizes takes none from the model.
     features = max(model.features_per_head, 1)
@@ -89,7 +98,7 @@ def certificate(
     if pe.code is None:
         checked["decoder"] = _measured_decoder(small, pe, attn, causal)
     else:
-        # A class of one's own may depend on the heads and on the layer.
+        # A user's class may depend on the heads and on the layer.
         layers = min(model.num_hidden_layers, CUSTOM_LAYERS)
         whole = replace(model, num_hidden_layers=layers, intermediate_size=1, window_layers=None)
         with refuse_code_errors(pe.code):
@@ -97,9 +106,10 @@ def certificate(
 
     others = {pe.sites_of(layer) for layer in range(model.num_hidden_layers)} - {pe.rotate}
     if others:
-        checked["of_layers"] = {
-            "".join(sites): _measured(small, pe, attn, sites, causal) for sites in sorted(others)
-        }
+        of_layers = {}
+        for sites in sorted(others):
+            of_layers["".join(sites)] = _measured(small, pe, attn, sites, causal)
+        checked["of_layers"] = of_layers
     return checked
 
 
@@ -107,7 +117,14 @@ def certificate(
 def measured_once(
     model: ModelConfig, pe: PeConfig, attn: AttentionConfig, *, causal: bool
 ) -> Mapping[str, Any]:
-    """Return the certificate of a variant, measured once a process."""
+    """Return the certificate of a variant, measured once a process; not to be changed.
+
+    Args:
+        model: the sizes of the run's model.
+        pe: the run's variant.
+        attn: the run's kind of attention.
+        causal: whether the run's queries attend to no later key.
+    """
     return certificate(model, pe, attn, causal=causal)
 
 
@@ -186,8 +203,11 @@ def _measured_decoder(
     shifted_BTV = decoder(ids_BT, position_BT=position_BT + SHIFT)
     error = _deviation(shifted_BTV, here_BTV) / float(here_BTV.abs().max())
 
-    tolerance = TOLERANCE * (100 + pe.start) if pe.code is None else CUSTOM_TOLERANCE
+    tolerance = TOLERANCE * (100 + pe.start)
+    if pe.code is not None:
+        tolerance = CUSTOM_TOLERANCE
     measured = INVARIANT if error < tolerance else "changed"
+
     stated = [module.relative for module in decoder.modules() if hasattr(module, "relative")]
     expected: str | None = "changed"
     if expected_class(pe.rotate) == INVARIANT and all(stated):
@@ -199,14 +219,18 @@ def _measured_decoder(
             f"the logits under {pe.name} are {measured} where all positions shift, and must be "
             f"{expected} (deviation {error}); refusing to train"
         )
-        raise LawError(reason) if pe.code is None else ConfigError("pe.code", pe.code, reason)
+        if pe.code is None:
+            raise LawError(reason)
+        raise ConfigError("pe.code", pe.code, reason)
 
     checked = {"expected": expected, "measured": measured, "deviation": error}
-    return checked if pe.code is None else checked | _measured_custom(decoder, ids_BT)
+    if pe.code is None:
+        return checked
+    return checked | _measured_custom(decoder, ids_BT)
 
 
 def _measured_custom(decoder: Decoder, ids_BT: Tensor) -> dict[str, Any]:
-    """Check what a class of one's own must do besides: learn, repeat itself, and be cached."""
+    """Check what a user's class must do besides: learn, repeat itself, and be cached."""
     code = decoder.architecture.pe.code
     with torch.enable_grad():
         decoder(ids_BT, ids_BT).backward()

@@ -23,13 +23,14 @@ def load_run(
     results/runs of the current folder, links followed, where your own runs are.
 
     Args:
+        run_dir: the run's folder.
         step: a saved step; None: the newest checkpoint that verifies.
         trust_code: execute the code of a run that lies elsewhere, too.
     Returns:
         The model in eval mode and float32 (`model(ids_BT)` gives logits_BTV) and its tokenizer.
         Under train.objective=mlm the model's last id is the mask, one past the tokenizer's.
     Raises:
-        RecordError, CheckpointError: there is no such run or checkpoint, or it is damaged.
+        RunFolderError, CheckpointError: there is no such run or checkpoint, or it is damaged.
         ConfigError: its code is not trusted, or fails.
     """
     return load_checkpoint(Path(run_dir), step, trust_code=trust_code)[:2]
@@ -38,14 +39,27 @@ def load_run(
 def load_checkpoint(
     folder: Path, step: int | None, *, trust_code: bool = False
 ) -> tuple[Decoder, Tokenizer, int]:
-    """Return the model, the tokenizer and the step of a checkpoint; see `load_run`."""
+    """Return the model, the tokenizer and the step of a checkpoint; see `load_run`.
+
+    Args:
+        folder: the run's folder.
+        step: a saved step; None: the newest checkpoint that verifies.
+        trust_code: execute the code of a run that lies elsewhere than below results/runs.
+    Raises:
+        RunFolderError: there is no run in this folder, or its files are damaged.
+        CheckpointError: there is no such checkpoint, or it is damaged.
+        ConfigError: its code is not trusted, or fails.
+    """
     if not (folder / CONFIG).exists():
         raise RunFolderError(f"{folder}: there is no run in this folder")
     config = read_config(folder)
     if not (trust_code or has_trusted_code(folder, config)):
-        reason = f"{folder} brings this code, which would be executed, and does not lie below "
-        reason += f"{DEFAULT_OUTPUT}; read pe.source in its {CONFIG}, and allow it by "
-        raise ConfigError("pe.code", config.pe.code, f"{reason}trust_code=True (--trust-code)")
+        reason = (
+            f"{folder} brings this code, which would be executed, and does not lie below "
+            f"{DEFAULT_OUTPUT}; read pe.source in its {CONFIG}, and allow it by "
+            "trust_code=True (--trust-code)"
+        )
+        raise ConfigError("pe.code", config.pe.code, reason)
     saved = _saved(folder / "checkpoints", step)
     tokenizer = load_tokenizer(folder / "tokenizer.json")
 

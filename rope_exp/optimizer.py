@@ -28,7 +28,11 @@ def optimizer_leaf(name: str) -> OptimizerLeaf:
 
 
 def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
-    """Return fused AdamW, or the optimizer of optim/; vectors and positions get no weight decay."""
+    """Return fused AdamW, or the optimizer of optim/ that the config names.
+
+    Vectors and the parameters of positions get no weight decay. Learned frequencies are a group
+    whose learning rate is a multiple ("rate") of the others', and their crossings of 0 are counted.
+    """
     decaying: dict[str, Any] = {"params": [], "weight_decay": config.weight_decay}
     staying: dict[str, Any] = {"params": [], "weight_decay": 0.0}
     # Their learning rate is a multiple of the others'.
@@ -65,9 +69,10 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
 
 def make_state(optimizer: Any, model: nn.Module) -> None:
     """Create an optimizer's state, so that it can be loaded, by a step that updates nothing."""
-    for parameter in model.parameters():
+    parameters = list(model.parameters())
+    for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.found_inf = torch.ones((), device=parameter.device)
+    optimizer.found_inf = torch.ones((), device=parameters[0].device)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     optimizer.found_inf = None

@@ -63,10 +63,18 @@ class Group:
         return bool(flags)
 
     def begin(self, start: Mapping[str, Any], folder: Path) -> None:
-        """Refuse ranks that begin differently, as without a shared disk."""
+        """Refuse ranks that begin differently, as they do without a shared disk.
+
+        Args:
+            start: this rank's step, hashes and other plain values, which must be rank 0's.
+            folder: the run's folder, for the error.
+        Raises:
+            CheckpointError: they differ; it names the rank and the keys.
+        """
         first, *others = gather_object([start])
         for rank, theirs in enumerate(others, start=1):
-            if keys := differing_keys(first, theirs):
+            keys = differing_keys(first, theirs)
+            if keys:
                 raise CheckpointError(
                     f"process {rank} begins elsewhere than process 0 ({'; '.join(keys)}); all of "
                     f"them must see the same {folder} and the same data"
@@ -87,8 +95,23 @@ class Group:
 class Parallel:
     """This process among the ranks of its run; rank 0 (`is_main`) writes the run's record.
 
-    Launchers have started fewer processes or chosen another strategy than requested, so a world
-    other than that of launch.device, train.precision and launch.num_processes is a ConfigError.
+    Launchers have started fewer processes or chosen another strategy than requested, so the world
+    that the launcher made is compared with the config's.
+
+    Args:
+        device: launch.device, "cpu" or "cuda".
+        precision: train.precision, "bf16" or "fp32".
+        num_processes: launch.num_processes, resolved.
+
+    Attributes:
+        rank: from 0 to world_size - 1.
+        world_size: the number of processes that train the run together.
+        device: the device of this rank.
+        group: the other ranks; None if no launcher has started several.
+
+    Raises:
+        ConfigError: the launcher or the machine provides another world than requested.
+        PortError: another process has the port at which the ranks meet.
     """
 
     def __init__(self, device: str, precision: str, num_processes: int | str) -> None:
@@ -132,7 +155,9 @@ class Parallel:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of `tensor` over all ranks, on every rank."""
-        return tensor if self.world_size == 1 else self.accelerator.reduce(tensor, reduction="sum")
+        if self.world_size == 1:
+            return tensor
+        return self.accelerator.reduce(tensor, reduction="sum")
 
     def any(self, flag: bool) -> bool:
         """Return whether `flag` is true on any rank; all ranks must call it at the same places."""

@@ -69,8 +69,9 @@ def rotate(x_BTHK: Tensor, cos_TF: Tensor, sin_TF: Tensor, *, inverse: bool = Fa
 
     Args:
         x_BTHK: any floating dtype; the products are taken in the tables' dtype.
-        cos_TF, sin_TF: of the angles t * theta_f, in float32; all layers and sites may share them.
-            Or [B, T, F], if rows of the batch have different positions.
+        cos_TF: of the angles t * theta_f, in float32; all layers and sites may share them. Or
+            [B, T, F], if rows of the batch have different positions.
+        sin_TF: of the same angles.
         inverse: rotate by the opposite angle.
     Returns:
         A tensor of x's shape and dtype. Features past 2F are passed through.

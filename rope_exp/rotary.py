@@ -4,6 +4,8 @@ Learned frequencies are of the model, of each layer, or of each of its key/value
 parameter is theta itself, used by its absolute value, or s in theta = theta0 e^s.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -20,6 +22,12 @@ class Rotary(nn.Module):
     """The rotation tables of every layer, from a head's `rotary_dim` features that could rotate.
 
     q and k share tables, and so do v and o; all four do if nothing can move the two pairs apart.
+
+    Args:
+        rotary_dim: the features of a head to which the config's fraction applies.
+        pe: the bases, fractions and precision of the rotation.
+        num_layers: the number of layers, each of which gets tables.
+        num_heads: the number of a layer's heads that can have frequencies of their own.
     """
 
     def __init__(
@@ -43,20 +51,31 @@ class Rotary(nn.Module):
 
     def forward(self, position_T: Tensor) -> list[Positions]:
         """Return each layer's inputs for positions, [T] or [B, T]."""
-        qk, vo = self.theta("qk"), self.theta("vo")
+        qk = self.theta("qk")
+        vo = self.theta("vo")
         # Compare identity, not values: a probe may extend either pair alone.
-        vo_tables = [None] * self.num_layers if vo is qk else self.tables(vo, position_T)
+        vo_tables: Sequence[Tables | None] = [None] * self.num_layers
+        if vo is not qk:
+            vo_tables = self.tables(vo, position_T)
         return list(map(Positions, self.tables(qk, position_T), vo_tables))
 
     def tables(self, theta: Tensor, position_T: Tensor) -> list[Tables]:
-        """Return the tables of each layer."""
-        theta = theta.bfloat16() if self.pe.precision == "bf16" else theta
+        """Return the tables of each layer for frequencies as `theta` returns them."""
+        if self.pe.precision == "bf16":
+            theta = theta.bfloat16()
         angle = angles(theta, position_T)
         return [(angle.cos(), angle.sin())] * self.num_layers
 
 
 class LearnedRotary(Rotary):
-    """A rotation whose frequencies are parameters, of each pair of sites that rotates."""
+    """A rotation whose frequencies are parameters, of each pair of sites that rotates.
+
+    Args:
+        rotary_dim: the features of a head to which the config's fraction applies.
+        pe: says which frequencies are learned, and by what (pe.trainable, pe.trainable_scope).
+        num_layers: the number of layers, each of which may have frequencies of its own.
+        num_heads: the number of a layer's heads that may, too.
+    """
 
     def __init__(
         self, rotary_dim: int, pe: PeConfig, num_layers: int = 1, num_heads: int = 1
@@ -67,8 +86,9 @@ class LearnedRotary(Rotary):
         self.crossings: dict[str, Tensor] = {}
         shape = pe.trained_shape(num_layers, num_heads)
         for pair, name in self.learned.items():
-            theta_F = self.get_buffer(f"theta0_{pair}")
-            begin_F = theta_F * 0 if pe.trainable == "log" else theta_F
+            begin_F = self.get_buffer(f"theta0_{pair}")
+            if pe.trainable == "log":
+                begin_F = begin_F * 0
             self.register_parameter(name, nn.Parameter(begin_F.repeat(*shape, 1)))
 
     def theta(self, pair: str) -> Tensor:
@@ -83,6 +103,7 @@ class LearnedRotary(Rotary):
     def tables(self, theta: Tensor, position_T: Tensor) -> list[Tables]:
         if theta.ndim == 1:
             return super().tables(theta, position_T)
+
         if theta.ndim == 3 and position_T.ndim == 1:
             # As of a batch, so that tables of heads have four axes.
             position_T = position_T[None]

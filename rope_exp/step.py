@@ -30,8 +30,16 @@ class ScheduleLeaf(Protocol):
     @property
     def Config(self) -> type[ScheduleConfig]: ...
 
-    # Each has its own Config.
-    def height(self, config: Any, step: int, num_warmup_steps: int, num_steps: int) -> float: ...
+    # `config` is the file's own Config.
+    def height(self, config: Any, step: int, num_warmup_steps: int, num_steps: int) -> float:
+        """Return the height of a step's rate above its floor, as a share of the peak's, 0 to 1.
+
+        Args:
+            config: the section `schedule` of the run's config.
+            step: a step after the warm-up, counted from 1; the last is `num_steps`.
+            num_warmup_steps: the number of steps in which the rate rises.
+            num_steps: the number of steps of the run.
+        """
 
 
 def schedule_leaf(name: str) -> ScheduleLeaf:
@@ -72,10 +80,18 @@ class Outcome(NamedTuple):
 
 @dataclass
 class TrainingStep:
-    """Updates a model, which is moved to the device here, from the global batch of one step.
+    """Updates a model from the global batch of one step.
 
-    `should_stop` is called before every micro-batch, or before a step that is one graph: equally
-    often on every rank.
+    Attributes:
+        config: the run's config.
+        decoder: the initialised model; it is moved to the device and prepared for training here.
+        data: the run's data.
+        parallel: the ranks of the run.
+        should_stop: called before every micro-batch, or before a step that is one graph: equally
+            often on every rank.
+        order_sha256: the hash of the batches of all steps so far; on rank 0 only.
+        first_bad_step: the first step whose loss or gradient is not finite, on the device; 0: none
+            so far.
     """
 
     config: RunConfig
@@ -83,7 +99,7 @@ class TrainingStep:
     data: DataSet
     parallel: Parallel
     should_stop: Callable[[], bool]
-    order_sha256: str = ""  # of the batches of all steps so far; on rank 0 only
+    order_sha256: str = ""
 
     def __post_init__(self) -> None:
         self.model: nn.Module = self.parallel.accelerator.prepare_model(self.decoder)
@@ -92,8 +108,8 @@ class TrainingStep:
         self.first_bad_step = torch.zeros((), dtype=torch.int64, device=device)
 
         self.graphs: StepGraphs | None = None
-        is_wanted = os.environ.get("ROPE_EXP_GRAPHS") != "0" and self.parallel.world_size == 1
-        if is_wanted and device.type == "cuda":
+        has_graphs = os.environ.get("ROPE_EXP_GRAPHS") != "0" and self.parallel.world_size == 1
+        if has_graphs and device.type == "cuda":
             self.graphs = StepGraphs(
                 self.config.name, self.update, self.optimizer, self.first_bad_step, self.decoder
             )
@@ -167,8 +183,16 @@ class TrainingStep:
     ) -> Tensor | None:
         """Add the gradients of all micro-batches to those there are, and update the model.
 
+        A CUDA graph is captured from this, so nothing here may read a tensor on the host.
+
+        Args:
+            inputs: this rank's rows of the global batch, on the device.
+            step: the number of the step, which first_bad_step becomes if the step is bad.
+            num_targets: the number of targets of all ranks.
+            should_stop: asked before every micro-batch.
         Returns:
-            [loss, grad_norm, first_bad_step] in float64, on the device; None if asked to stop.
+            [loss, grad_norm, first_bad_step] in float64, on the device; None, with nothing updated,
+            if `should_stop` said so.
         """
         # Nats are summed over all ranks' targets, but the wrapped model averages over the ranks.
         scale = self.parallel.world_size / num_targets
@@ -204,6 +228,11 @@ class Throughput:
 
     Steps of all sequence lengths count equally: medians are over seconds per token and seconds per
     operation.
+
+    Args:
+        config: the run's config.
+        vocab_size: the ids of the tokenizer, from which the operations of a token are counted.
+        device: the device of this rank; only a GPU has a peak, and thus an mfu.
     """
 
     def __init__(self, config: RunConfig, vocab_size: int, device: torch.device) -> None:
@@ -236,16 +265,21 @@ class Throughput:
         self._last_end = None
 
     def speed(self, num_steps: int | None = None) -> dict[str, float | None]:
-        """Return median tokens_per_s and mfu of the last steps, or of all after the warm-up."""
+        """Return the medians of tokens_per_s and mfu, each None if unknown.
+
+        They are over the last `num_steps` timed steps, or over all after the warm-up.
+        """
         timed = self._timed[UNTIMED_STEPS:] or self._timed
         if num_steps is not None:
             timed = self._timed[-num_steps:]
         if not timed:
             return {"tokens_per_s": None, "mfu": None}
+
         per_token, per_flop = map(statistics.median, zip(*timed, strict=True))
         mfu = None
         if self.peak_flops_per_s is not None:
             mfu = 1 / per_flop / self.peak_flops_per_s
-            # More than the peak is a wrong peak.
-            mfu = mfu if mfu <= 1 else None
+            if mfu > 1:
+                # More than the peak is a wrong peak.
+                mfu = None
         return {"tokens_per_s": 1 / per_token, "mfu": mfu}

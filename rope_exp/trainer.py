@@ -45,7 +45,22 @@ class State(TypedDict):
 class Trainer:
     """One run on this rank, from its newest checkpoint or step 0 to its end or a stop.
 
-    `step` is the last step made; its outcome may not have been read.
+    Args:
+        config: the run's resolved config.
+        folder: the run's folder.
+        data: the run's data.
+        parallel: the ranks of the run; each makes a Trainer.
+        stop: the signals that request a stop of this process.
+
+    Attributes:
+        step: the last step made; its outcome may not have been read.
+        identity: the hashes that state.json and result.json hold.
+
+    Raises:
+        CheckpointError: the newest checkpoint is damaged or of another run, or a rank begins
+            elsewhere than rank 0.
+        ConfigError: run.init_from names weights or a tokenizer that do not fit.
+        RunFolderError: the folder that run.init_from names is damaged.
     """
 
     def __init__(
@@ -82,7 +97,8 @@ class Trainer:
         self.throughput = Throughput(config, data.vocab_size, parallel.device)
 
         self.start = self.load()
-        self.step = self.saved_step = self.start["step"]
+        self.step = self.start["step"]
+        self.saved_step = self.step
         self.train_step.order_sha256 = self.start["order_sha256"]
         if parallel.group is not None:
             parallel.group.begin(self.start | self.identity, folder)
@@ -90,7 +106,11 @@ class Trainer:
                 self.train_step.settle_sums(self.step + 1)
 
     def load(self) -> dict[str, Any]:
-        """Load the newest checkpoint, if there is one, and return its state or that of step 0."""
+        """Load the newest checkpoint, if there is one, and return its state or that of step 0.
+
+        Raises:
+            CheckpointError: checkpoints are damaged, or the newest is of another run.
+        """
         saved = checkpoint.load_newest(self.checkpoints)
         if saved is None:
             return {"step": 0, "order_sha256": "", "elapsed_s": 0.0}
@@ -110,10 +130,12 @@ class Trainer:
                     f"{where} is of another run: its {key} is {state[key]:.12} and this run's "
                     f"{value:.12}; restore what it was trained on, or move the folder away"
                 )
+
         make_state(self.train_step.optimizer, self.decoder)
         moments = optimizer_tensors(self.train_step.optimizer, self.decoder)
-        shapes = {name: moment.shape for name, moment in moments.items()}
-        if shapes != {name: moment.shape for name, moment in saved.optimizer.items()}:
+        expected = {name: moment.shape for name, moment in moments.items()}
+        shapes = {name: moment.shape for name, moment in saved.optimizer.items()}
+        if shapes != expected:
             raise CheckpointError(f"{where} is of another optimizer")
         checkpoint.load_weights(where, self.decoder, saved.model)
         for name, moment in moments.items():
@@ -122,29 +144,35 @@ class Trainer:
 
     def train(self) -> str:
         """Train, and ask the probes; return "finished", "diverged" or "stopped"."""
-        record = RunWriter(self) if self.parallel.is_main else None
+        writer = RunWriter(self) if self.parallel.is_main else None
         ended = "failed"
         try:
-            status = self._loop(record)
-            if status == "finished" and (probes := self.config.train.probes):
-                answers = None
-                if record is not None:
-                    with self.parallel.accelerator.autocast():
-                        answers = self.ask(probes)
-                if answers is not None:
-                    write_json(self.folder / PROBES, answers)
+            status = self._loop(writer)
+            if status == "finished" and self.config.train.probes:
+                is_stopped = False
+                if writer is not None:
+                    is_stopped = not self._answer_probes()
                 # The other ranks wait here.
-                if self.parallel.any(record is not None and answers is None):
+                if self.parallel.any(is_stopped):
                     status = "stopped"
-            if record is not None:
-                record.end(status)
+            if writer is not None:
+                writer.end(status)
             ended = status
         finally:
-            if record is not None and record.tracker is not None:
-                record.tracker.end(ended)
+            if writer is not None and writer.tracker is not None:
+                writer.tracker.end(ended)
         return status
 
-    def _loop(self, record: "RunWriter | None") -> str:
+    def _answer_probes(self) -> bool:
+        """Write the probes' answers; return whether all answered before a stop."""
+        with self.parallel.accelerator.autocast():
+            answers = self.ask(self.config.train.probes)
+        if answers is None:
+            return False
+        write_json(self.folder / PROBES, answers)
+        return True
+
+    def _loop(self, writer: "RunWriter | None") -> str:
         train = self.config.train
         for outcome in self._outcomes():
             stage = train.stage_at(outcome.step)
@@ -164,18 +192,18 @@ class Trainer:
                     return "diverged"
                 validation = {"val/loss": loss}
 
-            if record is not None and due & {"row", "eval", "end"}:
-                record.row(outcome, validation)
+            if writer is not None and due & {"row", "eval", "end"}:
+                writer.row(outcome, validation)
             # Do not time the step after an evaluation, nor the step in which a stage compiles.
             if validation or "stage" in due:
                 self.throughput.pause()
 
             if due & {"save", "end"}:
-                self._save(record)
+                self._save(writer)
 
         if self.step == train.num_steps:
             return "finished"
-        self._save(record)
+        self._save(writer)
         return "stopped"
 
     def _outcomes(self) -> Iterator[Outcome]:
@@ -195,7 +223,8 @@ class Trainer:
             while len(unread) > int(reads_late):
                 yield unread.pop(0)()
 
-        yield from (read() for read in unread)
+        for read in unread:
+            yield read()
 
     def should_stop(self) -> bool:
         """Return whether any rank was asked to stop, on every rank."""
@@ -203,19 +232,18 @@ class Trainer:
 
     def evaluate(self) -> float:
         """Return the mean loss over held-out targets."""
-        rows, parallel = self.held_out_rows, self.parallel
-        with parallel.accelerator.autocast():
-            return held_out_loss(self.decoder, rows, self.rows_at_once, parallel)
+        with self.parallel.accelerator.autocast():
+            return held_out_loss(self.decoder, self.held_out_rows, self.rows_at_once, self.parallel)
 
-    def _save(self, record: "RunWriter | None") -> None:
+    def _save(self, writer: "RunWriter | None") -> None:
         """Save this step once, on rank 0, after the rows up to it are on the disk."""
         if self.step == self.saved_step:
             return
-        if record is not None:
-            record.writer.sync()
+        if writer is not None:
+            writer.metrics.sync()
             state = {
                 "order_sha256": self.train_step.order_sha256,
-                "elapsed_s": record.elapsed_s(),
+                "elapsed_s": writer.elapsed_s(),
                 **self.identity,
             }
             moments = optimizer_tensors(self.train_step.optimizer, self.decoder)
@@ -266,9 +294,10 @@ class RunWriter:
         self.config = trainer.config
         start = trainer.start
         checkpoint.clear_leftovers(trainer.checkpoints)
-        self.writer = MetricsWriter(trainer.folder, start["step"])
+        self.metrics = MetricsWriter(trainer.folder, start["step"])
         self.tracker: BaseTracker | None = None
-        if (tracker := tracker_class(self.config.tracker.name)) is not None:
+        tracker = tracker_class(self.config.tracker.name)
+        if tracker is not None:
             self.tracker = tracker(self.config, trainer.folder)
         self.progress = Progress(self.config.name, self.config.train.num_steps)
         # The time at which the run would have begun without interruptions.
@@ -291,21 +320,21 @@ class RunWriter:
             **self.trainer.throughput.speed(train.log_every),
             "elapsed_s": self.elapsed_s(),
         }
-        self.writer.write(row)
+        self.metrics.write(row)
         if self.tracker is not None:
             self.tracker.row(row)
-        words = f"step {outcome.step}/{train.num_steps}{describe_row(row)}"
-        self.progress.show(outcome.step, words, at_once="val/loss" in row)
+        line = f"step {outcome.step}/{train.num_steps}{describe_row(row)}"
+        self.progress.show(outcome.step, line, at_once="val/loss" in row)
 
     def end(self, status: str) -> None:
         """Close metrics.jsonl, and write result.json unless the run was stopped and may resume."""
-        self.writer.close()
+        self.metrics.close()
         if status == "stopped":
             return
 
         config = self.config
         trainer = self.trainer
-        last = self.writer.last
+        last = self.metrics.last
         finished = status == "finished"
         speed = trainer.throughput.speed()
         if speed["tokens_per_s"] is None:

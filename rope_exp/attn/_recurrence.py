@@ -23,7 +23,13 @@ Terms = tuple[Scores, Tensor]  # queries and keys, and values, of a sum over the
 
 
 def parallel(scores: Scores, v_BTGV: Tensor, log_gamma_H: Tensor) -> Tensor:
-    """Return o_BTHV by the whole triangle of weights."""
+    """Return o_BTHV by the whole triangle of weights.
+
+    Args:
+        scores: queries and keys; None: both are 1.
+        v_BTGV: values, which G heads share.
+        log_gamma_H: the log of each head's decay per token; 0: no decay.
+    """
     v_BTHV = for_queries(v_BTGV, len(log_gamma_H))
     weight_HTT = _triangle(v_BTHV.shape[1], log_gamma_H.to(at_least_float32(v_BTHV).dtype))
     if scores is None:
@@ -43,10 +49,16 @@ def chunked(
     *,
     size: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
-    """Return o_BTHV, and the state after the last token, from the log of each head's decay.
+    """Return o_BTHV and the state after the last token.
 
-    Products are taken in the dtype of q, k and v, sums over chunks in float32 at least. K of the
-    states is 1 without scores.
+    Products are taken in the dtype of q, k and v, sums over chunks in float32 at least.
+
+    Args:
+        scores: queries and keys; None: both are 1, and K of the states is 1.
+        v_BTGV: values, which G heads share.
+        log_gamma_H: the log of each head's decay per token; 0: no decay.
+        state_BHKV: the state after the token before these; None: there is none.
+        size: C, the tokens of a chunk.
     """
     length = v_BTGV.shape[1]
     dtype = v_BTGV.dtype

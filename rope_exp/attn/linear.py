@@ -68,9 +68,9 @@ class Layer(StateAttention):
 
     def below(self, results: Sequence[Tensor]) -> Tensor:
         """Return the sums below the fraction, [B, T, H, 1], before eps floors them."""
-        return at_least_float32(
-            results[1] if len(results) == 2 else results[0][..., self.head_dim :]
-        )
+        if len(results) == 2:
+            return at_least_float32(results[1])
+        return at_least_float32(results[0][..., self.head_dim :])
 
     def _feature(self, x_BTHK: Tensor) -> Tensor:
         """Return phi(x), or [1; x/|x|] (two of these multiply to 1 + cos), in x's dtype."""

@@ -54,7 +54,6 @@ class Layer(StateAttention):
 
     def outputs(self, results: Sequence[Tensor], at: Positions) -> Tensor:
         o_BTHK = self.rotate("o", results[0], at)
-        normed = F.rms_norm(
-            at_least_float32(o_BTHK), (self.head_dim,), eps=self.config.rms_norm_eps
-        )
+        eps = self.config.rms_norm_eps
+        normed = F.rms_norm(at_least_float32(o_BTHK), (self.head_dim,), eps=eps)
         return normed.to(o_BTHK.dtype)

@@ -91,15 +91,16 @@ class Layer(Attention):
             self.v_proj = self.to_heads(attn.groups, attn.rope_dim)
 
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
-        own = [self.v_proj] if self.attn.form == "s1" else []
-        q, k, *v = fused_linear(x_BTD, self.q_proj, self.k_proj, *own)
+        projections = [self.q_proj, self.k_proj]
+        if self.attn.form == "s1":
+            projections.append(self.v_proj)
+        q, k, *v = fused_linear(x_BTD, *projections)
         q_BTHK = split_heads(q, self.key_dim)
         k_BTGK = split_heads(k, self.key_dim)
         if self.attn.norm:
             k_BTGK = normed(self.k_norm, k_BTGK)
-            q_BTHK = rms_norm(at_least_float32(q_BTHK), [self.key_dim], eps=self.k_norm.eps).to(
-                q.dtype
-            )
+            q_BTHK = rms_norm(at_least_float32(q_BTHK), [self.key_dim], eps=self.k_norm.eps)
+            q_BTHK = q_BTHK.to(q.dtype)
         q_BTHK = self.rotate("q", q_BTHK, at)
 
         # Separate rows for values: their own features, or shared ones that rotate differently.

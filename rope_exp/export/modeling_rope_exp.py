@@ -62,16 +62,26 @@ class RopeExpConfig(LlamaConfig):
     is_causal: bool = True
 
 
+# The module's name of a user's class, as in the names of its stored parameters.
+CUSTOM = "own"
+
+
 def encodings(config: RopeExpConfig, layer: int | None) -> dict[str, Position]:
-    """Return the encodings that act in a layer, or on the input (None), by name."""
+    """Return new encodings that act in a layer, or on the input (None), by their modules' names."""
     values = [getattr(config, key) for key in Sizes._fields[:-2]]
     sizes = Sizes._make([*values, config.is_causal, layer])
     acting = {}
     for name, make in MAKERS.items():
-        encoding = make(config, sizes) if layer is None or name == "own" else None
-        if encoding is not None:
+        # In layers, a user's class alone acts.
+        if layer is not None and name != CUSTOM:
+            continue
+        encoding = make(config, sizes)
+        if encoding is None:
+            continue
+        if name == CUSTOM:
             # A model may be made in bfloat16, which holds no odd position past 256.
-            acting[name] = encoding.float() if name == "own" else encoding
+            encoding = encoding.float()
+        acting[name] = encoding
     return acting
 
 
@@ -86,21 +96,24 @@ class Rotary(nn.Module):
         self.config = config
         for rotation in config.rotations:
             if rotation["learned"]:
-                theta_F = frequencies(rotation["features"], rotation["base"])
-                begin_F = theta_F * 0 if config.rope_learned == "log" else theta_F
+                begin_F = frequencies(rotation["features"], rotation["base"])
+                if config.rope_learned == "log":
+                    begin_F = begin_F * 0
                 begin = begin_F.repeat(*config.rope_shape, 1)
                 self.register_parameter(rotation["learned"], nn.Parameter(begin))
 
     def forward(self, hidden_states: Tensor, position_ids: Tensor) -> dict[str, Tables]:
-        """Return the tables of each site."""
+        """Return the tables of each site, by its letter."""
         tables: dict[str, Tables] = {}
         for rotation in self.config.rotations:
             # Computed anew: a buffer that is not saved would hold nothing after loading.
             theta = frequencies(rotation["features"], rotation["base"]).to(position_ids.device)
             if rotation["learned"]:
                 learned = self.get_parameter(rotation["learned"])
-                is_log = self.config.rope_learned == "log"
-                theta = theta * learned.exp() if is_log else learned.abs()
+                if self.config.rope_learned == "log":
+                    theta = theta * learned.exp()
+                else:
+                    theta = learned.abs()
             while theta.ndim < 3:
                 theta = theta.unsqueeze(-2)
             angle_BTLGF = angles(theta, position_ids)
@@ -114,7 +127,8 @@ class RopeExpAttention(LlamaAttention):
     def __init__(self, config: RopeExpConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.is_causal = config.is_causal
-        self.own: Any = encodings(config, layer_idx).get("own")
+        # Its parameters' names, by which weights are loaded, contain this name.
+        self.own: Any = encodings(config, layer_idx).get(CUSTOM)
         if config.qk_norm:
             self.q_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
             self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
@@ -130,11 +144,13 @@ class RopeExpAttention(LlamaAttention):
         position_BT: Tensor = kwargs["position_ids"]
         q_BHTK, k_BGTK, v_BGTK = self.heads(hidden_states, position_embeddings, position_BT)
 
-        facts: dict[str, Tensor] = {}
+        # What a user's class needs of each token is cached in further features of its key.
+        rows: dict[str, Tensor] = {}
         if self.own is not None:
-            facts = self.own.rows_to_cache(at_least_float32(hidden_states), position_BT, {})
+            rows = self.own.rows_to_cache(at_least_float32(hidden_states), position_BT, {})
         features = k_BGTK.shape[-1]
-        k_BGTK = packed(k_BGTK, facts)
+        k_BGTK = packed(k_BGTK, rows)
+
         num_before = 0
         cache = kwargs.pop(CACHE, None)
         if cache is not None:
@@ -142,25 +158,27 @@ class RopeExpAttention(LlamaAttention):
             num_before = cache.get_seq_length(self.layer_idx) + 0
             # Older versions are told where the new keys are.
             places = {"cache_position": kwargs.get("cache_position")}
-            # A cache has one dtype, which facts may have made float32.
+            # A cache has one dtype, which rows may have made float32.
             v_BGTK = v_BGTK.to(k_BGTK.dtype)
             k_BGTK, v_BGTK = cache.update(k_BGTK, v_BGTK, self.layer_idx, places)
-        k_BGEK, facts = unpacked(k_BGTK, features, facts)
-        k_BGEK, v_BGEK = (x.to(q_BHTK.dtype) for x in (k_BGEK, v_BGTK))
+        k_BGEK, rows = unpacked(k_BGTK, features, rows)
+        k_BGEK = k_BGEK.to(q_BHTK.dtype)
+        v_BGEK = v_BGTK.to(q_BHTK.dtype)
 
         # A static cache has room for more keys.
         query_T1 = torch.arange(q_BHTK.shape[2], device=q_BHTK.device)[:, None] + num_before
         offset_TE = torch.arange(k_BGEK.shape[2], device=q_BHTK.device) - query_T1
         terms = [] if score_bias is None else [score_bias.of_offsets(offset_TE)]
-        if facts:
+        if rows:
             num_queries = position_BT.shape[1]
             num_keys = int(num_before) + num_queries
-            kept = {name: x_BE[:, :num_keys] for name, x_BE in facts.items()}
-            more = self.own.scores(kept, num_queries)
-            if more is not None:
-                terms.append(nn.functional.pad(more, (0, k_BGEK.shape[2] - num_keys)))
+            kept = {name: x_BE[:, :num_keys] for name, x_BE in rows.items()}
+            scores = self.own.scores(kept, num_queries)
+            if scores is not None:
+                terms.append(nn.functional.pad(scores, (0, k_BGEK.shape[2] - num_keys)))
+
         kernel = self.config._attn_implementation
-        if facts or terms or self.config.window is not None or not self.is_causal:
+        if rows or terms or self.config.window is not None or not self.is_causal:
             if kernel not in ("eager", "sdpa"):
                 raise ValueError(
                     f"attn_implementation={kernel!r} takes no bias, window or bidirectional mask: "
@@ -168,47 +186,48 @@ class RopeExpAttention(LlamaAttention):
                 )
             attention_mask = added(terms, attention_mask, offset_TE, self.config.window, q_BHTK)
 
-        is_eager = kernel == "eager"
-        attend = eager_attention_forward if is_eager else ALL_ATTENTION_FUNCTIONS[kernel]
+        attend = eager_attention_forward
+        if kernel != "eager":
+            attend = ALL_ATTENTION_FUNCTIONS[kernel]
         # A user's class may make queries and keys wider.
         scaling = q_BHTK.shape[-1] ** -0.5
         o_BTHK, weights = attend(
             self, q_BHTK, k_BGEK, v_BGEK, attention_mask, scaling=scaling, **kwargs
         )
-        o_BTHK = self.turn("o", o_BTHK, position_embeddings, position_BT)
+        o_BTHK = self.rotate("o", o_BTHK, position_embeddings, position_BT)
         return self.o_proj(o_BTHK.flatten(2)), weights
 
     def heads(
         self, x_BTD: Tensor, tables: dict[str, Tables], position_BT: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries [B, H, T, K], keys and values [B, G, T, K], normalized and turned."""
+        """Return queries [B, H, T, K], keys and values [B, G, T, K], normalized and rotated."""
         shape = (*x_BTD.shape[:-1], -1, self.head_dim)
         heads = []
         for site in "qkv":
             x_BTHK = getattr(self, f"{site}_proj")(x_BTD).view(shape)
             if self.config.qk_norm and site != "v":
                 x_BTHK = getattr(self, f"{site}_norm")(x_BTHK.float()).to(x_BTHK.dtype)
-            x_BTHK = self.turn(site, x_BTHK, tables, position_BT)
+            x_BTHK = self.rotate(site, x_BTHK, tables, position_BT)
             heads.append(x_BTHK.transpose(1, 2))
         q_BHTK, k_BGTK, v_BGTK = heads
         return q_BHTK, k_BGTK, v_BGTK
 
-    def turn(
+    def rotate(
         self, site: str, x_BTHK: Tensor, tables: dict[str, Tables], position_BT: Tensor
     ) -> Tensor:
-        """Return x turned by its position, or back for o, by all that acts on this site."""
-        # A user's own class acts before the rotation, and on outputs after it.
+        """Return x rotated by its position, or back for o, by all that acts on this site."""
+        # A user's class acts before the rotation, and on outputs after it.
         if self.own is not None and site != "o":
             x_BTHK = self.own.turn(site, at_least_float32(x_BTHK), position_BT).to(x_BTHK.dtype)
         if site in self.config.rotate[self.layer_idx]:
             layer = self.layer_idx % tables[site][0].shape[2]
             cos_BTGF, sin_BTGF = (table[:, :, layer] for table in tables[site])
-            # It may have put further features first.
-            further, x_BTHK = x_BTHK.tensor_split([x_BTHK.shape[-1] - self.head_dim], dim=-1)
+            # It may have put more features first.
+            first, x_BTHK = x_BTHK.tensor_split([x_BTHK.shape[-1] - self.head_dim], dim=-1)
             # Each key/value head's frequencies serve its query heads.
             x_BTGHK = x_BTHK.unflatten(2, (cos_BTGF.shape[2], -1))
             x_BTGHK = rotate(x_BTGHK, cos_BTGF, sin_BTGF, inverse=site == "o")
-            x_BTHK = torch.cat([further, x_BTGHK.flatten(2, 3)], dim=-1)
+            x_BTHK = torch.cat([first, x_BTGHK.flatten(2, 3)], dim=-1)
         if self.own is not None and site == "o":
             x_BTHK = self.own.turn(site, at_least_float32(x_BTHK), position_BT).to(x_BTHK.dtype)
         return x_BTHK
@@ -219,11 +238,14 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def packed(k_BGTK: Tensor, facts: dict[str, Tensor]) -> Tensor:
-    """Return keys with further features, which hold facts about their tokens, in float32."""
-    if not facts:
+def packed(k_BGTK: Tensor, rows: dict[str, Tensor]) -> Tensor:
+    """Return keys with further features, which hold rows of their tokens, in float32.
+
+    `rows` [B, T, ...] are flattened, padded with zeros and dealt out to the G heads.
+    """
+    if not rows:
         return k_BGTK
-    x_BTN = torch.cat([x.reshape(*x.shape[:2], -1) for x in facts.values()], dim=-1)
+    x_BTN = torch.cat([x.reshape(*x.shape[:2], -1) for x in rows.values()], dim=-1)
     x_BTN = nn.functional.pad(x_BTN, (0, -x_BTN.shape[-1] % k_BGTK.shape[1]))
     x_BGTN = x_BTN.unflatten(-1, (k_BGTK.shape[1], -1)).transpose(1, 2)
     return torch.cat([at_least_float32(k_BGTK), x_BGTN], dim=-1)
@@ -232,14 +254,22 @@ def packed(k_BGTK: Tensor, facts: dict[str, Tensor]) -> Tensor:
 def unpacked(
     k_BGEK: Tensor, features: int, new: dict[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return keys of so many features, and the facts about their tokens, shaped like `new`."""
+    """Return what `packed` has put together.
+
+    Args:
+        k_BGEK: packed keys of all E tokens.
+        features: K, the features of a key itself.
+        new: the rows of the newest tokens, which say the names, shapes and dtypes.
+    Returns:
+        Keys of K features, and the rows of all E tokens, [B, E, ...] by name.
+    """
     k_BGEK, x_BGEN = k_BGEK.tensor_split([features], dim=-1)
     x_BEN = x_BGEN.transpose(1, 2).flatten(2)
-    facts = {}
+    rows = {}
     for name, x_BT in new.items():
         first_BEN, x_BEN = x_BEN.tensor_split([x_BT[0, 0].numel()], dim=-1)
-        facts[name] = first_BEN.reshape(*first_BEN.shape[:2], *x_BT.shape[2:]).to(x_BT.dtype)
-    return k_BGEK, facts
+        rows[name] = first_BEN.reshape(*first_BEN.shape[:2], *x_BT.shape[2:]).to(x_BT.dtype)
+    return k_BGEK, rows
 
 
 def added(
@@ -247,8 +277,13 @@ def added(
 ) -> Tensor:
     """Return numbers to be added to the scores, [B or 1, 1 or H, T, E], in the queries' dtype.
 
-    `mask` [B, 1, T, E] is true where a query attends, or has numbers to be added; None: a query
-    attends to itself and all keys before it. `offset_TE` is j - i of query i and key j.
+    Args:
+        terms: biases, [H, T, E] or [B, H, T, E].
+        mask: true where a query attends, or numbers to be added, [B, 1, T, E]; None: a query
+            attends to itself and all keys before it.
+        offset_TE: j - i of query i and key j.
+        window: the number of latest keys that a query attends to; None: all.
+        q_BHTK: the queries, for their dtype and device.
     """
     lowest = torch.finfo(q_BHTK.dtype).min
     total = q_BHTK.new_zeros(1, 1, *offset_TE.shape)

@@ -30,8 +30,11 @@ CLOSE = 0.02
 def patch(model: nn.Module, rotate: Iterable[str]) -> Callable[[], None]:
     """Rotate these sites in every layer that rotates, and return a function that takes it back.
 
-    `rotate` is some of q, k, v, o, by the model's own tables. A patch is not saved with the model.
+    A patch is not saved with the model.
 
+    Args:
+        model: a model of transformers, with or without its language-model head.
+        rotate: some of q, k, v, o, by the model's own tables; no other site rotates.
     Raises:
         ConfigError: it is no such model, or something acts between our rotations and its attention.
     """
@@ -100,11 +103,11 @@ def _measure(model: nn.Module, layers: Sequence[Any]) -> None:
                 for layer in layers:
                     hooks.enter_context(layer.register_forward_hook(record, with_kwargs=True))
                 model(id_N.view(shape), position_ids=position_BT, use_cache=False)
-            for layer, (args, kwargs, own) in calls.items():
+            for layer, (args, kwargs, expected) in calls.items():
                 with ExitStack() as hooks:
                     _hook(layer, frozenset(sites), hooks)
                     output = layer(*args, **kwargs)[0].float()
-                if not (output - own).norm() <= CLOSE * own.norm():
+                if not (output - expected).norm() <= CLOSE * expected.norm():
                     reason = f"does more to {' and '.join(sites)} than Llama's attention"
                     raise ConfigError("model", type(model).__name__, reason)
     finally:
@@ -117,29 +120,32 @@ def _hook(layer: Any, sites: frozenset[str], hooks: ExitStack) -> None:
     tables: list[Tensor] = []
 
     def take_tables(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        cos_BTK, sin_BTK = tables[:] = kwargs["position_embeddings"]
+        tables[:] = kwargs["position_embeddings"]
+        cos_BTK, sin_BTK = tables
         nothing = (torch.ones_like(cos_BTK), torch.zeros_like(sin_BTK))
         return args, kwargs | {"position_embeddings": nothing}
 
-    def turned(x: Tensor, *, inverse: bool = False) -> Tensor:
+    def rotate_heads(x: Tensor, *, inverse: bool = False) -> Tensor:
         # Their tables have the angle of a pair twice.
         cos_BTF, sin_BTF = (table.chunk(2, dim=-1)[0] for table in tables)
         x_BTHK = x.reshape(*x.shape[:2], -1, layer.head_dim)
         return rotated(x_BTHK, cos_BTF, sin_BTF, inverse=inverse).view(x.shape)
 
-    def turn(module: Any, args: Any, x: Tensor) -> Tensor:
+    def rotate_output(module: Any, args: Any, x: Tensor) -> Tensor:
         # As `_measure` finds, some norms return [B, H, T, K].
         if x.ndim == 4 and x.shape[1] != tables[0].shape[1] == x.shape[2]:
             module.is_heads_first = True
         if getattr(module, "is_heads_first", False):
-            return turned(x.transpose(1, 2)).transpose(1, 2)
-        return turned(x)
+            return rotate_heads(x.transpose(1, 2)).transpose(1, 2)
+        return rotate_heads(x)
+
+    def rotate_back(_: nn.Module, args: Any) -> Any:
+        return (rotate_heads(args[0], inverse=True),)
 
     hooks.enter_context(layer.register_forward_pre_hook(take_tables, with_kwargs=True))
     for site in sites & {"q", "k", "v"}:
         # Queries and keys are rotated behind their norm.
         last = getattr(layer, f"{site}_norm", None) or getattr(layer, f"{site}_proj")
-        hooks.enter_context(last.register_forward_hook(turn))
+        hooks.enter_context(last.register_forward_hook(rotate_output))
     if "o" in sites:
-        turn_back = lambda _, args: (turned(args[0], inverse=True),)  # noqa: E731
-        hooks.enter_context(layer.o_proj.register_forward_pre_hook(turn_back))
+        hooks.enter_context(layer.o_proj.register_forward_pre_hook(rotate_back))

@@ -36,8 +36,13 @@ from rope_exp.version import __version__
 Code = Literal["auto", "always"]
 # The keys of a model that LlamaConfig has, too.
 SIZES = (
-    "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
-    "rms_norm_eps tie_word_embeddings"
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "tie_word_embeddings",
 )
 
 
@@ -52,6 +57,8 @@ def export(
     """Write a run's model, tokenizer and card into a new folder.
 
     Args:
+        run_dir: the run's folder.
+        out: the new folder, which may exist if it is empty.
         code: auto: a class of transformers where one is the same model; always: our own code.
         step: a saved step; None: the newest checkpoint that verifies.
         trust_code: execute the code of a foreign run, as in `load_run`.
@@ -105,16 +112,24 @@ def _only_writer(out: Path) -> Iterator[None]:
 def exported(
     decoder: Decoder, code: Code = "auto", end_id: int | None = None, **sizes: Any
 ) -> PreTrainedModel:
-    """Return a decoder as a model of transformers, with the same weights and further `sizes`.
+    """Return a decoder as a model of transformers, with the same weights, in eval mode.
 
-    The token `end_id` ends a document, begins the first, and pads.
+    Args:
+        decoder: the decoder, from whose architecture the class follows.
+        code: auto: a class of transformers where one is the same model; always: our own code.
+        end_id: the token that ends a document, begins the first, and pads; None: no token does.
+        sizes: more keys of the model's config, such as max_position_embeddings.
+    Raises:
+        ConfigError: transformers has no such model, and our own code does not describe it.
     """
     architecture = decoder.architecture
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end_id)
     model = architecture.model
-    keys: dict[str, Any] = {key: getattr(model, key) for key in SIZES.split()} | ids | sizes
+    keys: dict[str, Any] = {key: getattr(model, key) for key in SIZES} | ids | sizes
     keys |= {"vocab_size": architecture.vocab_size, "head_dim": model.features_per_head}
-    made = _native(architecture, keys) if code == "auto" else None
+    made = None
+    if code == "auto":
+        made = _native(architecture, keys)
     if made is None:
         if architecture.num_outputs is not None:
             raise ConfigError("train.objective", "regression", "has no logits to export")
@@ -321,13 +336,22 @@ def loading(name: str, place: str) -> str:
 
 
 def card(run_dir: Path, config: RunConfig, step: int, name: str, place: str, sha256: str) -> str:
-    """Return the card of a run's model, of class `name`, at a step, loaded from `place`."""
+    """Return the README.md of an exported model.
+
+    Args:
+        run_dir: the run's folder.
+        config: the run's config.
+        step: the step of the weights.
+        name: the name of the model's class.
+        place: the folder's name, from which the example loads it.
+        sha256: the hash of the weights.
+    """
     result = read_result(run_dir) or {}
     env = read_env(run_dir)
     loss = f"not measured at step {step:,}"
     if step == result.get("steps") and result["val/loss"] is not None:
         loss = f"{result['val/loss']:.4f} {config.unit}"
-    facts = {
+    rows = {
         "validation loss": loss,
         "corpus": config.data.name,
         "steps": f"{step:,} of {config.train.num_steps:,}, seed {config.seed}",
@@ -339,9 +363,10 @@ def card(run_dir: Path, config: RunConfig, step: int, name: str, place: str, sha
     }
     for section in ("pe", "attn", "model"):
         values = numeric_values(getattr(config, section), departing=True)
-        facts |= {f"{section}.{key}": show(value) for key, value in values.items()}
+        rows |= {f"{section}.{key}": show(value) for key, value in values.items()}
     hashes = ("config_sha256", "init_sha256", "data_sha256", "order_sha256")
-    facts |= {key: result[key] for key in hashes if key in result}
+    rows |= {key: result[key] for key in hashes if key in result}
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     load = loading(name, place)
     return CARD.format(
         pipeline="text-generation" if config.causal else "fill-mask",
@@ -349,5 +374,5 @@ def card(run_dir: Path, config: RunConfig, step: int, name: str, place: str, sha
         auto=load.partition(".")[0],
         load=load,
         place=place,
-        table=without_tags("\n".join(f"| {key} | {fact} |" for key, fact in facts.items())),
+        table=without_tags(table),
     )

@@ -26,10 +26,15 @@ def num_predicted(seq_len: int) -> int:
 
 
 def hidden(plain: Batch, key: tuple[int, int], mask_id: int) -> Batch:
-    """Hide some tokens of all rows of a step; `key` is the data seed and the step.
+    """Hide some tokens of all rows of a step.
 
-    The targets are the original tokens at `place_BP`, ascending. The batch's hash also covers the
-    tokens read, the places and the targets. The ids below `mask_id` are the vocabulary.
+    Args:
+        plain: the batch that predicts every next token.
+        key: the data seed and the step, which select the random stream.
+        mask_id: the id of the mask; the ids below it are the vocabulary.
+    Returns:
+        The batch with hidden tokens. Its targets are the original tokens at `place_BP`, ascending.
+        Its hashed columns also cover the tokens read, the places and the targets.
     """
     num_rows, length = plain.ids_BT.shape
     num_places = num_predicted(length)

@@ -38,9 +38,14 @@ class Config(OptimConfig):
 
 
 class Optimizer(torch.optim.Optimizer):
-    """Muon for the layers' matrices and AdamW for the other parameters of `groups`, in one step.
+    """Muon for the layers' matrices and AdamW for the other parameters, in one step.
 
     `found_inf` is set before a step; 1: the step changes nothing. None: it always updates.
+
+    Args:
+        decoder: the model, whose HeadLinear layers say which matrices are updated head by head.
+        groups: all parameters, as AdamW takes them; the others keep their groups' settings.
+        config: the learning rate, momentum and weight decay.
     """
 
     found_inf: Tensor | None = None
@@ -53,10 +58,11 @@ class Optimizer(torch.optim.Optimizer):
         # The heads' dimension and their number, for each matrix with one part per head.
         heads = [module for module in decoder.modules() if isinstance(module, HeadLinear)]
         self.splits = {module.get_parameter("weight"): module.split for module in heads}
-        mine = set(matrices)
-        others = [
-            group | {"params": [p for p in group["params"] if p not in mine]} for group in groups
-        ]
+        orthogonal = set(matrices)
+        others = []
+        for group in groups:
+            rest = [p for p in group["params"] if p not in orthogonal]
+            others.append(group | {"params": rest})
         self.adamw = AdamW(others, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
         # Both share one list of groups, so that the loop sets every learning rate, and one state,
@@ -111,7 +117,7 @@ def orthogonalised(g_NOI: Tensor) -> Tensor:
 
 
 def by_head(matrix: Tensor, split: tuple[int, int] | None) -> Tensor:
-    """Return the matrices of the heads, [N, O, I]."""
+    """Return the matrices of the heads, [N, O, I], by a HeadLinear's `split`; None: N is 1."""
     if split is None:
         return matrix[None]
     dimension, count = split

@@ -57,11 +57,19 @@ class Position(nn.Module):
         return nn.Module._apply(self, narrowed, recurse)  # type: ignore[no-untyped-call]
 
     def embed(self, x_BTD: Tensor, position_T: Tensor) -> Tensor:
-        """Return the embeddings with something added; positions are [T] or [B, T]."""
+        """Return the token embeddings with something added; positions are [T] or [B, T]."""
         return x_BTD
 
     def turn(self, site: str, x_BTHK: Tensor, position_T: Tensor) -> Tensor:
-        """Return q, k or v before the scores, or the output `o` of the query's position."""
+        """Return x changed by its positions.
+
+        Args:
+            site: "q", "k" or "v", before the scores; or "o", after the sum over values.
+            x_BTHK: the heads of that site; k and v have key/value heads.
+            position_T: the positions of x's tokens; or [B, T].
+        Returns:
+            A tensor of x's shape and dtype; q and k may both become wider.
+        """
         return x_BTHK
 
     def of_tokens(self, x_BTD: Tensor, position_T: Tensor) -> dict[str, Tensor]:
@@ -78,27 +86,51 @@ class Position(nn.Module):
     def rows_to_cache(
         self, x_BTD: Tensor, position_T: Tensor, others: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Return `of_tokens` and the positions, if `scores` needs them, beside other rows."""
+        """Return the rows that `scores` needs of each token: `of_tokens`, and their positions.
+
+        Args:
+            x_BTD: the normalised input of the layer.
+            position_T: the positions of x's tokens; or [B, T].
+            others: the rows that the layer caches besides, whose names are taken.
+        Returns:
+            Rows [B, T, ...] by name; none, if the class does not override `scores`.
+        Raises:
+            ValueError: `of_tokens` uses a name that is taken.
+        """
         if not self.overrides("scores"):
             return {}
         rows = self.of_tokens(x_BTD, position_T)
-        if taken := rows.keys() & {*others, "position_BE"}:
+        taken = rows.keys() & {*others, "position_BE"}
+        if taken:
             raise ValueError(f"of_tokens: the name {taken.pop()} is taken")
         return {**rows, "position_BE": position_T.expand(len(x_BTD), -1)}
 
     def with_scores(
         self, bias_HTE: Tensor | None, rows: Mapping[str, Tensor], q_BTHK: Tensor
     ) -> Tensor | None:
-        """Return a bias with the scores added."""
+        """Return a layer's bias with the scores of this class added.
+
+        Args:
+            bias_HTE: the bias so far, over all keys; None: there is none.
+            rows: the rows of all E keys that are kept, with "k" and those of `rows_to_cache`.
+            q_BTHK: the queries.
+        Returns:
+            The bias over the kept keys; None: nothing is added to the scores.
+        Raises:
+            ValueError: `scores` returned another shape than [H, T, E] or [B, H, T, E].
+        """
         num_queries, num_heads = q_BTHK.shape[1:3]
-        more_HTE = self.scores(rows, num_queries)
-        if more_HTE is None:
+        scores_HTE = self.scores(rows, num_queries)
+        if scores_HTE is None:
             return bias_HTE
+
         shape = (num_heads, num_queries, rows["k"].shape[1])
-        if more_HTE.shape[-3:] != shape:
-            raise ValueError(f"scores returned the shape {tuple(more_HTE.shape)}, not {shape}")
+        if scores_HTE.shape[-3:] != shape:
+            raise ValueError(f"scores returned the shape {tuple(scores_HTE.shape)}, not {shape}")
+        if bias_HTE is None:
+            return scores_HTE
         # A window may have dropped the first keys.
-        return more_HTE if bias_HTE is None else bias_HTE[..., -shape[2] :] + more_HTE
+        return bias_HTE[..., -shape[2] :] + scores_HTE
 
     @classmethod
     def overrides(cls, *methods: str) -> bool:

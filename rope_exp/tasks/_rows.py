@@ -44,14 +44,23 @@ class AnyRows(Protocol):
 
 
 class TaskLeaf(Protocol):
-    """A file of tasks/."""
+    """A file of tasks/: the specification of a task, and its rows."""
 
     @property
     def SPEC(self) -> TaskSpec: ...
 
     def rows(
         self, data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int
-    ) -> AnyRows: ...
+    ) -> AnyRows:
+        """Return rows of a split, each a pure function of (seed, split, number).
+
+        Args:
+            data: the section `data` of a config, with the task's own keys.
+            seed: the data seed; that of held-out rows is fixed.
+            split: one of the specification's `splits`.
+            indices: the numbers of the rows, counted from 0.
+            seq_len: T; a row has T + 1 tokens, or T slots.
+        """
 
 
 def task_leaf(kind: str) -> TaskLeaf:
@@ -84,9 +93,9 @@ def open_task(data: DataConfig, seq_len: int) -> Generated:
     corpus = {"name": data.name, "kind": data.kind, "version": task.version}
     # All but seed and length. A key beside `order` counts if it departs: old hashes stay.
     determines = [data.kind, data.order, task.version, tokens]
-    own = getattr(data, task.key, None)
-    if task.key != "order" and own != getattr(DataConfig, task.key, None):
-        determines.append(own)
+    value = getattr(data, task.key, None)
+    if task.key != "order" and value != getattr(DataConfig, task.key, None):
+        determines.append(value)
     return Generated(
         vocab_size=len(tokens),
         data_sha256=json_sha256(determines),
@@ -110,7 +119,13 @@ def _tokenizer(tokens: Sequence[str]) -> Tokenizer:
 
 
 class Draws:
-    """The random numbers of one row of a stream such as "copying train", in the order of calls."""
+    """The random numbers of one row, in the order of calls.
+
+    Args:
+        seed: the data seed.
+        stream: the task and the split, such as "copying train".
+        index: the number of the row in that stream.
+    """
 
     def __init__(self, seed: int, stream: str, index: int) -> None:
         digest = hashlib.sha256(stream.encode()).digest()
@@ -186,6 +201,14 @@ def pack(draws: Draws, draw: Callable[[Draws], Example], longest: int, width: in
 
     Otherwise long ones would be rarer than they were drawn. The remaining width is padded before
     and after, in a random proportion, so that the first example also begins anywhere.
+
+    Args:
+        draws: the random numbers of the row.
+        draw: draws one example from them.
+        longest: the characters of the longest possible question with its answer.
+        width: T + 1.
+    Returns:
+        The row's text, and of each of its T predictions the number of the example and its span.
     """
     examples = []
     left = width

@@ -55,8 +55,11 @@ def rows(data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_le
 
     # The operands, a sum with one digit more, and +, = and END.
     longest = 3 * most + 4
-    draws = (Draws(seed, f"addition {split}", index) for index in indices)
-    return stack([pack(each, draw, longest, seq_len + 1) for each in draws], SPEC.tokens)
+    packed = []
+    for index in indices:
+        draws = Draws(seed, f"addition {split}", index)
+        packed.append(pack(draws, draw, longest, seq_len + 1))
+    return stack(packed, SPEC.tokens)
 
 
 def is_held_out(a: int, b: int) -> bool:

@@ -38,5 +38,8 @@ def rows(data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_le
 
     # A string and its copy, with | and END.
     longest = 2 * most + 2
-    draws = (Draws(seed, f"copying {split}", index) for index in indices)
-    return stack([pack(each, draw, longest, seq_len + 1) for each in draws], SPEC.tokens)
+    packed = []
+    for index in indices:
+        draws = Draws(seed, f"copying {split}", index)
+        packed.append(pack(draws, draw, longest, seq_len + 1))
+    return stack(packed, SPEC.tokens)

@@ -43,7 +43,8 @@ def _row(draws: Draws, width: int) -> Row:
     def random_letters(count: int) -> str:
         return "".join(LETTERS[letter] for letter in draws.many_below(len(LETTERS), count))
 
-    letters = text = random_letters(STRETCH)
+    letters = random_letters(STRETCH)
+    text = letters
     number = 0
     while len(text) < width:
         between = random_letters(1 + draws.below(MOST_BETWEEN))

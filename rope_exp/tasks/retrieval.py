@@ -36,8 +36,8 @@ SPEC = TaskSpec(
 
 def rows(data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_len: int) -> Rows:
     """Return rows of filler with needles and questions; a span is a distance in tokens."""
-    draws = (Draws(seed, f"retrieval {split}", index) for index in indices)
-    return stack([_row(each, seq_len) for each in draws], SPEC.tokens)
+    drawn = [_row(Draws(seed, f"retrieval {split}", index), seq_len) for index in indices]
+    return stack(drawn, SPEC.tokens)
 
 
 def num_octaves(seq_len: int) -> int:
@@ -60,16 +60,16 @@ def _row(draws: Draws, seq_len: int) -> Row:
         # Draw the place of the needle's key until all places of both pairs are free.
         while True:
             needle = draws.below(width - distance - 1)
-            asked = needle + distance
-            places = [needle, needle + 1, asked - 1, asked, asked + 1]
+            question = needle + distance
+            places = [needle, needle + 1, question - 1, question, question + 1]
             if not is_taken_S[places].any():
                 break
         is_taken_S[places] = True
 
         pair = KEYS[keys[number]] + VALUES[values[number]]
         text[needle : needle + 2] = pair
-        text[asked - 1 : asked + 2] = "?" + pair
+        text[question - 1 : question + 2] = "?" + pair
         # The value is predicted at the question's key.
-        answer_T[asked] = number
-        span_T[asked] = distance
+        answer_T[question] = number
+        span_T[question] = distance
     return "".join(text), answer_T, span_T

@@ -99,7 +99,9 @@ def rows(
     candidate belongs to unit u with probability peak_u over that sum, and is kept with probability
     r_u(z(t)) / peak_u.
     """
-    ids, times, latents = [], [], []
+    ids = []
+    times = []
+    latents = []
     until_U = np.cumsum(PEAK_U)
     total = until_U[-1]
     for index in indices:

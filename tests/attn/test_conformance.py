@@ -240,10 +240,10 @@ def test_each_subset_keeps_its_law(attn: AttentionConfig, sizes: dict[str, Any])
 
 @pytest.mark.parametrize("attn", KINDS, ids=str)
 @pytest.mark.parametrize("times", [-1, 0, 2], ids=["the other way", "not at all", "twice"])
-def test_a_site_that_turns_wrongly_is_refused(
+def test_a_site_that_rotates_wrongly_is_refused(
     attn: AttentionConfig, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turn = Attention.turn
+    right = Attention.rotate
     for pair in [pair for pair in PAIRS if tuple(pair) in subsets_of(attn)]:
         for wrong_site in pair:
 
@@ -254,7 +254,7 @@ def test_a_site_that_turns_wrongly_is_refused(
                     cos, sin = at.tables(site)
                     at = Positions((cos, -sin))
                 for _ in range(abs(times) if site == wrong_site else 1):
-                    x = turn(self, site, x, at)
+                    x = right(self, site, x, at)
                 return x
 
             with monkeypatch.context() as patch:

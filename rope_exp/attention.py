@@ -235,12 +235,13 @@ class Attention(nn.Module):
             A tensor of x's dtype and, unless a user's encoding makes q and k wider, x's shape.
         """
         # A user's encoding acts before the rotation, and on outputs after it.
-        if self.own is not None and site != "o":
-            x_BTHK = self.own.turn(site, x_BTHK, at.position_T).to(x_BTHK.dtype)
+        custom = self.own
+        if custom is not None and site != "o":
+            x_BTHK = custom.turn(site, x_BTHK, at.position_T).to(x_BTHK.dtype)
         if site in self.sites:
             x_BTHK = rotate_last(x_BTHK, at.tables(site), self.rotary_dim, inverse=site == "o")
-        if self.own is not None and site == "o":
-            x_BTHK = self.own.turn(site, x_BTHK, at.position_T).to(x_BTHK.dtype)
+        if custom is not None and site == "o":
+            x_BTHK = custom.turn(site, x_BTHK, at.position_T).to(x_BTHK.dtype)
         return x_BTHK
 
 
@@ -321,12 +322,13 @@ class SoftmaxAttention(Attention):
         q_BTHK = self.rotate("q", q_BTHK, at)
         rows = {"k": self.rotate("k", k_BTGK, at), "v": self.rotate("v", v_BTGK, at)}
 
-        if self.own is not None:
-            rows |= self.own.rows_to_cache(x_BTD, at.position_T, rows)
+        custom = self.own
+        if custom is not None:
+            rows |= custom.rows_to_cache(x_BTD, at.position_T, rows)
         if cache is not None:
             rows = cache.append(rows)
-        if self.own is not None:
-            at = at._replace(bias_HTE=self.own.with_scores(at.bias_HTE, rows, q_BTHK))
+        if custom is not None:
+            at = at._replace(bias_HTE=custom.with_scores(at.bias_HTE, rows, q_BTHK))
 
         o_BTHK = self.attend(q_BTHK, rows["k"], rows["v"], at)
         return self.rotate("o", o_BTHK, at)

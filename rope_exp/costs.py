@@ -63,10 +63,13 @@ def kept(
     cache = decoder.new_cache()
     with torch.no_grad(), torch.device("meta"):
         decoder(torch.zeros(1, 1, dtype=torch.int64), cache=cache)
-    return (
-        max(sum(row.numel() for row in layer.rows.values()) for layer in cache),
-        max(sum(state.numel() for state in layer.states.values()) for layer in cache),
-    )
+
+    most_rows = 0
+    most_states = 0
+    for layer in cache:
+        most_rows = max(most_rows, sum(row.numel() for row in layer.rows.values()))
+        most_states = max(most_states, sum(state.numel() for state in layer.states.values()))
+    return most_rows, most_states
 
 
 def peak_flops_per_s(device_name: str) -> float | None:
@@ -88,10 +91,10 @@ def known_vocab_size(config: RunConfig) -> int | None:
 def operations(config: RunConfig) -> int:
     """Return the FLOP of the whole run; a pretrained tokenizer counts as the smallest."""
     vocab_size = known_vocab_size(config) or MIN_VOCAB_SIZE
-    return sum(
-        stage.num_tokens * flops_per_token(config, vocab_size, stage.seq_len)
-        for stage in config.train.staged
-    )
+    total = 0
+    for stage in config.train.staged:
+        total += stage.num_tokens * flops_per_token(config, vocab_size, stage.seq_len)
+    return total
 
 
 def pays_to_compile(config: RunConfig) -> bool:
@@ -115,9 +118,13 @@ def attention_flops_per_token(config: RunConfig, seq_len: int) -> int:
 
     pairs = seq_len * seq_len
     if config.causal:
-        windows = [min(model.window_of(layer) or seq_len, seq_len) for layer in layers]
+        total = 0
+        for layer in layers:
+            # The first n queries attend to all tokens so far, and the others to n of them.
+            n = min(model.window_of(layer) or seq_len, seq_len)
+            total += n * (n + 1) // 2 + (seq_len - n) * n
         # The mean over layers.
-        pairs = sum(n * (n + 1) // 2 + (seq_len - n) * n for n in windows) // len(windows)
+        pairs = total // len(layers)
     in_layer = 6 * model.num_attention_heads * sum(attn.widths(model)) * pairs // seq_len
     return len(layers) * in_layer
 
@@ -201,10 +208,10 @@ def memory_bytes(config: RunConfig, vocab_size: int) -> int:
     architecture = config.architecture(vocab_size)
 
     world_size = int(config.launch.num_processes)
-    num_tokens = max(
-        train.rows_at_once(stage.batch_size // world_size, stage.seq_len) * stage.seq_len
-        for stage in train.staged
-    )
+    num_tokens = 0
+    for stage in train.staged:
+        num_rows = train.rows_at_once(stage.batch_size // world_size, stage.seq_len)
+        num_tokens = max(num_tokens, num_rows * stage.seq_len)
 
     width = 2 if train.precision == "bf16" else 4
     activations = 17 * width * num_tokens * model.num_hidden_layers * model.hidden_size

@@ -20,7 +20,8 @@ from rope_exp.position._encoding import Position, Sizes
 from rope_exp.sections import PeConfig
 
 # Files on record import these names, and a file's text is part of a run's identity.
-sys.modules["rope_exp.model.position"] = sys.modules["rope_exp.encoding"] = _encoding
+sys.modules["rope_exp.model.position"] = _encoding
+sys.modules["rope_exp.encoding"] = _encoding
 sys.modules["rope_exp.model.rope"] = rope
 
 # Packages that a user's file may import.

@@ -173,7 +173,10 @@ def _measured(
         others |= attention.forms(x_BTD, here)
         cache = LayerCache(attention.window)
         parts = zip(torch.split(x_BTD, PARTS, dim=1), torch.split(position_T, PARTS), strict=True)
-        cached = [attention.heads(x, rotary(at_T)[0], cache) for x, at_T in parts]
+        cached = []
+        for x_1PD, position_P in parts:
+            [at] = rotary(position_P)
+            cached.append(attention.heads(x_1PD, at, cache))
         others["cached"] = torch.cat(cached, dim=1)
     formulas = {name: _deviation(other, here_BTHV) / size for name, other in others.items()}
     failing = [name for name, error in formulas.items() if not error < tolerance]

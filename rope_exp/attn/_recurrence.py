@@ -66,20 +66,16 @@ def chunked(
     size = min(size, length)
     count = math.ceil(length / size)
 
-    def chunks(x_BTGK: Tensor) -> Tensor:
-        """Return [B, H, N, C, K], zero-padded after the last token."""
-        x_BHTK = for_queries(x_BTGK, len(log_gamma_H)).transpose(1, 2)
-        padded = F.pad(x_BHTK, (0, 0, 0, size * count - length))
-        return torch.unflatten(padded, 2, (count, size))
-
     place_C = torch.arange(size, device=v_BTGV.device)
-    v_BHNCV = chunks(v_BTGV)
-    q_BHNCK = k_BHNCK = torch.ones_like(v_BHNCV[..., :1])
+    v_BHNCV = _chunks(v_BTGV, len(log_gamma_H), size)
+    q_BHNCK = torch.ones_like(v_BHNCV[..., :1])
+    k_BHNCK = q_BHNCK
 
     # Within each chunk, the triangle of weights.
     weight_HNCC = _triangle(size, log_gamma_H)[:, None]
     if scores is not None:
-        q_BHNCK, k_BHNCK = map(chunks, scores)
+        q_BHNCK = _chunks(scores[0], len(log_gamma_H), size)
+        k_BHNCK = _chunks(scores[1], len(log_gamma_H), size)
         weight_HNCC = at_least_float32(q_BHNCK @ k_BHNCK.mT) * weight_HNCC
     within_BHNCV = weight_HNCC.to(dtype) @ v_BHNCV
 
@@ -99,14 +95,31 @@ def chunked(
     across_BHNCV = (q_BHNCK * from_start_H1C1) @ before_BHNKV.to(dtype)
     o_BHTV = (within_BHNCV + across_BHNCV).flatten(2, 3)[:, :, :length]
 
-    # The last chunk may be short; the final state is the one after its last token.
+    # The last chunk may be short.
     num_last = length - size * (count - 1)
-    last_HC1 = _power(log_gamma_H, num_last - 1 - place_C[:num_last])[..., None].to(dtype)
-    k_last, v_last = (x[:, :, -1, :num_last] for x in (k_BHNCK, v_BHNCV))
-    kept_H11 = (num_last * log_gamma_H).exp()[:, None, None]
-    added_BHKV = at_least_float32((k_last * last_HC1).mT @ v_last)
-    final_BHKV = kept_H11 * before_BHNKV[:, :, -1] + added_BHKV
+    k_BHCK = k_BHNCK[:, :, -1, :num_last]
+    v_BHCV = v_BHNCV[:, :, -1, :num_last]
+    final_BHKV = _state_after(before_BHNKV[:, :, -1], k_BHCK, v_BHCV, log_gamma_H)
     return o_BHTV.transpose(1, 2), final_BHKV
+
+
+def _state_after(
+    before_BHKV: Tensor, k_BHCK: Tensor, v_BHCV: Tensor, log_gamma_H: Tensor
+) -> Tensor:
+    """Return the state after a chunk's last token from the state before its first."""
+    length = k_BHCK.shape[2]
+    place_C = torch.arange(length, device=k_BHCK.device)
+    to_end_HC1 = _power(log_gamma_H, length - 1 - place_C)[..., None].to(v_BHCV.dtype)
+    added_BHKV = at_least_float32((k_BHCK * to_end_HC1).mT @ v_BHCV)
+    kept_H11 = (length * log_gamma_H).exp()[:, None, None]
+    return kept_H11 * before_BHKV + added_BHKV
+
+
+def _chunks(x_BTGK: Tensor, num_heads: int, size: int) -> Tensor:
+    """Return [B, H, N, C, K] of so many heads, zero-padded after the last token."""
+    x_BHTK = for_queries(x_BTGK, num_heads).transpose(1, 2)
+    padded = F.pad(x_BHTK, (0, 0, 0, -x_BHTK.shape[2] % size))
+    return torch.unflatten(padded, 2, (-1, size))
 
 
 def _triangle(length: int, log_gamma_H: Tensor) -> Tensor:

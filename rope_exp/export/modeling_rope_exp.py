@@ -168,14 +168,7 @@ class RopeExpAttention(LlamaAttention):
         # A static cache has room for more keys.
         query_T1 = torch.arange(q_BHTK.shape[2], device=q_BHTK.device)[:, None] + num_before
         offset_TE = torch.arange(k_BGEK.shape[2], device=q_BHTK.device) - query_T1
-        terms = [] if score_bias is None else [score_bias.of_offsets(offset_TE)]
-        if rows:
-            num_queries = position_BT.shape[1]
-            num_keys = int(num_before) + num_queries
-            kept = {name: x_BE[:, :num_keys] for name, x_BE in rows.items()}
-            scores = self.own.scores(kept, num_queries)
-            if scores is not None:
-                terms.append(nn.functional.pad(scores, (0, k_BGEK.shape[2] - num_keys)))
+        terms = self.score_terms(score_bias, rows, offset_TE, num_before)
 
         kernel = self.config._attn_implementation
         if rows or terms or self.config.window is not None or not self.is_causal:
@@ -197,6 +190,29 @@ class RopeExpAttention(LlamaAttention):
         o_BTHK = self.rotate("o", o_BTHK, position_embeddings, position_BT)
         return self.o_proj(o_BTHK.flatten(2)), weights
 
+    def score_terms(
+        self, score_bias: Any, rows: dict[str, Tensor], offset_TE: Tensor, num_before: Any
+    ) -> list[Tensor]:
+        """Return what is added to the scores, [H, T, E] or [B, H, T, E] each.
+
+        Args:
+            score_bias: the encoding of offsets that all layers share; None: there is none.
+            rows: the cached rows of a user's class; empty: it adds nothing.
+            offset_TE: j - i of query i and key j, of all keys for which the cache has room.
+            num_before: the number of tokens before the queries, an int or a tensor.
+        """
+        terms = []
+        if score_bias is not None:
+            terms.append(score_bias.of_offsets(offset_TE))
+        if rows:
+            num_queries, num_places = offset_TE.shape
+            num_keys = int(num_before) + num_queries
+            kept = {name: x_BE[:, :num_keys] for name, x_BE in rows.items()}
+            scores = self.own.scores(kept, num_queries)
+            if scores is not None:
+                terms.append(nn.functional.pad(scores, (0, num_places - num_keys)))
+        return terms
+
     def heads(
         self, x_BTD: Tensor, tables: dict[str, Tables], position_BT: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -217,8 +233,9 @@ class RopeExpAttention(LlamaAttention):
     ) -> Tensor:
         """Return x rotated by its position, or back for o, by all that acts on this site."""
         # A user's class acts before the rotation, and on outputs after it.
-        if self.own is not None and site != "o":
-            x_BTHK = self.own.turn(site, at_least_float32(x_BTHK), position_BT).to(x_BTHK.dtype)
+        custom = self.own
+        if custom is not None and site != "o":
+            x_BTHK = custom.turn(site, at_least_float32(x_BTHK), position_BT).to(x_BTHK.dtype)
         if site in self.config.rotate[self.layer_idx]:
             layer = self.layer_idx % tables[site][0].shape[2]
             cos_BTGF, sin_BTGF = (table[:, :, layer] for table in tables[site])
@@ -228,8 +245,8 @@ class RopeExpAttention(LlamaAttention):
             x_BTGHK = x_BTHK.unflatten(2, (cos_BTGF.shape[2], -1))
             x_BTGHK = rotate(x_BTGHK, cos_BTGF, sin_BTGF, inverse=site == "o")
             x_BTHK = torch.cat([first, x_BTGHK.flatten(2, 3)], dim=-1)
-        if self.own is not None and site == "o":
-            x_BTHK = self.own.turn(site, at_least_float32(x_BTHK), position_BT).to(x_BTHK.dtype)
+        if custom is not None and site == "o":
+            x_BTHK = custom.turn(site, at_least_float32(x_BTHK), position_BT).to(x_BTHK.dtype)
         return x_BTHK
 
 

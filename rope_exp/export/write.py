@@ -209,15 +209,15 @@ def _positions(architecture: Architecture) -> dict[str, Any]:
     model = architecture.model
     pe = architecture.pe
     num_layers = model.num_hidden_layers
-    rotations = [
-        {
+    rotations = []
+    for pair in PAIRS:
+        rotation = {
             "sites": pair,
             "base": pe.base_of(pair),
             "features": pe.num_features(model.features_per_head, pair),
             "learned": pe.learned.get(pair),
         }
-        for pair in PAIRS
-    ]
+        rotations.append(rotation)
     return {
         "rotate": ["".join(pe.sites_of(layer)) for layer in range(num_layers)],
         "rotations": rotations,
@@ -267,10 +267,11 @@ def write_code(out: Path, pe: PeConfig) -> None:
     root = Path(__file__).parents[1]
     texts = {name: (root / f"{file}.py").read_text("utf-8") for name, file in files.items()}
 
-    lines = [
-        f"from .{choice}_rope_exp import make as make_{name}" for name, choice in acting.items()
-    ]
-    makers = [f'"{name}": make_{name}' for name in acting]
+    lines = []
+    makers = []
+    for name, choice in acting.items():
+        lines.append(f"from .{choice}_rope_exp import make as make_{name}")
+        makers.append(f'"{name}": make_{name}')
     if pe.code is not None:
         texts["own"] = str(pe.source)
         lines.append(f"from .own_rope_exp import {pe.code.partition('.')[2]} as Own")

@@ -149,7 +149,7 @@ class Attention(nn.Module):
     def to_heads(self, num_heads: int, features: int, num_in: int | None = None) -> HeadLinear:
         """Return a new projection [.., num_in] -> [.., num_heads * features].
 
-        Its parts for the heads are its rows. `split_heads` makes [B, T, H, K] of its output.
+        Each head has rows of its own in the weight. `split_heads` makes [B, T, H, K] of the output.
 
         Args:
             num_heads: H for queries; G for keys and values that query heads share.
@@ -187,7 +187,7 @@ class Attention(nn.Module):
     def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
         """Return o_BTHV, the heads' outputs before the output projection.
 
-        They are rotated back if O rotates. Arguments are those of `forward`.
+        They are rotated back if O rotates.
 
         Args:
             x_BTD: the normalised input.

@@ -32,7 +32,7 @@ class ScheduleLeaf(Protocol):
 
     # `config` is the file's own Config.
     def height(self, config: Any, step: int, num_warmup_steps: int, num_steps: int) -> float:
-        """Return the height of a step's rate above its floor, as a share of the peak's, 0 to 1.
+        """Return the height of a step's rate: 1 at the peak, 0 at the rate of final_fraction.
 
         Args:
             config: the section `schedule` of the run's config.

@@ -47,7 +47,7 @@ from rope_exp.schedule import wsd
 from rope_exp.step import ScheduleLeaf
 from rope_exp.tasks import addition, copy, repeats, retrieval, spikes
 from rope_exp.tasks._rows import TaskLeaf
-from rope_exp.trackers import trackio, wandb
+from rope_exp.trackers import tensorboard, trackio, wandb
 from rope_exp.trackers._base import BaseTracker
 from rope_exp.trainer import Probe
 
@@ -97,4 +97,4 @@ PROBES: list[ProbeLeaf] = [
 ]
 SCHEDULE: list[ScheduleLeaf] = [wsd]
 TASKS: list[TaskLeaf] = [addition, copy, repeats, retrieval, spikes]
-TRACKERS: list[type[BaseTracker]] = [trackio.Tracker, wandb.Tracker]
+TRACKERS: list[type[BaseTracker]] = [tensorboard.Tracker, trackio.Tracker, wandb.Tracker]

@@ -1,7 +1,7 @@
 """Tests of the rows, config, name and final status that a tracker receives from a run.
 
-wandb is the real package, offline or without a server. trackio is a stub with the signatures of its
-version 0.43.
+wandb is the real package, offline or without a server. So is tensorboard: its files are read back.
+trackio is a stub with the signatures of its version 0.43.
 """
 
 import os
@@ -16,7 +16,8 @@ from unittest import mock
 import pytest
 from support.refused import refused
 from support.reports import DIVERGED, FINISHED
-from support.runs import assert_same_run, train
+from support.runs import Trial, assert_same_run, kill_the_tree, train
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rope_exp.commands.train import launch
 from rope_exp.compose import compose_jobs, resolve
@@ -26,6 +27,7 @@ from rope_exp.folder import MetricsWriter, read_metrics
 from rope_exp.slurm import run_configs
 from rope_exp.sweep import Job, admit, run_all
 from rope_exp.trackers import trackio as our_trackio
+from rope_exp.trackers._base import without_nulls
 from rope_exp.trackers.wandb import Tracker
 
 wandb = pytest.importorskip("wandb")
@@ -197,19 +199,24 @@ def test_without_a_key_a_run_is_tracked_offline(
     assert Tracker(config, folder).run.project == "rope_exp"
 
 
-@pytest.mark.parametrize("has_folder", [False, True])
+@pytest.mark.parametrize(
+    ("name", "has_folder"), [("trackio", False), ("trackio", True), ("tensorboard", False)]
+)
 def test_a_tracker_that_is_not_installed_is_refused(
     tiny: Callable[..., RunConfig],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    name: str,
     has_folder: bool,
 ) -> None:
     """An empty folder of its name, such as one for its files, is no package."""
     monkeypatch.syspath_prepend(tmp_path)
     if has_folder:
-        (tmp_path / "trackio").mkdir()
-    config = tiny("tracker=trackio")
-    with refused("tracker=trackio: is not installed; `pip install trackio`"):
+        (tmp_path / name).mkdir()
+    else:
+        monkeypatch.setitem(sys.modules, name, None)  # type: ignore[misc]
+    config = tiny(f"tracker={name}")
+    with refused(f"tracker={name}: is not installed; `pip install {name}`"):
         admit([config])
     assert not config.folder.exists()
 
@@ -239,6 +246,32 @@ def test_trackio_is_sent_every_row_once(write: Write, monkeypatch: pytest.Monkey
     assert begun == resumed
     assert begun["name"] == f"qk_rope-s0-{(folder / 'trackio_id').read_text()}"
     assert (begun["project"], begun["resume"]) == ("rope_exp", "allow")
+
+
+def test_tensorboard_has_every_row_once(whole: tuple[Path, list[str]], tmp_path: Path) -> None:
+    """The run is killed past its checkpoint at step 20, so rows that it has sent are repeated."""
+    folder, command = whole
+    command = [*command, "tracker=tensorboard"]
+    trial = Trial(command=tuple(command), folder=tmp_path / "run", undisturbed=folder)
+    process = trial.start(rows=25)
+    kill_the_tree(process.pid)
+    process.communicate()
+    trial.assert_goes_on()
+
+    events = EventAccumulator(str(trial.folder / "tensorboard")).Reload()
+    sent = []
+    for name in events.Tags()["scalars"]:
+        sent += [(f"{name} at {event.step}", event.value) for event in events.Scalars(name)]
+    recorded = {}
+    for row in read_metrics(trial.folder):
+        step = row.pop("step")
+        recorded |= {f"{name} at {step}": value for name, value in without_nulls(row).items()}
+    assert len(sent) == len(recorded)
+    assert dict(sent) == pytest.approx(recorded)
+
+    for name, words in (("config", '"seed": 0'), ("result", '"status": "finished"')):
+        text = events.Tensors(f"{name}/text_summary")[-1]
+        assert words in text.tensor_proto.string_val[0].decode()
 
 
 def test_an_offline_run_is_the_same_and_holds_no_secret(

@@ -70,7 +70,7 @@ model.head_dim=7 | model.head_dim=7: leaves heads | must be even
 model.match_params=1000 | model.match_params=1000: cannot be met within 0.1 % |
 train.stages=[[512,200]] | train.num_steps=500: must be the 200 of train.stages |
 train.stages=[[1000,500]] | train.stages=[[1000, 500]]: sequences of 1000 do not divide the 4096 tokens |
-tracker.name=tensorbord | tracker.name=tensorbord: must be one of none, trackio, wandb |
+tracker.name=tensorbord | tracker.name=tensorbord: must be one of none, | trackio
 schedule=wsd schedule.warmup_fraction=0.9 | schedule.warmup_fraction=0.9: warm-up and decay exceed |
 
 attn=mla pe=vo_rope | pe.rotate=["v", "o"]: v and o cannot rotate | attn=mla_vo (attn.value_rope=true) has

@@ -34,6 +34,7 @@ def with_weights(config: RunConfig) -> RunConfig:
     """Return a config with the hash of its origin's weights."""
     try:
         origin = find_origin(config)
+        _check_trust(config, origin)
     except (ConfigError, RunFolderError):
         # A run with checkpoints of its own resumes from these, and its origin may be gone.
         is_begun = files.list_steps(config.folder / "checkpoints")
@@ -54,10 +55,7 @@ def with_weights(config: RunConfig) -> RunConfig:
 
 
 def find_origin(config: RunConfig) -> Origin:
-    """Find the finished run that run.init_from names; its weights must be init_weights if set.
-
-    Its code, which will be executed, must be this run's own, or lie below the user's results.
-    """
+    """Find the finished run that run.init_from names; its weights must be init_weights if set."""
     folder = Path(str(config.run.init_from)).expanduser()
     if not (folder / files.CONFIG).exists():
         raise _unfit(config, "there is no run in this folder")
@@ -70,11 +68,20 @@ def find_origin(config: RunConfig) -> Origin:
     sha256 = files.checked(path, read_json(path), files.Manifest)[files.MODEL]["sha256"]
     if config.init_weights not in (None, sha256):
         raise _unfit(config, f"has other weights than init_weights={config.init_weights:.12}")
-    origin = files.read_config(folder)
-    if origin.pe.source != config.pe.source and not has_trusted_code(folder, origin):
-        reason = f"brings code of its own (pe.code={origin.pe.code}), which would be executed; "
-        raise _unfit(config, f"{reason}read it, and move the run below {DEFAULT_OUTPUT}")
-    return Origin(folder, origin, result["steps"], sha256)
+    return Origin(folder, files.read_config(folder), result["steps"], sha256)
+
+
+def _check_trust(config: RunConfig, origin: Origin) -> None:
+    """Refuse an origin whose code would be executed and is not trusted.
+
+    It is trusted if it is this run's own, or lies below the user's results, or by run.trust_code.
+    """
+    pe = origin.config.pe
+    is_trusted = config.run.trust_code or has_trusted_code(origin.folder, origin.config)
+    if not (is_trusted or pe.source == config.pe.source):
+        reason = f"brings code of its own (pe.code={pe.code}), which would be executed, and does "
+        reason += f"not lie below {DEFAULT_OUTPUT}; read pe.source in its {files.CONFIG}, and "
+        raise _unfit(config, f"{reason}allow it by run.trust_code=true")
 
 
 def facts(config: RunConfig) -> dict[str, Any]:
@@ -93,7 +100,7 @@ def facts(config: RunConfig) -> dict[str, Any]:
 def load_weights(decoder: Decoder, config: RunConfig, tokenizer_json: str) -> str:
     """Copy the origin's weights into a decoder that was drawn from its seed; describe them."""
     origin = find_origin(config)
-    # `find_origin` has checked the code.
+    _check_trust(config, origin)
     source, tokenizer = load_run(origin.folder, origin.step, trust_code=True)
     if tokenizer.to_str() != Tokenizer.from_str(tokenizer_json).to_str():
         raise _unfit(config, "has another tokenizer: its tokens mean others")

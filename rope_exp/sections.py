@@ -517,7 +517,7 @@ class LaunchConfig:
     max_parallel: Count | Literal["auto"] = "auto"
     # Runs that share a GPU.
     runs_per_gpu: Count = 1
-    # Start a run on a CPU though by estimate it needs more memory than this machine has.
+    # Start runs on a CPU though by estimate they need more memory than this machine has.
     exceed_memory: bool = False
     # Runs of one job of a cluster, for `rope-exp campaign` and `rope-exp sweep` on a cluster.
     cells_per_job: Count = 1
@@ -533,6 +533,8 @@ class RunFolderConfig:
     group: Name | None = None
     # Folder of a finished run that provides the initial weights; init_weights is their hash.
     init_from: PathText | None = None
+    # Execute the code (pe.code) of the run of run.init_from, also if it is not below results/runs.
+    trust_code: bool = False
 
 
 @section

@@ -33,7 +33,7 @@ GONE = {
     "run": {"fresh": False},
 }
 # Keys that were added since, each with a default that keeps the behaviour.
-ADDED = {"launch": {"exceed_memory": False}}
+ADDED = {"launch": {"exceed_memory": False}, "run": {"trust_code": False}}
 FOLDERS = {path.parent for path in CONFIGS.glob("*/*.yaml")} | {*CONFIGS.glob("row/*")}
 GROUPS = sorted({folder.relative_to(CONFIGS).as_posix() for folder in FOLDERS} - {CAMPAIGNS})
 LONG = pytest.param("experiment", marks=pytest.mark.torture)

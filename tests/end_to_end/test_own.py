@@ -63,8 +63,18 @@ def test_it_is_in_one_table_with_ours_and_generates(
     # Weights of a stranger's run are taken with code that the user has, and with no other.
     origin = [*command[2:], "run.init_from=strangers/pull/seed0", "run.dir=next"]
     assert with_weights(run_config([*origin, "pe=pull"], Path("my"))).init_weights is not None
-    with refused("run.init_from=strangers/pull/seed0", "pe.code=pull.Pull", "results/runs"):
+    with refused("run.init_from=strangers/pull/seed0", "pe.code=pull.Pull", "run.trust_code=true"):
         with_weights(run_config([*origin, "pe=nope"]))
+
+    # What is allowed at the start is allowed to the processes, and asked no more once it is begun.
+    trusting = [*origin, "pe=nope", "run.trust_code=true"]
+    done = train(*command[:2], *trusting, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "begins with step 6 of strangers/pull/seed0" in done.stderr
+    Path("next/result.json").unlink()
+    done = train(*command[:2], *origin, "pe=nope", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "resumes from step" in done.stderr
 
     Path("results/runs/g").unlink()
     Path("strangers").rename("results/runs/g")

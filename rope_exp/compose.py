@@ -6,6 +6,7 @@ converted here, once; the rest of the package never sees one.
 
 import itertools
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -47,6 +48,7 @@ from rope_exp.sections import LaunchConfig
 CONFIGS = next(folder for folder in (PACKAGE / "configs", ROOT / "configs") if folder.is_dir())
 HYDRA_VERSION = "1.3"  # version_base, which selects Hydra's behaviour
 CAMPAIGNS = "campaign"  # a folder of configs that are not parts of a run's config
+ZERO_STEP = r"range\(\) arg 3|Invalid range values"  # in errors of whole and of real numbers
 SEVERAL = "several values make a sweep, which needs -m; a list is written [a,b]"
 # Errors of a user's words and files, which `explain` turns into a sentence. Any other error is a
 # bug, and keeps its traceback.
@@ -56,6 +58,11 @@ REASONS = {
     r"(?:Ambiguous value for argument|Sweep parameters) '\+*([^=']*)=": SEVERAL,
     r"An item is already at '([^']*)'": "is a key already; leave out the +",
     r"override '([^']+)'\. No match in the defaults": "nothing is chosen there yet; a + chooses",
+}
+# Plugins of Hydra that its own repository has, by the choices that they add.
+PLUGINS = {
+    "hydra/launcher": ("joblib", "ray", "rq", "submitit"),
+    "hydra/sweeper": ("ax", "nevergrad", "optuna"),
 }
 # Names of environment variables with secret values, which are never saved.
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
@@ -120,6 +127,8 @@ def compose_jobs(
                 of_file = parser.parse_overrides([f"{key}={value}" for key, value in params])
                 jobs = split([*of_file, *ours])
                 trees = list(map(composed, jobs))
+                for job_tree in trees:
+                    check_own_sweep(job_tree.hydra)
             elif swept:
                 raise ConfigError(swept[0].get_key_element().lstrip("+"), ..., SEVERAL)
     except MISTAKES as error:
@@ -138,7 +147,12 @@ def split(overrides: Sequence[Override]) -> list[list[str]]:
         if override.is_sweep_override() and not override.is_discrete_sweep():
             raise range_error(key)
         if override.is_discrete_sweep():
-            words[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+            try:
+                words[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+            except (ValueError, HydraException) as error:
+                if re.search(ZERO_STEP, str(error)):
+                    raise zero_step_error(key) from None
+                raise
         else:
             words[key] = [f"{key}={override.get_value_element_as_str()}"]
         if not words[key]:
@@ -150,6 +164,11 @@ def range_error(key: str) -> ConfigError:
     """Return the error for a range of values, such as interval(0, 1), that nothing draws from."""
     reason = "is a range, from which a sweeper of another package draws: `rope-exp train -m "
     return ConfigError(key, ..., f"{reason}hydra/sweeper=optuna ...`, by hydra-optuna-sweeper")
+
+
+def zero_step_error(key: str) -> ConfigError:
+    """Return the error for a range such as range(0, 3, 0), which never ends."""
+    return ConfigError(key, ..., "is a range whose step is 0, which never ends")
 
 
 def titles(overrides: Sequence[Sequence[str]], configs: Sequence[RunConfig]) -> list[str]:
@@ -178,7 +197,6 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
     def read(name: str, *default: str | None) -> Any:
         return f"${{oc.env:{name}}}" if SECRET.search(name) else oc.env(name, *default)
 
-    _check_sweep(hydra or tree.hydra)
     OmegaConf.register_new_resolver("oc.env", read, replace=True)
     ours_only = without_hydra(tree)
     try:
@@ -217,13 +235,14 @@ def _check_choices(folder: Path) -> None:
             raise ConfigError("--config-dir", str(folder), reason)
 
 
-def _check_sweep(hydra: Any) -> None:
+def check_own_sweep(hydra: Any) -> None:
     """Refuse the job of a sweep whose own choices ask for a sweep, which Hydra does not see.
 
     Hydra reads what to sweep from the config without the values that are swept.
+
+    Args:
+        hydra: the job's node, after its words were applied.
     """
-    if hydra.mode != RunMode.MULTIRUN:
-        return
     given = {word.lstrip("+~").partition("=")[0] for word in hydra.overrides.task}
     lost = [key for key in hydra.sweeper.get("params") or {} if key.lstrip("+~") not in given]
     if lost:
@@ -254,9 +273,11 @@ def to_config_error(error: Exception) -> ConfigError:
         hint = f"choose one of {', '.join(options)}, or name the folder of your own by --config-dir"
         if near:
             hint = f"did you mean {near[0]}?"
-        if group.startswith("hydra/"):
-            plugin = "optuna-sweeper" if group.endswith("sweeper") else "submitit-launcher"
-            hint = f"is its plugin installed? `pip install hydra-{plugin}` has one"
+        # Hydra names the files of a plugin after it: submitit_slurm is of hydra-submitit-launcher.
+        plugin = choice.partition("_")[0]
+        if plugin in PLUGINS.get(group, ()):
+            package = f"hydra-{plugin}-{group.removeprefix('hydra/')}"
+            hint = f"its plugin is not installed: `pip install {package}`"
         return ConfigError(group or "config", choice, f"there is no such choice; {hint}")
 
     text = " ".join(str(error).split())
@@ -306,7 +327,7 @@ def finalise(
         return config
     config = resolve(config, world_size)
     if not for_plan:
-        refuse(config, _of_memory(config, world_size is None))
+        check_memory([config], world_size)
     if config.pe.code is not None and not for_plan:
         from rope_exp.laws import measured_once
 
@@ -349,26 +370,45 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     return config.replace("train", **resolved)
 
 
-def _of_memory(config: RunConfig, starts_processes: bool) -> Iterator[Refusal]:
-    """Yield a run on a CPU that by estimate needs more memory than there is.
+def check_memory(configs: Sequence[RunConfig], world_size: int | None = None) -> None:
+    """Refuse runs on a CPU that together need more memory, by estimate, than this machine has.
 
-    The kernel would end it, or swap for days. A GPU's own error comes at once. A launcher's
-    processes may be on several machines, so one of them is counted.
+    The kernel would end them, or swap for days. A GPU's own error comes at once.
+
+    Args:
+        configs: resolved; at most launch.max_parallel of these runs are trained at a time.
+        world_size: of the launcher that started this process, perhaps over several machines; None:
+            we start the processes, on this one.
+    Raises:
+        ConfigError: the largest runs that may be trained at a time do not fit.
     """
-    launch = config.launch
-    if launch.device != "cpu" or launch.exceed_memory:
+    checked = []
+    for config in configs:
+        if config.launch.device == "cpu" and not config.launch.exceed_memory:
+            checked.append(config)
+    if not checked:
         return
     from rope_exp.costs import GIB, known_vocab_size, memory_bytes
 
-    # The vocabulary of a pretrained tokenizer is not known yet.
-    needed = memory_bytes(config, known_vocab_size(config) or 1)
-    if starts_processes:
-        needed *= int(launch.num_processes)
+    needs = []
+    for config in checked:
+        num_processes = int(config.launch.num_processes)
+        if world_size is not None:
+            # torchrun and `accelerate launch` say how many of its processes are on this machine.
+            num_processes = min(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), world_size)
+        # The vocabulary of a pretrained tokenizer is not known yet.
+        needs.append(num_processes * memory_bytes(config, known_vocab_size(config) or 1))
+
+    at_a_time = min(max(int(config.launch.max_parallel) for config in checked), len(checked))
+    needed = sum(sorted(needs)[-at_a_time:])
     total = total_memory()
     if needed > total:
-        reason = f"this run needs about {needed / GIB:.1f} GiB of memory by estimate, and there "
-        reason += f"are {total / GIB:.1f}; true starts it anyway"
-        yield Refusal("launch.exceed_memory", reason)
+        runs, them = "this run needs", "it"
+        if at_a_time > 1:
+            runs, them = f"{at_a_time} runs at a time (launch.max_parallel) need", "them"
+        reason = f"{runs} about {needed / GIB:.1f} GiB of memory by estimate, and there are "
+        reason += f"{total / GIB:.1f}; true starts {them} anyway"
+        raise ConfigError("launch.exceed_memory", False, reason)
 
 
 def runs_at_a_time(launch: LaunchConfig) -> int:

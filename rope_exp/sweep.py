@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rope_exp import gpu_leases
-from rope_exp.compose import finalise
+from rope_exp.compose import check_memory, finalise
 from rope_exp.config import DEFAULT_OUTPUT, FACTORS, RunConfig, differing_keys
 from rope_exp.corpus import Prepared
 from rope_exp.errors import (
@@ -256,6 +256,9 @@ def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]
         _check_group(config)
 
     left = [job for job in jobs if job.exit_code is None]
+    if len(left) > 1:
+        # `finalise` has checked each run alone.
+        check_memory([job.config for job in left])
     for section in {job.config.tracker for job in left}:
         if (tracker := tracker_class(section.name)) is not None:
             tracker.check(section)
@@ -452,8 +455,7 @@ def run_all(
         return EXIT_STOPPED
 
     for group in sorted({job.config.group for job in jobs if job.config.run.dir is None}):
-        command = f"rope-exp report --group {group} --out my/{group}"
-        log(f"in {DEFAULT_OUTPUT / group}; its table: {command}")
+        log(f"in {DEFAULT_OUTPUT / group}; its table: rope-exp report --group {group}")
     return EXIT_FAILED if failed else EXIT_DONE
 
 

@@ -20,8 +20,10 @@ from rope_exp.identity import convert
 from rope_exp.sections import Count
 from rope_exp.slurm import FOLDER, Queue, submit
 
+# A campaign that runs here takes this key, and so does one on a cluster.
+EXCEED_MEMORY = "launch.exceed_memory"
 # The keys that say how a cluster runs a campaign; all of hydra.launcher does, too.
-ALLOWED = ("launch", "launch.cells_per_job", "launch.runs_per_gpu")
+ALLOWED = ("launch", "launch.cells_per_job", "launch.runs_per_gpu", EXCEED_MEMORY)
 
 
 def main(words: list[str]) -> int:
@@ -31,7 +33,8 @@ def main(words: list[str]) -> int:
     add = parser.add_argument
     file = "a file campaign/NAME.yaml of --config-dir or of configs/, such as example"
     add("name", metavar="NAME", help=file)
-    about = f"submit its cells as jobs, with hydra.launcher.* and {' and '.join(ALLOWED[1:])}"
+    about = f"submit its cells as jobs, with hydra.launcher.* and {', '.join(ALLOWED[1:])}; "
+    about += f"{EXCEED_MEMORY}=true alone runs them here"
     # Without a default argparse would name it as missing, too.
     add("words", nargs="*", default=[], metavar="launch=slurm", help=about)
     add("--hours", type=float, help="begin to stop after so many, each run with a checkpoint")
@@ -50,13 +53,17 @@ def main(words: list[str]) -> int:
     if asked.on_gpus is not None:
         places = convert(Count, asked.on_gpus, "--on-gpus")
         campaign = campaign.with_launch(device="cuda", max_parallel="auto", runs_per_gpu=places)
+    keys = _allowed_keys(asked.words)
+    if EXCEED_MEMORY in keys:
+        launch = compose_jobs(asked.words, asked.config_dir).configs[0].launch
+        campaign = campaign.with_launch(exceed_memory=launch.exceed_memory)
     progress = Progress(campaign, asked.records)
     queue = Queue(FOLDER / asked.name)
     if asked.list:
         submitted = queue.describe([cell.name for cell in progress.left])
         print("\n".join(progress.lines(submitted)))
         return 0
-    if asked.words:
+    if keys - {EXCEED_MEMORY}:
         for option, value in (("--hours", asked.hours), ("--on-gpus", asked.on_gpus)):
             if value is not None:
                 raise ConfigError(option, value, "is for a campaign that runs here")
@@ -72,15 +79,23 @@ def main(words: list[str]) -> int:
     return campaigns.run_campaign(progress)
 
 
-def submit_campaign(
-    progress: Progress, words: Sequence[str], config_dir: Path | None, queue: Queue
-) -> str:
-    """Submit the cells without a record to a cluster by overrides of the launcher; see `submit`."""
+def _allowed_keys(words: Sequence[str]) -> set[str]:
+    """Return the keys of a campaign's overrides; refuse what its file says."""
+    keys = set()
     for word in words:
         key = word.lstrip("+").partition("=")[0]
         if key not in ALLOWED and not key.startswith("hydra.launcher."):
             reason = f"must be {', '.join(ALLOWED)} or hydra.launcher.*: the campaign's file says "
             raise ConfigError(key, ..., f"{reason}everything else about its runs")
+        keys.add(key)
+    return keys
+
+
+def submit_campaign(
+    progress: Progress, words: Sequence[str], config_dir: Path | None, queue: Queue
+) -> str:
+    """Submit the cells without a record to a cluster by overrides of the launcher; see `submit`."""
+    keys = _allowed_keys(words)
     jobs = compose_jobs(words, config_dir)
     launch = jobs.configs[0].launch
     launcher = jobs.tree.hydra.launcher
@@ -88,16 +103,37 @@ def submit_campaign(
         OmegaConf.update(launcher, "gpus_per_node", None)
     campaigns.check_here(progress)
     name = progress.campaign.name
+    # A node reads the campaign's file again, which does not have these.
     run = partial(run_cells, name, config_dir, progress.records, launch.runs_per_gpu)
+    if EXCEED_MEMORY in keys:
+        run = partial(run, exceed_memory=launch.exceed_memory)
     cells = {cell.name: cell.name for cell in progress.left}
     return submit(launcher, launch.cells_per_job, queue, cells, run)
 
 
 def run_cells(
-    name: str, config_dir: Path | None, records: Path, runs_per_gpu: int, cells: Collection[str]
+    name: str,
+    config_dir: Path | None,
+    records: Path,
+    runs_per_gpu: int,
+    cells: Collection[str],
+    *,
+    exceed_memory: bool | None = None,
 ) -> int:
-    """Run some cells of a campaign, as one job of a cluster does; see `run_campaign`."""
+    """Run some cells of a campaign, as one job of a cluster does.
+
+    Args:
+        name: the campaign's.
+        config_dir: the folder with its file, besides configs/.
+        records: where the record of each cell is written.
+        runs_per_gpu: launch.runs_per_gpu of the command that submitted them.
+        cells: the names of the job's cells.
+        exceed_memory: launch.exceed_memory of that command; None: what the campaign's file says.
+    Returns:
+        The exit code, as `run_campaign` does.
+    """
     campaign = load_campaign(name, config_dir, DEFAULT_OUTPUT)
-    return campaigns.run_campaign(
-        Progress(campaign.with_launch(runs_per_gpu=runs_per_gpu), records, cells)
-    )
+    campaign = campaign.with_launch(runs_per_gpu=runs_per_gpu)
+    if exceed_memory is not None:
+        campaign = campaign.with_launch(exceed_memory=exceed_memory)
+    return campaigns.run_campaign(Progress(campaign, records, cells))

@@ -4,6 +4,7 @@ import atexit
 import logging
 import math
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -22,11 +23,14 @@ from rope_exp.compose import (
     CONFIGS,
     HYDRA_VERSION,
     MISTAKES,
+    ZERO_STEP,
+    check_own_sweep,
     range_error,
     titles,
     to_config_error,
     to_run_config,
     without_hydra,
+    zero_step_error,
 )
 from rope_exp.config import RunConfig
 from rope_exp.errors import (
@@ -70,9 +74,11 @@ def main(words: list[str]) -> int:
     except MISTAKES as error:
         if shows_all:
             raise
+        # Hydra's sweeper does not name the key.
         if "does not support sweep type" in str(error):
-            ranges = [word for word in words if "interval(" in word]
-            raise range_error((ranges or ["sweep"])[0].partition("=")[0]) from error
+            raise range_error(_key_of("interval(", words)) from error
+        if re.search(ZERO_STEP, str(error)):
+            raise zero_step_error(_key_of("range(", words)) from error
         raise to_config_error(error) from error
     except RuntimeError as error:
         if '"srun"' not in str(error):
@@ -80,6 +86,14 @@ def main(words: list[str]) -> int:
         reason = "there is no SLURM here (no srun); launch=slurm_local rehearses it"
         raise ConfigError("launch", "slurm", reason) from None
     return max(exit_codes, default=0)
+
+
+def _key_of(function: str, words: Sequence[str]) -> str:
+    """Return the key of the first override that calls a function, or `sweep` if a file does."""
+    for word in words:
+        if function in word:
+            return word.partition("=")[0]
+    return "sweep"
 
 
 def _add_plugin() -> None:
@@ -116,6 +130,7 @@ def run_job(values: DictConfig) -> float | None:
         if code := run_command(lambda: _run_task(values)[0]):
             raise SystemExit(code)
         return None
+    check_own_sweep(HydraConfig.get())
     give_own_ids()
     code, config = _run_task(values)
     if code not in (EXIT_DONE, EXIT_DIVERGED):
@@ -154,6 +169,7 @@ def launch(trees: Sequence[DictConfig], overrides: Sequence[Sequence[str]]) -> l
     for tree in trees:
         # A config may read Hydra's own values (`${hydra:job.num}`).
         HydraConfig.instance().set_config(tree)
+        check_own_sweep(tree.hydra)
         configs.append(to_run_config(tree))
         # This function is our launcher's.
         if "rope_exp" not in str(tree.hydra.launcher.get("_target_")):

@@ -10,6 +10,8 @@ from support.command import assert_refused, command, write
 from support.configs import NINE
 from support.refused import refused
 
+from rope_exp.commands.plan import main as plan
+from rope_exp.commands.sweep import main as sweep
 from rope_exp.compose import CONFIGS, Composed, compose_jobs, run_config, titles
 from rope_exp.sections import SUBSETS
 
@@ -107,6 +109,48 @@ def test_a_sweep_over_experiments_does_not_lose_theirs() -> None:
     # A command line that names what they sweep loses nothing.
     given = compose_jobs([*words, "pe=nope,vo_rope", "data.random_start=0"], multirun=True)
     assert len(given.configs) == 4
+
+
+MY_SWEEP = "# @package _global_\nhydra: {sweeper: {params: {pe: 'nope,vo_rope'}}}\n"
+
+
+def test_an_experiment_that_asks_for_no_sweep_needs_m(tmp_path: Path) -> None:
+    """Its values are swept with -m; chosen by a sweep, it would lose them, and is refused."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(MY_SWEEP)
+    (tmp_path / "experiment" / "other.yaml").write_text("# @package _global_\nseed: 1\n")
+    jobs = compose_jobs(["+experiment=mine"], tmp_path, multirun=True)
+    assert names(jobs) == ["nope-s0", "vo_rope-s0"]
+
+    words = ["--config-dir", str(tmp_path), "-m", "+experiment=other,mine"]
+    lost = "experiment: a sweep over experiments would lose their own sweep, of pe; start"
+    with refused(lost):
+        plan(words)
+    with refused(lost):
+        sweep([*words[:2], "--list", words[3]])
+    assert_refused(command(*words, cwd=tmp_path), lost)
+
+
+@pytest.mark.parametrize("word", ["seed=range(0, 3, 0)", "optim.lr=range(0, 3.0, 0)"])
+def test_a_range_that_never_ends_names_its_key(tmp_path: Path, word: str) -> None:
+    key = word.partition("=")[0]
+    with refused(f"{key}: is a range whose step is 0"):
+        compose_jobs([word], multirun=True)
+    assert_refused(command("-m", word, cwd=tmp_path), f"{key}: is a range whose step is 0")
+
+
+@pytest.mark.parametrize(
+    ("word", "package"),
+    [
+        ("hydra/launcher=joblib", "hydra-joblib-launcher"),
+        ("hydra/sweeper=nevergrad", "hydra-nevergrad-sweeper"),
+    ],
+)
+def test_a_missing_plugin_says_how_to_install_it(word: str, package: str) -> None:
+    with refused(f"{word}: there is no such choice; its plugin is not installed: `pip", package):
+        compose_jobs([word])
+    with refused("hydra/launcher=mine: there is no such choice; choose one of basic, "):
+        compose_jobs(["hydra/launcher=mine"])
 
 
 @pytest.mark.parametrize("word", ["optim.lr=interval(0.1, 0.2)", "optim.lr=tag(interval(1, 2))"])

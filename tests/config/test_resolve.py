@@ -9,9 +9,9 @@ from support.gpus import show_gpus
 from support.refused import refused
 
 from rope_exp import machine
-from rope_exp.compose import finalise, resolve
+from rope_exp.compose import check_memory, finalise, resolve
 from rope_exp.config import RunConfig
-from rope_exp.sweep import Job
+from rope_exp.sweep import Job, admit
 
 
 @pytest.fixture
@@ -95,6 +95,33 @@ def test_a_run_past_the_memory_of_a_cpu_asks_for_a_word(
     assert finalise(large).model.name == "1b"
     with refused("launch.exceed_memory=false"):
         finalise(half)
+
+
+def test_runs_at_a_time_and_local_ranks_share_the_memory(
+    no_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each run fits alone. Runs that are trained one after another do not share it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rope_exp.compose.total_memory", lambda: 80 * 2**30)
+
+    def sweep(*overrides: str) -> list[RunConfig]:
+        return [finalise(composed("model=1b", f"seed={seed}", *overrides)) for seed in range(3)]
+
+    with refused("launch.exceed_memory=false: 2 runs at a time (launch.max_parallel) need"):
+        admit(sweep("launch.max_parallel=2"))
+    with refused("launch.exceed_memory=false: 3 runs at a time (launch.max_parallel) need"):
+        admit(sweep("launch.max_parallel=5"))
+    check_memory(sweep("launch.max_parallel=1"))
+    check_memory(sweep("launch.max_parallel=2")[:1])
+    check_memory(sweep("launch.max_parallel=2", "launch.exceed_memory=true"))
+
+    # Of four ranks, two are on this machine.
+    ranks = composed("model=1b", "launch.num_processes=4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    finalise(ranks, 4)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with refused("launch.exceed_memory=false: this run needs"):
+        finalise(ranks, 4)
 
 
 def test_a_containers_limit_is_its_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

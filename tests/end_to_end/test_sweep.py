@@ -25,7 +25,10 @@ def test_rows_of_one_command_become_a_table(tmp_path: Path, tiny_overrides: list
     assert "allocate memory" in log.read_text()
     assert starts(runs) == {"nope": 1}
 
-    assert train(*command, cwd=tmp_path).returncode == 0
+    again = train(*command, cwd=tmp_path)
+    assert again.returncode == 0
+    # The report below writes where this sentence says.
+    assert "its table: rope-exp report --group nine\n" in again.stderr
     assert starts(runs) == {"nope": 1, "vo_rope": 2}
     results = [read_json(runs / f"{pe}/seed0/result.json") for pe in BOTH]
     for key in ("init_sha256", "data_sha256", "order_sha256", "group_sha256", "params"):

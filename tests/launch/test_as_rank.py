@@ -22,6 +22,7 @@ ACCELERATE = "ACCELERATE_MIXED_PRECISION=no"
         ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost", "MASTER_PORT: "),
         ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=abc", "MASTER_PORT=abc: must be"),
         ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=65536", "MASTER_PORT=65536: must"),
+        ("LOCAL_WORLD_SIZE=two", "LOCAL_WORLD_SIZE=two: must be a number"),
         (f"{ACCELERATE} MASTER_ADDR=127.0.0.1", "asked for several processes, and one was started"),
         ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4", "=4: must be 1: train.micro_batch_size"),
     ],

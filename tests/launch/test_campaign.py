@@ -15,6 +15,7 @@ from rope_exp.campaign import campaign as campaigns
 from rope_exp.campaign.campaign import Progress, run_campaign
 from rope_exp.campaign.records import canonical, digest
 from rope_exp.commands.campaign import main as command
+from rope_exp.commands.campaign import run_cells
 from rope_exp.errors import ConfigError
 from rope_exp.files import read_json, write_json
 
@@ -120,6 +121,25 @@ def test_the_cells_of_a_cpu_run_on_gpus(clone: Path, monkeypatch: pytest.MonkeyP
     assert (settled.launch.device, settled.launch.max_parallel) == ("cuda", 28)
     assert settled.numeric == progress(clone).left[0].config.numeric
     assert len(asked[0].done) == 1
+
+
+def test_a_campaign_may_exceed_the_memory(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its command says so, here and on a node, whose job runs some of the cells."""
+    asked: list[Progress] = []
+    monkeypatch.setattr(campaigns, "run_campaign", lambda mine: asked.append(mine) or 0)
+    for record in records_of(clone):
+        record.unlink()
+    words = ["mine", "--config-dir", str(clone)]
+    assert command([*words, "launch.exceed_memory=true"]) == 0
+    assert command(words) == 0
+    names = [cell.name for cell in asked[0].left]
+    for exceed_memory in (True, None):
+        run_cells("mine", clone, Path("records"), 1, names[:1], exceed_memory=exceed_memory)
+    exceeding = [mine.left[0].config.launch.exceed_memory for mine in asked]
+    assert exceeding == [True, False, True, False]
+
+    with refused("--hours=1.0: is for a campaign that runs here"):
+        command([*words, "launch.exceed_memory=true", "launch=slurm_local", "--hours", "1"])
 
 
 def test_what_is_left_is_said_with_the_time_that_it_takes(clone: Path) -> None:

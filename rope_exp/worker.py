@@ -25,6 +25,7 @@ from rope_exp.errors import (
     EXIT_NO_PORT,
     EXIT_STOPPED,
     EXIT_USAGE,
+    DataError,
     PortError,
     keep_log,
     log,
@@ -139,8 +140,19 @@ def open_data(config: RunConfig, corpus: Path | None, parallel: Any) -> DataSet:
 
     The first rank hashes all tokens, as does the first on each machine, which may have a disk of
     its own. The others wait, longer than torch lets them wait in a collective call of training.
+
+    Args:
+        config: of the run.
+        corpus: the folder of its prepared corpus; None: its data are generated.
+        parallel: the ranks of the run.
+    Raises:
+        DataError: text has no corpus: a dispatcher of an older version names none.
+        ConfigError: the corpus does not verify.
     """
     if corpus is None:
+        if config.task is None:
+            reason = "this process was given no prepared corpus: rope_exp was updated after the "
+            raise DataError(f"{reason}command had started; the same command begins or resumes it")
         # Imported late, as is all that takes time.
         from rope_exp.tasks._rows import open_task
 

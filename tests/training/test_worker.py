@@ -9,6 +9,7 @@ from unittest.mock import Mock, call
 
 import pytest
 from support.configs import REPOSITORY
+from support.refused import refused
 from support.trainers import Make
 
 from rope_exp.config import RunConfig
@@ -38,6 +39,14 @@ def test_one_rank_of_each_machine_hashes_the_corpus(
     open_data(config, Path("corpus"), parallel)
     opened = call.open(Path("corpus"), config.data, verifies=is_first_here)
     assert calls.mock_calls == [opened, call.wait()]
+
+
+def test_text_without_a_corpus_names_the_cause() -> None:
+    """A dispatcher that an older version started hands no corpus to a rank of this one."""
+    with refused(
+        "was given no prepared corpus: rope_exp was updated", "same command", by=DataError
+    ):
+        open_data(RunConfig(), None, Mock())
 
 
 NO_GPU = "launch.device=cuda: torch finds no such device here"

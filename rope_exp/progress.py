@@ -5,10 +5,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from rope_exp.config import RunConfig
 from rope_exp.errors import log
@@ -99,17 +99,30 @@ class Watched(Protocol):
     def status(self) -> str: ...
 
 
+class Sighting(NamedTuple):
+    """The step of a run at a time, by the monotonic clock."""
+
+    time: float
+    step: int
+
+
 @dataclass
 class Course:
-    """A run as a sweep has seen it.
-
-    `seen` has up to three pairs of time and step: when its processes started, when a further step
-    was first seen, and the newest.
-    """
+    """A run as a sweep has seen it."""
 
     num_steps: int
-    seen: list[tuple[float, int]] = field(default_factory=list)
+    start: Sighting | None = None  # of its processes, with the step from which they resume
+    first: Sighting | None = None  # of a step that was trained since
+    newest: Sighting | None = None  # the last step that was seen to change
     has_ended: bool = False
+
+    def see(self, now: float, step: int) -> None:
+        """Note the step of a run whose processes were started."""
+        assert self.start is not None
+        before = self.newest or self.start
+        if step > before.step:
+            self.newest = Sighting(now, step)
+            self.first = self.first or self.newest
 
 
 def seconds_left(courses: Sequence[Course], now: float) -> float | None:
@@ -117,17 +130,24 @@ def seconds_left(courses: Sequence[Course], now: float) -> float | None:
 
     A run takes its start, such as imports and compiling, and its steps. Both are measured.
     """
-    stepped = [course for course in courses if len(course.seen) > 1]
-    num_steps = sum(course.seen[-1][1] - course.seen[1][1] for course in stepped)
-    # A run that ended before a second look counts as a start alone.
-    if not num_steps and not any(course.has_ended for course in stepped):
+    num_steps = 0
+    stepping = 0.0
+    has_measured_start = False
+    for course in courses:
+        if course.first is not None and course.newest is not None:
+            num_steps += course.newest.step - course.first.step
+            stepping += course.newest.time - course.first.time
+            # A run that ended before a second look counts as a start alone.
+            has_measured_start |= course.has_ended
+    if not num_steps and not has_measured_start:
         return None
 
-    pace = sum(course.seen[-1][0] - course.seen[1][0] for course in stepped) / max(num_steps, 1)
+    pace = stepping / max(num_steps, 1)
     starts = []
-    for course in stepped:
-        (began, begun_step), (first, first_step) = course.seen[:2]
-        starts.append(first - began - pace * (first_step - begun_step))
+    for course in courses:
+        if course.start is not None and course.first is not None:
+            first_steps = course.first.step - course.start.step
+            starts.append(course.first.time - course.start.time - pace * first_steps)
     start = statistics.fmean(starts)
 
     left = []
@@ -135,11 +155,11 @@ def seconds_left(courses: Sequence[Course], now: float) -> float | None:
     for course in courses:
         if course.has_ended:
             continue
-        num_running += bool(course.seen)
-        at, step = course.seen[-1] if course.seen else (now, 0)
-        seconds = pace * (course.num_steps - step)
-        if len(course.seen) < 2:
-            seconds += start - (now - at)
+        num_running += course.start is not None
+        last = course.newest or course.start or Sighting(now, 0)
+        seconds = pace * (course.num_steps - last.step)
+        if course.newest is None:
+            seconds += start - (now - last.time)
         left.append(max(seconds, 0.0))
     return max(sum(left) / num_running, *left)
 
@@ -166,37 +186,53 @@ class SweepProgress:
         if is_due:
             self._line_at = now + LINE_SECONDS
 
-        running = []
-        each = zip(self._jobs, self._courses, self._statuses, before, strict=True)
-        for job, course, status, old in each:
-            row = last_row(job.folder)
-            step = row.get("step", 0)
-            if status != old:
-                log(f"{job.name}: {_change(job, status, row)}")
-                if status == "running":
-                    course.seen = [(now, step)]
-            if course.seen and step > course.seen[-1][1]:
-                course.seen = [*course.seen[:2], (now, step)]
-            # A stopped run has not ended: the same command resumes it.
-            course.has_ended = status in ("finished", "diverged", "failed")
-            if status == "running":
-                phase = "starting and compiling" if job.config.train.compile is True else "starting"
-                if len(course.seen) > 1:
-                    phase = f"at step {course.seen[-1][1]}"
-                running.append(f"{job.name} {phase}")
+        for number, job in enumerate(self._jobs):
+            self._look(job, self._courses[number], before[number], now)
+        self._summarize(now, is_due=is_due)
 
+    def _look(self, job: Watched, course: Course, before: str, now: float) -> None:
+        """Read how far a run is, and log its status if that is another than before."""
+        status = job.status
+        row = last_row(job.folder)
+        step = row.get("step", 0)
+        if status != before:
+            log(f"{job.name}: {_change(job, status, row)}")
+            if status == "running":
+                course.start = Sighting(now, step)
+                course.first = None
+                course.newest = None
+        if course.start is not None:
+            course.see(now, step)
+        # A stopped run has not ended: the same command resumes it.
+        course.has_ended = status in ("finished", "diverged", "failed")
+
+    def _summarize(self, now: float, *, is_due: bool) -> None:
+        """Log how many runs have ended and how far the others are, unless nothing has moved."""
         num_ended = sum(course.has_ended for course in self._courses)
-        words = f"{num_ended} of {len(before)} runs ended"
-        # Nothing is said again while nothing has moved.
-        is_last = num_ended == len(before)
+        words = f"{num_ended} of {len(self._jobs)} runs ended"
+        running = []
+        for job, course, status in zip(self._jobs, self._courses, self._statuses, strict=True):
+            if status == "running":
+                running.append(f"{job.name} {_phase(job, course)}")
         if running:
             words += f"; running: {', '.join(running)}"
+
+        is_last = num_ended == len(self._jobs)
         if words == self._words or not (is_due or is_last):
             return
         self._words = words
         if running:
             words += f", {spell_left(seconds_left(self._courses, now))}"
         log(f"sweep: {words}")
+
+
+def _phase(job: Watched, course: Course) -> str:
+    """Return what a running run does, as words after its name."""
+    if course.newest is not None:
+        return f"at step {course.newest.step}"
+    if job.config.train.compile is True:
+        return "starting and compiling"
+    return "starting"
 
 
 def _change(job: Watched, status: str, row: Mapping[str, Any]) -> str:

@@ -21,15 +21,15 @@ LONGEST_NAME = 200  # bytes of a name of ours; a system allows 255, and we add p
 
 def free_bytes(folder: Path) -> int:
     """Return the free bytes on the disk of `folder`, which may not exist yet."""
-    return shutil.disk_usage(_existing(folder)).free
+    return shutil.disk_usage(_nearest_existing(folder)).free
 
 
-def _existing(folder: Path) -> Path:
-    """Return a folder, or the nearest parent that exists."""
-    existing = folder.absolute()
-    while not existing.exists():
-        existing = existing.parent
-    return existing
+def _nearest_existing(folder: Path) -> Path:
+    """Return a folder if it exists, or else its nearest parent that does."""
+    nearest = folder.absolute()
+    while not nearest.exists():
+        nearest = nearest.parent
+    return nearest
 
 
 class DiskError(OSError):
@@ -63,7 +63,7 @@ class DiskError(OSError):
 
 def _free_files(folder: Path) -> str:
     """Return how many files can be added to the disk of `folder`, as text after a number."""
-    disk = os.statvfs(_existing(folder))
+    disk = os.statvfs(_nearest_existing(folder))
     # Some file systems have no limit, and say 0.
     return f", {disk.f_favail:,} files" if disk.f_files else ""
 
@@ -138,14 +138,16 @@ def new_folder(folder: Path, needed_bytes: int | None, what: str) -> Iterator[Pa
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def path_name(text: str) -> str:
+def path_name(text: str, *, shortens: bool = True) -> str:
     """Return text as the name of one file or folder, which is neither hidden nor too long.
 
     Anything but letters, digits and . _ + = , - becomes an underscore, and so no name leads out of
     its folder. Different texts may have one name, unless they are long.
+
+    `shortens`: a name of more than LONGEST_NAME bytes becomes its beginning and a hash.
     """
     name = re.sub(r"[^\w.+=,-]|^\.", "_", text)
-    if len(name.encode()) > LONGEST_NAME:
+    if shortens and len(name.encode()) > LONGEST_NAME:
         return f"{name[:40]}-{text_sha256(text)[:16]}"
     return name
 

@@ -13,7 +13,13 @@ from operator import attrgetter
 from pathlib import Path
 
 from rope_exp.campaign.cells import Campaign, Cell
-from rope_exp.campaign.records import PACKED, read_record, stored_records, write_record
+from rope_exp.campaign.records import (
+    PACKED,
+    old_cell_name,
+    read_record,
+    stored_records,
+    write_record,
+)
 from rope_exp.compose import finalise, runs_at_a_time
 from rope_exp.config import differing_keys
 from rope_exp.errors import EXIT_DONE, ConfigError, RunFolderError, log
@@ -41,7 +47,9 @@ class Progress:
         stored = stored_records(records, campaign.name)
         paths = {path.stem: path for path in stored}
         for cell in campaign.cells:
-            if path := paths.pop(cell.name, None):
+            old_name = old_cell_name(cell.row, cell.factors)
+            path = paths.pop(cell.name, None) or paths.pop(old_name, None)
+            if path is not None:
                 self.add(cell, read_record(path, stored[path]))
         self._strangers = sorted(paths)
 

@@ -41,9 +41,21 @@ class _Record(TypedDict):
 
 def cell_name(row: str, factors: Mapping[str, Any]) -> str:
     """Return a cell's unique name, made of its row, its factors and its seed."""
+    return files.path_name(_spelled_cell(row, factors))
+
+
+def old_cell_name(row: str, factors: Mapping[str, Any]) -> str:
+    """Return a cell's name in records that were written before version 0.3.0 shortened long ones.
+
+    It differs from `cell_name` if it is longer than files.LONGEST_NAME.
+    """
+    return files.path_name(_spelled_cell(row, factors), shortens=False)
+
+
+def _spelled_cell(row: str, factors: Mapping[str, Any]) -> str:
     # Sorted, because a record keeps no other order.
     parts = [f"{key}={show(value)}" for key, value in sorted(factors.items()) if key != "seed"]
-    return files.path_name("-".join([row, *parts, f"s{show(factors.get('seed'))}"]))
+    return "-".join([row, *parts, f"s{show(factors.get('seed'))}"])
 
 
 def write_record(path: Path, run_dir: Path, row: str, factors: Mapping[str, Any]) -> None:
@@ -129,7 +141,10 @@ def read_record(path: Path, content: bytes | None = None) -> folder.Run:
     record = folder.checked(path, values, _Record)
     with files.refuse_unreadable(f"{path}'s config", ConfigError):
         config = folder.to_config(record["config"])
-    where = f"{record['campaign']}/{cell_name(record['row'], record['factors'])}"
+    name = cell_name(record["row"], record["factors"])
+    if path.stem == old_cell_name(record["row"], record["factors"]):
+        name = path.stem
+    where = f"{record['campaign']}/{name}"
     place = f"{path.parent.name.removesuffix(PACKED)}/{path.stem}"
     is_placed = where == place and record["cell"] == path.stem
     if not is_placed or record["factors"].get("seed") != config.seed:

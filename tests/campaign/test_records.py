@@ -20,7 +20,15 @@ from support.reports import ask, begun_from, make_run, sha256_of
 from rope_exp import load_runs
 from rope_exp.campaign import campaign
 from rope_exp.campaign.campaign import pack
-from rope_exp.campaign.records import read_record, read_records, recorded_campaigns, write_record
+from rope_exp.campaign.cells import Campaign, Cell
+from rope_exp.campaign.records import (
+    cell_name,
+    old_cell_name,
+    read_record,
+    read_records,
+    recorded_campaigns,
+    write_record,
+)
 from rope_exp.commands.check_records import main as check_records
 from rope_exp.errors import EXIT_FAILED, ConfigError, RunFolderError
 from rope_exp.files import read_json, write_atomically, write_json
@@ -233,6 +241,23 @@ def test_a_record_of_another_name_or_place(record: Path, place: str) -> None:
     """A record copied to another cell or campaign would be counted twice, or for the wrong cell."""
     with refused(place, f"is the record of mine/{NAME}: moved, renamed or edited"):
         read_record(Path(place), record.read_bytes())
+
+
+def test_a_long_name_of_an_older_record_is_read(folder: Path, tmp_path: Path) -> None:
+    """Before version 0.3.0 a name had up to 245 bytes. Its cell is done, by either name."""
+    factors = FACTORS | {"data.path": "corpus/" + "a" * 180}
+    old_name = old_cell_name("vo", factors)
+    assert 200 < len(old_name) < 245
+    name = cell_name("vo", factors)
+    cell = Cell(name, "vo", factors, read_config(folder))
+    mine = Campaign("mine", "", None, [cell])
+    for stem in (old_name, name):
+        path = tmp_path / stem[-5:] / "mine" / f"{stem}.json"
+        write_record(path, folder, "vo", factors)
+        assert read_record(path).where == f"mine/{stem}"
+        assert campaign.Progress(mine, path.parents[1]).left == []
+        with refused(f"is the record of mine/{name}: moved, renamed or edited"):
+            read_record(path.with_stem(old_name[:-1]), path.read_bytes())
 
 
 GONE = object()

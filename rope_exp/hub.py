@@ -18,7 +18,8 @@ from rope_exp.sections import DataConfig, TokenizerConfig
 SILENCE_SECONDS = 15.0  # of the hub, before a line says so
 # The files of a tokenizer on the hub or in a folder.
 TOKENIZER_CONFIG = "tokenizer_config.json"
-END_NAMED = """such as {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}"""
+# A file of that name that says which token ends a text.
+EXAMPLE_CONFIG = """such as {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}"""
 TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
 
 
@@ -28,21 +29,21 @@ def pin(data: DataConfig, tokenizer: TokenizerConfig) -> tuple[DataConfig, Token
         revision = newest_commit("data.path", data.path, data.revision, "dataset")
         data = replace(data, revision=revision)
     path = tokenizer.path
-    if path is not None and not _is_folder(path):
+    if path is not None and not Path(path).expanduser().is_dir():
+        _check_repository("tokenizer.path", path)
         revision = newest_commit("tokenizer.path", path, tokenizer.revision, "model")
         tokenizer = replace(tokenizer, revision=revision)
     return data, tokenizer
 
 
-def _is_folder(path: str) -> bool:
-    """Return whether tokenizer.path is a folder; otherwise it must look like OWNER/NAME."""
-    folder = Path(path).expanduser()
-    if folder.is_file():
-        raise ConfigError("tokenizer.path", path, f"is a file; name its folder, {folder.parent}")
-    if not folder.is_dir() and not re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", path):
+def _check_repository(key: str, path: str) -> None:
+    """Refuse a path, which is no folder, that cannot be the name of a repository on the hub."""
+    local = Path(path).expanduser()
+    if local.is_file():
+        raise ConfigError(key, path, f"is a file; name its folder, {local.parent}")
+    if not re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", path):
         reason = "there is no such folder, and a repository on the hub is OWNER/NAME"
-        raise ConfigError("tokenizer.path", path, reason)
-    return folder.is_dir()
+        raise ConfigError(key, path, reason)
 
 
 @functools.cache
@@ -93,11 +94,13 @@ def pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
     except BaseException as error:  # a panic of the library is no Exception
         reason = f"cannot be read: {first_line(error)}"
         if (folder / "tokenizer.json").exists() and not (folder / TOKENIZER_CONFIG).exists():
-            reason = f"has a tokenizer.json without a {TOKENIZER_CONFIG}; write one, {END_NAMED}"
+            reason = (
+                f"has a tokenizer.json without a {TOKENIZER_CONFIG}; write one, {EXAMPLE_CONFIG}"
+            )
         raise ConfigError("tokenizer.path", path, reason) from None
     if pretrained.eos_token_id is None:
         reason = "has no end-of-text token, which must end each document; its "
-        reason += f"{TOKENIZER_CONFIG} names it, {END_NAMED}"
+        reason += f"{TOKENIZER_CONFIG} names it, {EXAMPLE_CONFIG}"
         raise ConfigError("tokenizer.path", path, reason)
 
     # The tokenizer then encodes plain text, which the model was trained on.

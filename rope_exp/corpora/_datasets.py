@@ -4,7 +4,7 @@ import functools
 import io
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +24,7 @@ UNREAD = {
     "xlsx", "xml",
 }  # fmt: skip
 ROWS = 64  # are read at once
+HEAD_BYTES = 2**20  # of a CSV file, which hold its header
 IPC_FILE = b"ARROW1"  # the first bytes of an Arrow file that is no stream
 ENCODING = "utf-8-sig"  # a mark of the byte order is not text
 
@@ -147,7 +148,7 @@ def _json_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[Any]:
         numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
         number, first = next(numbered, (1, "[]"))
         try:
-            is_lines = isinstance(json.loads(first), dict)
+            is_lines = isinstance(_json_value(first), dict)
         except ValueError:
             is_lines = False
 
@@ -155,24 +156,62 @@ def _json_texts(file: BinaryIO, data: DataConfig, _: Any) -> Iterator[Any]:
             _json_row, itertools.chain([(number, first)], numbered)
         )
         if not is_lines:
-            value = json.loads(first + lines.read())
+            value = _json_value(first + lines.read())
             rows = value if isinstance(value, list) else [value]
 
         columns: dict[Any, None] = {}
         for row in rows:
             values: dict[Any, Any] = row if isinstance(row, dict) else {data.text_column: row}
+            if isinstance(row, _Repeating) and data.text_column in row:
+                _check_column(data, row.keys_in_order)
             columns |= dict.fromkeys(values)
             yield values.get(data.text_column)
         if columns:
             _check_column(data, columns)
 
 
+class _Repeating(dict[str, Any]):
+    """A JSON object that has a key twice; as in Python, the last value counts."""
+
+    keys_in_order: Sequence[str]
+
+
+def _json_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) == len(pairs):
+        return values
+    repeating = _Repeating(values)
+    repeating.keys_in_order = [key for key, _ in pairs]
+    return repeating
+
+
+def _json_value(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_json_object)
+
+
 def _json_row(number: int, line: str) -> Any:
     """Return the value in a line of a file, whose number an error names."""
     try:
-        return json.loads(line)
+        return _json_value(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from None
+
+
+class _Joined(io.RawIOBase):
+    """Bytes that were read from a file, and then the rest of the file."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        self._head = io.BytesIO(head)
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer, or its beginning, and return the number of bytes; 0 at the end."""
+        content = self._head.read(len(buffer)) or self._rest.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
 
 
 def _csv_texts(
@@ -184,12 +223,14 @@ def _csv_texts(
     as_text = {"dtype": str, "na_filter": False, "chunksize": ROWS}
     # The separator of .tsv, as `datasets` and pandas' users write it.
     given = options.pd_read_csv_kwargs if options else {"sep": separator}
-    if options is None and file.seekable():
+    if options is None:
         # pandas renames the second of two equal names. A card may give names of its own.
-        head = {"dtype": str, "na_filter": False, "header": None, "nrows": 1}
+        first_row = {"dtype": str, "na_filter": False, "header": None, "nrows": 1}
+        head = file.read(HEAD_BYTES)
         with suppress(pd.errors.EmptyDataError):
-            _check_column(data, pd.read_csv(file, **given | head).iloc[0])
-        file.seek(0)
+            _check_column(data, pd.read_csv(io.BytesIO(head), **given | first_row).iloc[0])
+        # A stream of zstd cannot be read from its start again.
+        file = io.BufferedReader(_Joined(head, file))
     with pd.read_csv(file, **given | as_text) as tables:
         for table in tables:
             _check_column(data, table.columns)

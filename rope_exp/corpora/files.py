@@ -21,14 +21,14 @@ def state(data: DataConfig) -> list[Any]:
     if any(format_of(name) in ("csv", "json", "jsonl") for name in names):
         # Version 0.2.0 changed some texts of these formats: what it prepared is not used.
         states.append("as text")
-    if any(map(_was_left_out, names)):
+    if any(map(_is_new_since_0_2_0, names)):
         # What version 0.2.0 prepared without such a file is not used, either.
         states.append("of every format")
     return states
 
 
-def _was_left_out(name: str) -> bool:
-    """Return whether version 0.2.0 left out this file of data in silence."""
+def _is_new_since_0_2_0(name: str) -> bool:
+    """Return whether a file is read or refused now, while version 0.2.0 left it out in silence."""
     is_packed = name.lower().endswith((".bz2", ".xz", ".zip"))
     return is_unread(name) or is_packed or format_of(name) in ("tsv", "ndjson", "feather")
 

@@ -297,6 +297,19 @@ BAD_INPUT: dict[str, tuple[Mapping[str, bytes], str]] = {
         "a.jsonl: cannot be read: line 4, column 10: Unterminated string",
     ),
     "two columns in CSV": ({"a.csv": b"text,n,text\na,1,b\n"}, TWO_COLUMNS),
+    "two columns in a packed CSV": (
+        {"a.csv.gz": gzip.compress(b"text,n,text\na,1,b\n")},
+        TWO_COLUMNS,
+    ),
+    "two columns in a stream": (
+        {"a.tsv.zst": pa.compress(b"text\tn\ttext\na\t1\tb\n", codec="zstd", asbytes=True)},
+        TWO_COLUMNS,
+    ),
+    "a key twice in JSON lines": (
+        {"a.jsonl": b'{"text": "a"}\n{"text": "b", "n": 1, "text": "c"}\n'},
+        TWO_COLUMNS,
+    ),
+    "a key twice in JSON": ({"a.json": b'[\n{"text": "b",\n"text": "c"}]'}, TWO_COLUMNS),
     "two columns in Parquet": (
         {"a.parquet": parquet_bytes(TEXTS, names=["text"] * 2)},
         TWO_COLUMNS,

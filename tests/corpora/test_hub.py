@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from rope_exp import hub as hub_module
 from rope_exp.errors import ConfigError, DataError
 from rope_exp.files import read_json
-from rope_exp.hub import END_NAMED, pin
+from rope_exp.hub import EXAMPLE_CONFIG, pin
 from rope_exp.prepare import END_OF_TEXT, build_tokenizer, byte_tokenizer, prepare, train_bpe
 from rope_exp.sections import DataConfig
 
@@ -275,7 +275,7 @@ def test_a_pretrained_tokenizer_that_cannot_be_used_is_refused(
         build(folder)
     # The sentence gives a file that is enough.
     (folder / "tokenizer_config.json").write_text(
-        END_NAMED.removeprefix("such as ").replace("</s>", END_OF_TEXT)
+        EXAMPLE_CONFIG.removeprefix("such as ").replace("</s>", END_OF_TEXT)
     )
     assert build(folder)[1] == bpe.token_to_id(END_OF_TEXT)
     for path, reason in (

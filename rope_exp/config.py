@@ -209,7 +209,9 @@ class ProbeRule(Protocol):
 
 def probe_leaf(name: str) -> ProbeRule:
     """Return the file of probes/ that train.probes names."""
-    return cast("ProbeRule", import_choice("probes", name, "train.probes"))
+    # The others are read once the run is trained, which would be late to learn of a mistake.
+    members = ("why_not", "ask", "ANSWER", "REPORT")
+    return cast("ProbeRule", import_choice("probes", name, "train.probes", members=members))
 
 
 def task_of(data: sections.DataConfig) -> TaskSpec | None:

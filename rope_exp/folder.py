@@ -211,7 +211,8 @@ class AnswerLeaf(Protocol):
 
 def answer_leaf(name: str) -> AnswerLeaf:
     """Return the file of probes/ that gave an answer."""
-    return cast("AnswerLeaf", import_choice("probes", name, "train.probes"))
+    leaf = import_choice("probes", name, "train.probes", members=["ANSWER"])
+    return cast("AnswerLeaf", leaf)
 
 
 def check_probes(

@@ -137,15 +137,32 @@ def choice_names(folder: str) -> list[str]:
     return sorted(path.stem for path in (Path(__file__).parent / folder).glob("[!_]*.py"))
 
 
-def import_choice(folder: str, name: str, key: str, *, core: str = "") -> ModuleType:
-    """Import rope_exp/FOLDER/NAME.py; an unknown name is refused with `core` and the files."""
+def import_choice(
+    folder: str, name: str, key: str, *, core: str = "", members: Iterable[str] = ()
+) -> ModuleType:
+    """Import rope_exp/FOLDER/NAME.py.
+
+    Args:
+        folder: a folder of choices.
+        name: of a file in it.
+        key: what names the choice, for errors.
+        core: choices that need no file, for errors; empty: there are none.
+        members: names that the file must define.
+    Raises:
+        ConfigError: there is no such file, or it lacks a member.
+    """
     names = choice_names(folder)
     if not names and not core:
         raise ConfigError(key, ..., f"needs the folder rope_exp/{folder}, which is not here")
     if name not in names:
         allowed = ", ".join(filter(None, [core, *names]))
         raise ConfigError(key, name, f"must be one of {allowed}")
-    return import_module(f"rope_exp.{folder}.{name}")
+    module = import_module(f"rope_exp.{folder}.{name}")
+    for member in members:
+        if not hasattr(module, member):
+            reason = f"rope_exp/{folder}/{name}.py must define {member} (docs/extending.md)"
+            raise ConfigError(key, name, reason)
+    return module
 
 
 def class_of(field: dataclasses.Field[Any], values: Any) -> Any:

@@ -325,12 +325,12 @@ class FigureLeaf(Protocol):
 
 def report_leaf(folder: str, name: str) -> ReportLeaf:
     """Return a file of notes/ or probes/."""
-    return cast("ReportLeaf", import_choice(folder, name, folder))
+    return cast("ReportLeaf", import_choice(folder, name, folder, members=["REPORT"]))
 
 
 def figure_leaf(name: str) -> FigureLeaf:
     """Return a file of figures/."""
-    return cast("FigureLeaf", import_choice("figures", name, "figures"))
+    return cast("FigureLeaf", import_choice("figures", name, "figures", members=["FIGURE"]))
 
 
 def parts(*folders: Literal["notes", "probes"]) -> list[tuple[str, Part]]:
@@ -511,15 +511,15 @@ def write_all(out: Path, files: Mapping[str, bytes]) -> None:
     """
     _check_below(out, files)
     out.mkdir(parents=True, exist_ok=True)
-    turn = out / f"{LISTING}.lock"
-    with os.fdopen(lock(turn), "wb"):
+    lock_file = out / f"{LISTING}.lock"
+    with os.fdopen(lock(lock_file), "wb"):
         try:
             _remove_last(out, files)
             digests = {name: _sha256(content) for name, content in sorted(files.items())}
             listed = json.dumps({"files": digests}, indent=1).encode()
             write_files(out, {LISTING: listed, **files})
         finally:
-            turn.unlink(missing_ok=True)
+            lock_file.unlink(missing_ok=True)
 
 
 def write_files(out: Path, files: Mapping[str, bytes]) -> None:

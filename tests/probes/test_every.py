@@ -21,11 +21,12 @@ from support.probes import END, HELD_OUT, Finished
 from support.refused import refused
 from support.reports import all_runs, ask, judge, make_run
 
-from rope_exp.errors import RunFolderError
+from rope_exp.errors import ConfigError, RunFolderError
 from rope_exp.folder import answer_leaf, check_probes, with_nan
 from rope_exp.identity import choice_names, convert
 from rope_exp.prepare import open_data
 from rope_exp.probes._windows import attentions
+from rope_exp.report import parts
 
 SMALL = ("train.seq_len=16", "train.eval_sequences=16")
 SUITED = {
@@ -61,6 +62,21 @@ def trace(model: Finished) -> list[Any]:
     sites = [layer.sites for layer in attentions(decoder)]
     weights = [parameter.tolist() for parameter in decoder.parameters()]
     return [attributes, sites, decoder.model.start, weights, torch.is_grad_enabled()]
+
+
+@pytest.mark.parametrize("member", ["why_not", "ask", "ANSWER", "REPORT"])
+def test_a_file_without_a_member_is_refused(monkeypatch: pytest.MonkeyPatch, member: str) -> None:
+    """A run that asks such a probe does not start, and its answers are not reported."""
+    monkeypatch.delattr(f"rope_exp.probes.shift.{member}")
+    missing = f"=shift: rope_exp/probes/shift.py must define {member} (docs/extending.md)"
+    with refused(f"train.probes{missing}", by=ConfigError):
+        composed("train.probes=[shift]")
+    if member == "ANSWER":
+        with refused(f"train.probes{missing}", by=ConfigError):
+            answer_leaf("shift")
+    if member == "REPORT":
+        with refused(f"probes{missing}", by=ConfigError):
+            parts("probes")
 
 
 @each_probe

@@ -176,10 +176,21 @@ def row_factors(runs: Sequence[Run]) -> list[str]:
 def check_blocks(runs: Sequence[Run], remedy: str = "rerun one of them") -> None:
     """Refuse runs of one seed whose surroundings paper/protocol.md does not let differ."""
     for seed, (key, values) in mixed_blocks(runs).items():
+        folders = [_first_with(runs, seed, key, value).folder for value in values]
         raise ReportError(
-            f"seed {seed} of {runs[0].group} has runs with {key} {' and '.join(values)}, but a "
-            f"block must have only one: it can change losses; {remedy}"
+            f"seed {seed} of {runs[0].group} has runs with {key} {' and '.join(values)} "
+            f"({' and '.join(map(str, folders))}), but a block must have only one: it can change "
+            f"losses; {remedy}"
         )
+
+
+def _first_with(runs: Sequence[Run], seed: int, key: str, value: str) -> Run:
+    """Return the first run of a seed that has ended and has a value of a surrounding."""
+    for run in runs:
+        is_of_block = run.config.seed == seed and run.status != "unfinished"
+        if is_of_block and key in run.env and machine.fact_text(run.env[key]) == value:
+            return run
+    raise AssertionError(f"no run of seed {seed} has {key} {value}")
 
 
 def mixed_blocks(runs: Sequence[Run]) -> dict[int, tuple[str, list[str]]]:

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 import altair as alt
 from altair.utils.schemapi import debug_mode
 
+from rope_exp.errors import visible
+
 T = TypeVar("T")
 INK = "#222222"
 GREY = "#666666"
@@ -56,4 +58,6 @@ def drawn(draw: Callable[[T], alt.TopLevelMixin | None], report: T) -> bytes | N
     # Vega counts its ids over all charts of a process. A file must not depend on the others.
     names = dict.fromkeys(re.findall(r'id="(\w+)"', svg))
     numbers = {name: f"id{number}" for number, name in enumerate(names)}
-    return re.sub(r'(?<=["#])(clip|gradient_)\d+', lambda found: numbers[found[0]], svg).encode()
+    svg = re.sub(r'(?<=["#])(clip|gradient_)\d+', lambda found: numbers[found[0]], svg)
+    # The name of a folder may hold control characters, which XML does not allow.
+    return visible(svg).encode()

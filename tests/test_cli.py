@@ -44,6 +44,14 @@ def test_a_python_without_our_packages_is_one_sentence(tmp_path: Path, missing: 
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.parametrize("script", ["train.py", "scripts/report.py"])
+def test_a_script_by_the_systems_python_is_one_sentence(tmp_path: Path, script: str) -> None:
+    """Neither the package nor what it needs is installed there, as without `site`."""
+    words = [sys.executable, "-S", "-E", "-B", str(REPOSITORY / script)]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert_refused(done, f"python={sys.executable}: lacks ", ".venv/bin/activate")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -67,7 +67,8 @@ def test_a_mixed_block_is_refused_or_marked(tmp_path: Path, key: str, other: obj
     make_run(tmp_path, pe="k_rope", seed=2, env={**usual, key: other}, loss=None, steps=50)
 
     words = ["--runs", str(tmp_path), "--out", str(tmp_path / "out")]
-    with refused(f"seed 1 of g has runs with {key} ", str(other), "--allow-mixed"):
+    names = [f"{tmp_path}/g/{pe}/seed1" for pe in ("qk_rope", "vo_rope")]
+    with refused(f"seed 1 of g has runs with {key} ", str(other), *names, "--allow-mixed"):
         command(words)
     assert not (tmp_path / "out").exists()
     assert command([*words, "--allow-mixed"]) == 0
@@ -260,12 +261,16 @@ def test_text_of_a_run_is_neither_markup_nor_control(
     hostile = "<script>alert(1)</script>\x1b[2J\u202e"
     runs = tmp_path / "runs"
     make_run(runs, env={"marks": [hostile]})
+    make_run(runs, pe="vo_rope", loss=3.25)
     (runs / "g" / "nope\x1b[2J" / "seed0").mkdir(parents=True)
+    (runs / "g").rename(runs / "g\x1b[2J")
     assert command(["--runs", str(runs), "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     table = (tmp_path / "out/table.md").read_text()
     page = (tmp_path / "out/report.html").read_text()
-    for text in (printed, table, page):
+    svg = "".join(path.read_text() for path in (tmp_path / "out/figures").glob("*.svg"))
+    assert r"g\x1b[2J" in svg
+    for text in (printed, table, page, svg):
         assert "\x1b" not in text
         assert "\u202e" not in text
     assert "<script>" not in table + page

@@ -54,10 +54,21 @@ def drawn(draw: Callable[[T], alt.TopLevelMixin | None], report: T) -> bytes | N
         chart = draw(report)
         if chart is None:
             return None
-        svg = vegalite_to_svg(chart.to_dict(validate=False), config=CONFIG)
+        # The name of a folder may hold control characters, on which the converter aborts the
+        # process. XML does not allow them either.
+        svg = vegalite_to_svg(_visible_texts(chart.to_dict(validate=False)), config=CONFIG)
     # Vega counts its ids over all charts of a process. A file must not depend on the others.
     names = dict.fromkeys(re.findall(r'id="(\w+)"', svg))
     numbers = {name: f"id{number}" for number, name in enumerate(names)}
-    svg = re.sub(r'(?<=["#])(clip|gradient_)\d+', lambda found: numbers[found[0]], svg)
-    # The name of a folder may hold control characters, which XML does not allow.
-    return visible(svg).encode()
+    return re.sub(r'(?<=["#])(clip|gradient_)\d+', lambda found: numbers[found[0]], svg).encode()
+
+
+def _visible_texts(value: Any) -> Any:
+    """Return plain values whose texts show control characters as their codes."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, list):
+        return [_visible_texts(item) for item in value]
+    if isinstance(value, dict):
+        return {visible(key): _visible_texts(item) for key, item in value.items()}
+    return value

@@ -184,10 +184,10 @@ NONE = "the hub did not give it: "
 # Prepares for each list of words, in one process, because imports take most of the time.
 EACH = """
 import json, sys
-from rope_exp.__main__ import explained
+from rope_exp.errors import run_command
 from rope_exp.commands.prepare import main
 
-print([explained(lambda: main(words)) for words in json.loads(sys.argv[1])])
+print([run_command(lambda: main(words)) for words in json.loads(sys.argv[1])])
 """
 
 

@@ -13,7 +13,7 @@ finds.
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -29,6 +29,8 @@ MARGIN = 0.01
 POWER = 0.8
 # Larger numbers of seeds are not reported.
 MOST_SEEDS = 200
+# Equally likely means of further seeds, over which the probability of a verdict is averaged.
+_NUM_MEANS = 50
 SEEDS_NEEDED = ["seeds_needed_low", "seeds_needed_high"]
 # A verdict of fewer seeds is provisional. With normal noise the test finds a false difference in at
 # most 5 % of families at any number of seeds. If some runs lag behind the others, it does so in up
@@ -39,6 +41,57 @@ FULL_SEEDS = 8
 ROOM = 0.01
 # By the verdict on a pair (a, b): a is better, worse, equal within the margin, or nothing is shown.
 SIGNS = {"better": ">", "worse": "<", "equivalent": "≈", "open": "?"}
+# The verdict and the sign of (b, a), by those of (a, b); all others are the same.
+_OPPOSITE = {"better": "worse", "worse": "better", ">": "<", "<": ">"}
+# The columns of `judge`. A frame without a line has these types, too.
+_COLUMNS = {
+    "a": "str",
+    "b": "str",
+    "num_seeds": "int64",
+    "delta": "float64",
+    "error": "float64",
+    "df": "int64",
+    "family": "int64",
+    "delta_ci_low": "float64",
+    "delta_ci_high": "float64",
+    "delta_wide_low": "float64",
+    "delta_wide_high": "float64",
+    "p": "float64",
+    "p_adjusted": "float64",
+    "p_equivalent": "float64",
+    "verdict": "str",
+    "sign": "str",
+    "seeds_needed_low": "Int64",
+    "seeds_needed_high": "Int64",
+}
+
+
+class PairedTest(NamedTuple):
+    """The test of one pair (a, b), before its p-values are adjusted over the family.
+
+    Attributes:
+        num_seeds: the number of seeds that both rows have.
+        delta: b's loss minus a's, averaged over these seeds, in nats.
+        error: the standard error of `delta`.
+        df: its degrees of freedom.
+        family: the number of pairs that are judged together.
+        delta_ci_low, delta_ci_high: the 95 % interval of this pair alone.
+        delta_wide_low, delta_wide_high: an interval that holds for the whole family (Bonferroni).
+        p: of no difference, two-sided.
+        p_past_margin: of a difference of the margin or more (two one-sided tests).
+    """
+
+    num_seeds: int
+    delta: float
+    error: float
+    df: int
+    family: int
+    delta_ci_low: float
+    delta_ci_high: float
+    delta_wide_low: float
+    delta_wide_high: float
+    p: float
+    p_past_margin: float
 
 
 def table_of(losses: Mapping[str, Mapping[int, float]]) -> pd.DataFrame:
@@ -92,6 +145,7 @@ def summary(table: pd.DataFrame, reference: str) -> pd.DataFrame:
 
 def holm(p: Array) -> Array:
     """Return p-values adjusted by Holm's step-down rule."""
+    # statsmodels has this as `multipletests`, but takes a second to import.
     order = np.argsort(p)
     stepped = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
     return np.asarray(np.minimum(stepped, 1.0)[np.argsort(order)])
@@ -108,47 +162,81 @@ def judge(
             they share fewer than two seeds.
         plan: whether to compute how many seeds an open pair needs, which takes longer.
     Returns:
-        A line for each pair, with the columns
+        A line for each pair, with its rows `a` and `b`, the attributes of `PairedTest`, and
 
-        - a, b: the rows; num_seeds: the number of seeds that both have;
-        - delta: b's loss minus a's, in nats; error, df: its standard error and its degrees of
-          freedom; family: the number of pairs that are judged;
-        - delta_ci_low, delta_ci_high: the 95 % interval of this pair alone; delta_wide_low,
-          delta_wide_high: an interval that holds for the whole family (Bonferroni);
-        - p: of no difference, two-sided, of this pair alone; p_adjusted: the same by Holm's rule;
-        - p_equivalent: of a difference of the margin or more (two one-sided tests), by Holm's rule;
+        - p_adjusted, p_equivalent: `p` and `p_past_margin`, each adjusted by Holm's rule;
         - verdict: "better", "worse", "equivalent" or "open", said of a; sign: the same as a sign;
         - seeds_needed_low, seeds_needed_high: see `_seeds_needed`; missing without `plan`.
     """
+    pairs = []
+    for a, b in family:
+        if a in table and b in table:
+            differences = (table[b] - table[a]).dropna().to_numpy()
+            if len(differences) > 1:
+                pairs.append((a, b, differences))
+
+    tests = [paired_test(differences, len(pairs)) for _, _, differences in pairs]
+    p_adjusted = holm(np.array([test.p for test in tests]))
+    p_equivalent = holm(np.array([test.p_past_margin for test in tests]))
+
     lines = []
-    for a, b in (pair for pair in family if {*pair} <= {*table}):
-        differences = (table[b] - table[a]).dropna().to_numpy()
-        if (count := len(differences)) < 2:
-            continue
-        error = differences.std(ddof=1) / math.sqrt(count)
-        lines.append((a, b, count, float(differences.mean()), error, count - 1))
+    for place, ((a, b, _), test) in enumerate(zip(pairs, tests, strict=True)):
+        line = {"a": a, "b": b, **test._asdict()}
+        line["p_adjusted"] = p_adjusted[place]
+        line["p_equivalent"] = p_equivalent[place]
+        line["verdict"] = _verdict(test.delta, p_adjusted[place], p_equivalent[place])
+        line["sign"] = SIGNS[line["verdict"]]
+        if plan and line["verdict"] == "open":
+            line["seeds_needed_low"], line["seeds_needed_high"] = _seeds_needed(test)
+        lines.append(line)
+    return pd.DataFrame(lines, columns=[*_COLUMNS]).astype(_COLUMNS)
 
-    types = {"a": str, "b": str, "num_seeds": int, "delta": float, "error": float, "df": int}
-    frame = pd.DataFrame(lines, columns=[*types]).astype(types).assign(family=len(lines))
-    delta, error_P, df_P = (frame[key].to_numpy() for key in ("delta", "error", "df"))
+
+def paired_test(differences: Array, family: int = 1) -> PairedTest:
+    """Test the mean of some differences, as a pair of a family of so many pairs.
+
+    scipy's `ttest_rel` gives the same numbers, but warns and gives nan if all differences are
+    equal.
+    """
+    count = len(differences)
+    df = count - 1
+    delta = differences.mean()
+    error = differences.std(ddof=1) / math.sqrt(count)
+
+    half = stats.t.ppf(1 - ALPHA / 2, df) * error
+    wide_half = stats.t.ppf(1 - ALPHA / 2 / family, df) * error
+
     # If differences are equal to the last digit in every seed, the standard error is 0.
-    tiny = np.maximum(error_P, np.finfo(float).tiny)
-    for name, size in (("ci", 1), ("wide", frame["family"])):
-        half = stats.t.ppf(1 - ALPHA / 2 / size, df_P) * error_P
-        frame[f"delta_{name}_low"] = delta - half
-        frame[f"delta_{name}_high"] = delta + half
-    frame["p"] = 2 * stats.t.sf(np.abs(delta) / tiny, df_P)
-    adjusted = frame["p_adjusted"] = holm(frame["p"].to_numpy())
-    # Of a difference of at least the margin: the larger of both one-sided p-values.
-    past_margin = np.asarray(stats.t.sf((MARGIN - np.abs(delta)) / tiny, df_P))
-    equivalent = frame["p_equivalent"] = holm(past_margin)
-    # A real difference below the margin does not matter.
-    cases = [equivalent < ALPHA, ~(adjusted < ALPHA), delta > 0]
-    frame["verdict"] = np.select(cases, ["equivalent", "open", "better"], "worse")
-    frame["sign"] = frame["verdict"].map(SIGNS)
+    divisor = np.maximum(error, np.finfo(float).tiny)
+    return PairedTest(
+        num_seeds=count,
+        delta=float(delta),
+        error=float(error),
+        df=df,
+        family=family,
+        delta_ci_low=float(delta - half),
+        delta_ci_high=float(delta + half),
+        delta_wide_low=float(delta - wide_half),
+        delta_wide_high=float(delta + wide_half),
+        p=float(2 * stats.t.sf(np.abs(delta) / divisor, df)),
+        # The larger of the two one-sided p-values.
+        p_past_margin=float(stats.t.sf((MARGIN - np.abs(delta)) / divisor, df)),
+    )
 
-    needed = [_seeds_needed(pair) for pair in frame.to_dict("records") if plan]
-    return frame.join(pd.DataFrame(needed, columns=SEEDS_NEEDED, dtype="Int64"))
+
+def exchanged(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Return judged pairs (a, b) as pairs (b, a)."""
+    return pairs.assign(
+        a=pairs["b"],
+        b=pairs["a"],
+        delta=-pairs["delta"],
+        delta_ci_low=-pairs["delta_ci_high"],
+        delta_ci_high=-pairs["delta_ci_low"],
+        delta_wide_low=-pairs["delta_wide_high"],
+        delta_wide_high=-pairs["delta_wide_low"],
+        verdict=pairs["verdict"].replace(_OPPOSITE),
+        sign=pairs["sign"].replace(_OPPOSITE),
+    )
 
 
 def outcome(pair: Pair, published: str) -> str:
@@ -168,38 +256,88 @@ def outcome(pair: Pair, published: str) -> str:
     return "contradicted" if is_equivalent or pair["verdict"] == "worse" else "open"
 
 
-def _seeds_needed(pair: Pair) -> list[int | None]:
-    """Return the fewest and the most seeds that would settle an open pair with the power `POWER`.
+def _verdict(delta: float, p_adjusted: float, p_equivalent: float) -> str:
+    """Return the verdict on the first row of a pair."""
+    # A real difference below the margin does not matter.
+    if p_equivalent < ALPHA:
+        return "equivalent"
+    if p_adjusted < ALPHA:
+        return "better" if delta > 0 else "worse"
+    return "open"
 
-    The true difference may lie anywhere in the 95 % interval: a large one and none at all need the
-    fewest seeds, half the margin about the most. The level is that of Holm's first step, so the
-    numbers err on the high side. None: the pair is settled, or needs more than `MOST_SEEDS`.
+
+def _seeds_needed(test: PairedTest) -> tuple[int | None, int | None]:
+    """Return how many seeds would settle an open pair: the fewest, and the most.
+
+    The seeds at hand stay, and are counted in both numbers. A number of seeds settles the pair if
+    it, and every larger one, gives a verdict with the probability `POWER`. This depends on the true
+    difference, which may lie anywhere in the 95 % interval: `fewest` is for the best place in it,
+    and only `most` is a number to plan with. The level is that of Holm's first step, so numbers
+    err on the high side.
+
+    Returns:
+        Two numbers of seeds; None in place of one that is larger than `MOST_SEEDS`.
     """
-    if pair["verdict"] != "open":
-        return [None, None]
-    low, high, half = pair["delta_ci_low"], pair["delta_ci_high"], MARGIN / 2
-    delta_D1 = np.clip([low, -half, 0, half, high], low, high)[:, None]
-    counts = np.arange(pair["num_seeds"] + 1, MOST_SEEDS + 1)
-    error = pair["error"] * np.sqrt(pair["num_seeds"] / counts)
-    df = counts - 1
+    # A large difference and none at all need the fewest seeds, half the margin about the most.
+    low = test.delta_ci_low
+    high = test.delta_ci_high
+    places = np.array([low, -MARGIN / 2, 0, MARGIN / 2, high])
 
-    detects = stats.t.ppf(1 - ALPHA / 2 / pair["family"], df) * error
-    excludes = MARGIN - stats.t.ppf(1 - ALPHA / pair["family"], df) * error
+    needed = []
+    for true_delta in np.unique(np.clip(places, low, high)):
+        power_M = power_of_further_seeds(test, true_delta)
+        too_few = np.flatnonzero(power_M < POWER)
+        # The first entry is one further seed.
+        num_further = int(too_few[-1]) + 2 if len(too_few) else 1
+        needed.append(test.num_seeds + num_further)
 
-    # Equivalence can be shown from some number of seeds on. Up to there, count detection alone.
-    num_early = int(np.argmax(excludes > 0)) if (excludes > 0).any() else len(counts)
-    early = slice(num_early)
-    noncentrality_DN = np.abs(delta_D1) / error[early]
-    detected_DN = stats.nct.sf(detects[early] / error[early], df[early], noncentrality_DN)
+    fewest, most = min(needed), max(needed)
+    return fewest if fewest <= MOST_SEEDS else None, most if most <= MOST_SEEDS else None
 
-    # From there on, the pair stays open only between the two thresholds.
-    inside_DN = [
-        stats.norm.cdf((side * delta_D1 - excludes) / error)
-        - stats.norm.cdf((side * delta_D1 - detects) / error)
-        for side in (1, -1)
-    ]
-    open_DN = np.maximum(inside_DN, 0).sum(axis=0)
 
-    settled_DN = np.hstack([detected_DN, 1 - open_DN[:, num_early:]]) >= POWER
-    needed_D = [int(counts[row.argmax()]) if row.any() else MOST_SEEDS + 1 for row in settled_DN]
-    return [count if count <= MOST_SEEDS else None for count in (min(needed_D), max(needed_D))]
+def power_of_further_seeds(test: PairedTest, true_delta: float) -> Array:
+    """Return the probability that a pair is settled by the seeds at hand and some further ones.
+
+    The recorded differences stay. Further ones are normal; their SD is as uncertain as the recorded
+    ones leave it (a scaled inverse chi-squared distribution), so their mean has a t distribution
+    around the true difference, and their variance, given their mean, has an F distribution.
+    statsmodels' `TTestPower` would draw all seeds anew, and takes the SD as known.
+
+    Shapes: M numbers of further seeds, Q equally likely means of theirs.
+
+    Args:
+        test: the test of the recorded differences, whose SD is not 0.
+        true_delta: the true difference, in nats.
+    Returns:
+        A probability for 1, 2, ... further seeds, until there are `MOST_SEEDS` together.
+    """
+    present = test.num_seeds
+    further_M1 = np.arange(1, MOST_SEEDS - present + 1)[:, None]
+    total_M1 = present + further_M1
+
+    # All differences are in units of the recorded SD.
+    sd = test.error * math.sqrt(present)
+    recorded = test.delta / sd
+    margin = MARGIN / sd
+
+    # The mean of the further differences, as quantiles, and the mean of all.
+    deviation_Q = stats.t.ppf((np.arange(_NUM_MEANS) + 0.5) / _NUM_MEANS, present - 1)
+    mean_MQ = true_delta / sd + deviation_Q / np.sqrt(further_M1)
+    total_mean_MQ = (present * recorded + further_M1 * mean_MQ) / total_M1
+
+    # The largest standard error at which this mean gives a verdict, by either test.
+    level = ALPHA / test.family
+    detecting_MQ = np.abs(total_mean_MQ) / stats.t.ppf(1 - level / 2, total_M1 - 1)
+    excluding_MQ = (margin - np.abs(total_mean_MQ)) / stats.t.ppf(1 - level, total_M1 - 1)
+    error_MQ = np.maximum(detecting_MQ, excluding_MQ)
+
+    # The sum of squares that it leaves to the further differences around their own mean.
+    between_MQ = present * further_M1 / total_M1 * (mean_MQ - recorded) ** 2
+    within_MQ = error_MQ**2 * total_M1 * (total_M1 - 1) - (present - 1) - between_MQ
+
+    # A single further difference has none.
+    settled_MQ = (within_MQ >= 0).astype(float)
+    variance_Q = (present - 1 + deviation_Q**2) / present
+    df_M1 = further_M1[1:] - 1
+    settled_MQ[1:] = stats.f.cdf(within_MQ[1:] / df_M1 / variance_Q, df_M1, present)
+    return np.asarray(settled_MQ.mean(axis=1))

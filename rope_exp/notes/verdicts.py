@@ -1,12 +1,14 @@
 """Notes on verdicts: the published source, the reference, and the tests; published relations."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
 
+from rope_exp.folder import Run
 from rope_exp.report import PROVISIONAL, Part, Report, adjusted_p, provisional
 from rope_exp.stats import FULL_SEEDS, MOST_SEEDS, ROOM, SEEDS_NEEDED, SIGNS, Pair, outcome
-from rope_exp.tables import Column, Table, interval, number, span
+from rope_exp.tables import Column, Table, interval, number
 
 
 def notes(report: Report) -> list[str]:
@@ -62,11 +64,11 @@ def _test_notes(report: Report) -> list[str]:
         )
     shown = ["family", "p_adjusted", "p_equivalent", "verdict"]
     judged: Any = report.pairs["reference"].set_index("b")[shown].to_dict("index")
-    primary = [
-        label
-        for label, own in judged.items()
-        if any(report.decided[label][key] != own[key] for key in shown)
-    ]
+    primary = []
+    for label, pair in judged.items():
+        decided = report.decided[label]
+        if any(decided[key] != pair[key] for key in shown):
+            primary.append(label)
     if primary:
         names = ", ".join(report.rows[label].name for label in primary)
         sentences.append(
@@ -87,11 +89,12 @@ def relations(report: Report) -> list[str]:
     lines = []
     for pair in outcomes(report):
         names = [report.rows[pair[key]].name for key in ("a", "b")]
-        word = pair["outcome"]
+        text = pair["outcome"]
+        if text == "open":
+            text += f"; {_settling(pair)}"
         # A difference may be shown, and the relation be open for its size.
-        if not word.startswith("open"):
-            word = f"{word} {provisional(pair)}".rstrip()
-        settling = f"; {_settling(pair)}" if pair["outcome"] == "open" else ""
+        elif not text.startswith("open"):
+            text = f"{text} {provisional(pair)}".rstrip()
         line = {
             "published": f" {pair['published']} ".join(names),
             "ours": f" {pair['sign']} ".join(names),
@@ -104,7 +107,7 @@ def relations(report: Report) -> list[str]:
         line |= {
             "p (Holm)": adjusted_p(pair),
             "seeds": str(pair["num_seeds"]),
-            "outcome at this setting": f"{word}{settling}",
+            "outcome at this setting": text,
         }
         lines.append(line)
     if not lines:
@@ -123,31 +126,40 @@ def outcomes(report: Report) -> list[Pair]:
     for pair in pairs:
         a, b = pair["a"], pair["b"]
         sign = report.source.signs[a, b]
+        text = outcome(pair, sign)
         # If nearly all examples like those in training are solved, neither losses nor matches
         # show which is better (paper/protocol.md, section 8).
-        runs = [*report.rows[a].runs, *report.rows[b].runs]
-        answers = filter(None, (run.probes.get("answers", {}).get("test") for run in runs))
-        counts = [(sum(answer["count"]), sum(answer["right"])) for answer in answers]
-        shares = [right / count for count, right in counts if count]
-        word = outcome(pair, sign)
+        shares = _solved([*report.rows[a].runs, *report.rows[b].runs])
         if shares and min(shares) >= 1 - ROOM:
-            word = "open; the task is too easy"
-        lines.append(pair | {"published": sign, "outcome": word})
+            text = "open; the task is too easy"
+        lines.append(pair | {"published": sign, "outcome": text})
     return lines
+
+
+def _solved(runs: Iterable[Run]) -> list[float]:
+    """Return the share of a task's test that each run solves, for runs that were asked."""
+    shares = []
+    for run in runs:
+        answer = run.probes.get("answers", {}).get("test")
+        if answer and sum(answer["count"]):
+            shares.append(sum(answer["right"]) / sum(answer["count"]))
+    return shares
 
 
 def _settling(pair: Pair) -> str:
     """Say how an open published relation could be settled."""
     if pair["verdict"] != "open":
         return "a difference is shown, but not whether it exceeds the margin"
-    present = pair["num_seeds"]
+    # With the fewer seeds of the low end, few pairs are settled (docs/comparing.md).
     low, high = (pair[key] for key in SEEDS_NEEDED)
     if pd.isna(low):
         return f"settling it needs more than {MOST_SEEDS} seeds"
-    count = f"{low - present} to more than {MOST_SEEDS - present}"
-    if not pd.isna(high):
-        count = span((low - present, high - present))
-    seeds = f"{count} more {'seed' if count == '1' else 'seeds'} would settle it in 4 of 5 cases"
+    if pd.isna(high):
+        return f"settling it may need more than {MOST_SEEDS} seeds"
+
+    count = high - pair["num_seeds"]
+    noun = "seed" if count == 1 else "seeds"
+    seeds = f"{count} more {noun} would settle it in at least 4 of 5 cases"
     if pair["published"] == SIGNS["equivalent"]:
         return f"{seeds}; a difference may then still be below the margin"
     return seeds

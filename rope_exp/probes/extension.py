@@ -110,7 +110,8 @@ def yarn(theta_F: Tensor, factor: float, trained_length: int, base: float) -> Te
     Pairs that turn 32 times or more within the trained length stay, those that turn once or less
     are interpolated, and those between mix linearly in the pair's index f, as in the authors'
     code and transformers (the article prints another mixture). The limits are rounded outwards to
-    whole pairs and clipped to 0 and n - 1.
+    whole pairs and clipped to 0 and n - 1. transformers' own function starts from a base, and so
+    cannot slow frequencies that were trained or differ by layer.
     """
     index_F = torch.arange(theta_F.shape[-1], dtype=theta_F.dtype, device=theta_F.device)
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from rope_exp.comparable import OWN_RATE, REFERENCE, check_blocks
+from rope_exp.comparable import REFERENCE, ROW_RATE, check_blocks
 from rope_exp.folder import ReportError, Run
 from rope_exp.notes.verdicts import relations
 from rope_exp.rates import alike
@@ -27,16 +27,26 @@ PAIRED = (
 
 
 def files(
-    asked: Collection[str], records: Mapping[str, Sequence[Run]], tables: Mapping[str, Report]
+    campaigns: Collection[str], records: Mapping[str, Sequence[Run]], tables: Mapping[str, Report]
 ) -> dict[str, bytes]:
-    """Return all_seeds.md, and the files beside/, below the folder of each campaign's own table."""
+    """Return all_seeds.md, and the files beside/, below the folder of each campaign's table.
+
+    Args:
+        campaigns: not used; `tables` has theirs.
+        records: the runs of every campaign.
+        tables: the campaigns' tables, by folder.
+    Returns:
+        The files by their paths.
+    """
     files: dict[str, bytes] = {}
     for place, report in tables.items():
         campaign = place.partition("/")[0]
         others = [run for name, runs in records.items() if name != campaign for run in runs]
-        if further := all_seeds(report, others):
-            files[f"{place}/all_seeds.md"] = all_seeds_md(further).encode()
-        if joined := beside(report.runs, others):
+        with_seeds = all_seeds(report, others)
+        if with_seeds is not None:
+            files[f"{place}/all_seeds.md"] = all_seeds_md(with_seeds).encode()
+        joined = beside(report.runs, others)
+        if joined is not None:
             of_table = files_of(joined, figures=False)
             files |= {f"{place}/beside/{file}": content for file, content in of_table.items()}
     return files
@@ -54,7 +64,7 @@ def all_seeds(report: Report, others: Iterable[Run]) -> Report | None:
     runs = {(run.config.pe.label, run.config.seed): run for run in report.runs}
     for run in others:
         row = report.rows.get(run.config.pe.label)
-        if row is None or OWN_RATE in run.factors or run.config.row_name is not None:
+        if row is None or ROW_RATE in run.factors or run.config.row_name is not None:
             continue
         if alike(row.runs[0], run, ("seed",)):
             runs.setdefault((row.label, run.config.seed), run)
@@ -63,12 +73,11 @@ def all_seeds(report: Report, others: Iterable[Run]) -> Report | None:
 
     joined = build(list(runs.values()), ["pe"])
     # A published relation without further seeds is decided in the campaign's own table.
-    before, after = (
-        table.pairs["published"].set_index(["a", "b", "num_seeds"], drop=False)
-        for table in (report, joined)
-    )
-    further = after.drop(before.index, errors="ignore")
-    return replace(joined, pairs={**joined.pairs, "published": further})
+    by_pair = ["a", "b", "num_seeds"]
+    before = report.pairs["published"].set_index(by_pair)
+    after = joined.pairs["published"].set_index(by_pair, drop=False)
+    published = after.drop(before.index, errors="ignore")
+    return replace(joined, pairs={**joined.pairs, "published": published})
 
 
 def all_seeds_md(report: Report) -> str:

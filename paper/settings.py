@@ -8,7 +8,7 @@ import pandas as pd
 
 from rope_exp.comparable import REFERENCE, SEEDS, spelled
 from rope_exp.folder import Run
-from rope_exp.report import WORDS, Report
+from rope_exp.report import ON_OTHER_ROW, Report
 from rope_exp.stats import ALPHA
 from rope_exp.tables import markdown_table, millions, paragraphs
 
@@ -17,12 +17,19 @@ COLUMNS = ["qkvo_rope", "k_rope", "vo_rope", "qkv_rope", "nope", "o_rope", "q_ro
 
 
 def files(
-    asked: Collection[str], records: Mapping[str, Sequence[Run]], tables: Mapping[str, Report]
+    campaigns: Collection[str], records: Mapping[str, Sequence[Run]], tables: Mapping[str, Report]
 ) -> dict[str, bytes]:
-    """Return settings.md and settings.csv, if all campaigns are asked for.
+    """Return settings.md and settings.csv, if the tables of all campaigns are made.
 
     Tables without the reference, tables with rows that are not variants, and tables that only run
-    the cells of a larger one again are left out. Empty with fewer than two settings.
+    the cells of a larger one again are left out.
+
+    Args:
+        campaigns: those whose tables are made.
+        records: the runs of every campaign.
+        tables: the tables, by folder.
+    Returns:
+        The files by their paths; empty with fewer than two settings.
     """
     settings: dict[str, Report] = {}
     seen: list[set[str]] = []
@@ -33,12 +40,16 @@ def files(
         if is_setting and deltas - {None} and not any(hashes <= larger for larger in seen):
             settings[place] = report
             seen.append(hashes)
-    if len(asked) < len(records) or len(settings) < 2:
+    if len(campaigns) < len(records) or len(settings) < 2:
         return {}
 
     titles = _titles(settings)
-    names = {label: row.name for each in settings.values() for label, row in each.rows.items()}
-    every = pd.DataFrame([line for item in settings.items() for line in _lines(*item)])
+    names: dict[str, str] = {}
+    every_line: list[dict[str, Any]] = []
+    for place, report in settings.items():
+        names |= {label: row.name for label, row in report.rows.items()}
+        every_line += _lines(place, report)
+    every = pd.DataFrame(every_line)
     parts = [
         f"**Each variant's loss minus that of {names[REFERENCE]}, in every setting with "
         "both:** mean within a seed, with the number of seeds in parentheses. A star marks a "
@@ -84,16 +95,15 @@ def _titles(settings: Mapping[str, Report]) -> dict[str, str]:
     titles = {}
     for place, report in settings.items():
         run = report.runs[0]
-        configs = [
-            each.runs[0].config for each in settings.values() if each.groups == report.groups
-        ]
-        words = [run.group]
+        same = [other for other in settings.values() if other.groups == report.groups]
+        configs = [other.runs[0].config for other in same]
+        parts = [run.group]
         for key in [key for key in run.factors if key not in SEEDS]:
             if len({spelled(config, key) for config in configs}) > 1:
-                words.append(f"{key.rpartition('.')[2]}={spelled(run.config, key)}")
+                parts.append(f"{key.rpartition('.')[2]}={spelled(run.config, key)}")
         if {config.attn.label for config in configs} != {"softmax"}:
-            words.append(run.config.attn.label)
-        titles[place] = ", ".join(words)
+            parts.append(run.config.attn.label)
+        titles[place] = ", ".join(parts)
     return titles
 
 
@@ -115,6 +125,6 @@ def _lines(place: str, report: Report) -> Iterator[dict[str, Any]]:
             "warmup_steps": config.num_warmup_steps,
             "num_seeds": num_seeds,
             **{key: line[key] for key in ("delta", "delta_ci_low", "delta_ci_high", "p_holm")},
-            "verdict": WORDS[judged["verdict"]] if judged else "untested",
+            "verdict": ON_OTHER_ROW[judged["verdict"]] if judged else "untested",
             "cell": f"{line['delta']:+.3f}{star} ({num_seeds})",
         }

@@ -20,7 +20,7 @@ RECORDS = PAPER / "records"
 RESULTS = PAPER / "results"
 # The campaigns of protocols 2 and 3, whose tests pair; README.md shows the first one.
 TESTED = ("nine_26m", "lead_26m", "open_26m", "qk_rate_26m", "rates_26m", "shift_26m")
-FURTHER = (joined.files, settings.files)
+MAKERS = (joined.files, settings.files)
 
 
 def frozen() -> dict[str, str]:
@@ -50,14 +50,15 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, help="write here instead, with figures, also what is frozen"
     )
-    asked = parser.parse_args()
-    for name in asked.names:
-        if asked.out is None and name not in TESTED:
+    args = parser.parse_args()
+    for name in args.names:
+        if args.out is None and name not in TESTED:
             parser.error(f"{name} is frozen; give --out")
-    out = asked.out or RESULTS
-    files = campaign_files(RECORDS, asked.names, FURTHER, figures=asked.out is not None)
-    for name, own in by_folder(files).items():
-        write_all(out / name, own)
+
+    out = args.out or RESULTS
+    files = campaign_files(RECORDS, args.names, MAKERS, figures=args.out is not None)
+    for name, of_folder in by_folder(files).items():
+        write_all(out / name, of_folder)
     return EXIT_DONE
 
 

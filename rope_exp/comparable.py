@@ -9,7 +9,7 @@ seed; a block is the runs of one seed. Runs that must not be compared raise a `R
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
@@ -23,7 +23,7 @@ from rope_exp.sections import AttentionConfig, PeConfig, SoftmaxConfig
 # The factor for rows by name, and the sections of the config that a name covers.
 ROW = "row"
 OF_ROW = ("pe", "attn", "model")
-OWN_RATE = "optim.lr"  # each row of a campaign may have its own value of this key
+ROW_RATE = "optim.lr"  # each row of a campaign may have another value of this key
 # As a factor, it gives runs of one seed different orders of tokens: they form no blocks.
 ORDER = "data.seed"
 SEEDS = ("seed", ORDER)  # runs of a block share these keys
@@ -38,12 +38,21 @@ _BEGINNING = ("seed", "init_weights", "model", "attn", *_IDS)
 _BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len", "train.stages")
 # The keys that give a variant parameters of its own, and what else determines their number.
 _OWN_PARAMETERS = metadata_of(PeConfig, "own_parameters", "pe.")
-# A fact of result.json must be equal in runs that agree in the keys that determine it.
-_FACTS = (
-    ("data_sha256", "read different corpora", ("data", "tokenizer")),
-    ("shared_init_sha256", "started from different weights", _BEGINNING),
-    ("order_sha256", "saw different tokens", ("seed", *_BUDGET, *_IDS)),
-    ("params", "differ in parameters", ("model", "attn", *_OWN_PARAMETERS, *_IDS)),
+
+
+class _Determined(NamedTuple):
+    """A field of result.json that must be equal in runs that agree in some keys."""
+
+    key: str
+    complaint: str  # about two runs that differ in it
+    causes: tuple[str, ...]  # the keys or sections that determine it
+
+
+_DETERMINED = (
+    _Determined("data_sha256", "read different corpora", ("data", "tokenizer")),
+    _Determined("shared_init_sha256", "started from different weights", _BEGINNING),
+    _Determined("order_sha256", "saw different tokens", ("seed", *_BUDGET, *_IDS)),
+    _Determined("params", "differ in parameters", ("model", "attn", *_OWN_PARAMETERS, *_IDS)),
 )
 # The default references for differences: the standard variant; for a kind of attention without
 # queries, the variant that rotates nothing.
@@ -75,9 +84,13 @@ class Row:
     @property
     def mark(self) -> str:
         """A suffix for a verdict: `(1 diverged)` if some seeds did, `(mixed)`; else empty."""
-        count = sum(run.status == "diverged" for run in self.runs)
-        diverged = f"({count} diverged)" if count and self.losses else ""
-        return " ".join(filter(None, (diverged, MIXED if self.is_mixed else "")))
+        marks = []
+        num_diverged = sum(run.status == "diverged" for run in self.runs)
+        if num_diverged and self.losses:
+            marks.append(f"({num_diverged} diverged)")
+        if self.is_mixed:
+            marks.append(MIXED)
+        return " ".join(marks)
 
 
 class Published(NamedTuple):
@@ -104,47 +117,61 @@ class Published(NamedTuple):
 def rows_of(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
     """Sort runs into rows by label, in the order of their values.
 
-    Refuses runs that differ in another numeric key than these, the seed and, within a campaign,
-    `OWN_RATE`.
+    Raises:
+        ReportError: runs differ in another numeric key than these, the seed and, within a campaign,
+            `ROW_RATE`; or two are of one row and one seed; or they were not trained on the same
+            tokens from the same weights.
     """
-    factors = (*keys, "seed", *(OF_ROW if ROW in keys else ()))
+    factors = [*keys, "seed"]
+    if ROW in keys:
+        factors += OF_ROW
     # A campaign can train every row at the learning rate that is best for it
     # (paper/protocol-2.md): the row's overrides set it, and it is no factor of the campaign.
-    if all(run.row and OWN_RATE not in run.factors for run in runs):
-        factors = (*factors, OWN_RATE)
+    if all(run.row and ROW_RATE not in run.factors for run in runs):
+        factors.append(ROW_RATE)
 
-    def place(run: Run) -> tuple[Any, ...]:
-        values = (value_of(run.config, key) for key in keys)
-        numbers = [value if isinstance(value, int | float) else math.inf for value in values]
-        return numbers, label_of(run, keys), run.config.seed, run.where
-
-    rows: dict[str, Row] = {}
-    ordered = sorted(runs, key=place)
+    ordered = sorted(runs, key=lambda run: _place(run, keys))
+    runs_of: dict[str, list[Run]] = {}
     for run in ordered:
-        label = label_of(run, keys)
-        row = rows.setdefault(label, Row(label, name_of(run, keys), len(rows), []))
-        # Sorted by seed, so a seed that is here twice is here in succession.
-        if row.runs and row.runs[-1].config.seed == run.config.seed:
-            raise ReportError(
-                f"{row.runs[-1].folder} and {run.folder} are both {label}-s{run.config.seed}; "
-                "keep one of them"
-            )
-        row.runs.append(run)
-        not_comparable = ordered[0], factors, "not comparable"
-        one_name = row.runs[0], ("seed",), "two variants under one name"
-        for first, but, complaint in (not_comparable, one_name):
-            if differing := differing_keys(first.config.numeric, run.config.numeric, but):
+        of_row = runs_of.setdefault(label_of(run, keys), [])
+        of_row.append(run)
+        _refuse_differing(ordered[0], run, factors, "not comparable")
+        _refuse_differing(of_row[0], run, ["seed"], "two variants under one name")
+
+    for label, of_row in runs_of.items():
+        for first, second in itertools.pairwise(of_row):
+            if first.config.seed == second.config.seed:
                 raise ReportError(
-                    f"{first.folder} and {run.folder} are {complaint} ({'; '.join(differing)})"
+                    f"{first.folder} and {second.folder} are both {label}-s{first.config.seed}; "
+                    "keep one of them"
                 )
 
-    _check_facts(ordered)
+    _check_results(ordered)
     check_seeds(ordered)
     mixed = mixed_blocks(ordered).keys()
-    return {
-        label: replace(row, is_mixed=not mixed.isdisjoint(run.config.seed for run in row.runs))
-        for label, row in rows.items()
-    }
+    rows = {}
+    for number, (label, of_row) in enumerate(runs_of.items()):
+        is_mixed = any(run.config.seed in mixed for run in of_row)
+        rows[label] = Row(label, name_of(of_row[0], keys), number, of_row, is_mixed)
+    return rows
+
+
+def _place(run: Run, keys: Sequence[str]) -> tuple[Any, ...]:
+    """Return a run's place among all: by numbers, then by the label of its row, then by seed."""
+    numbers = []
+    for key in keys:
+        value = value_of(run.config, key)
+        numbers.append(value if isinstance(value, int | float) else math.inf)
+    return numbers, label_of(run, keys), run.config.seed, run.where
+
+
+def _refuse_differing(first: Run, second: Run, but: Sequence[str], complaint: str) -> None:
+    """Refuse two runs that differ in another numeric key than some."""
+    differing = differing_keys(first.config.numeric, second.config.numeric, but)
+    if differing:
+        raise ReportError(
+            f"{first.folder} and {second.folder} are {complaint} ({'; '.join(differing)})"
+        )
 
 
 def default_reference(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
@@ -160,7 +187,9 @@ def default_reference(rows: Mapping[str, Row], keys: Sequence[str]) -> str:
         alike = [label for label, config in configs.items() if config.pe.rotate == ("q", "k")]
         return alike[0] if alike and REFERENCE not in rows else REFERENCE
 
-    for label, config in configs.items() if ROW in keys else ():
+    # Without names, no row is the standard one.
+    named = configs if ROW in keys else {}
+    for label, config in named.items():
         heads, kv_heads = config.model.num_attention_heads, config.model.num_key_value_heads
         is_softmax = isinstance(config.attn, SoftmaxConfig)
         if is_softmax and heads == kv_heads and config.pe.label == REFERENCE:
@@ -214,11 +243,12 @@ def mixed_blocks(runs: Sequence[Run]) -> dict[int, tuple[str, list[str]]]:
 
 def differing_surroundings(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return the surroundings that differ between runs (device, torch, commit ...), by key."""
-    values = {
-        key: sorted({machine.fact_text(run.env[key]) for run in runs if key in run.env})
-        for key in machine.MARKED
-    }
-    return {key: differing for key, differing in values.items() if len(differing) > 1}
+    differing = {}
+    for key in machine.MARKED:
+        values = {machine.fact_text(run.env[key]) for run in runs if key in run.env}
+        if len(values) > 1:
+            differing[key] = sorted(values)
+    return differing
 
 
 def value_of(config: RunConfig, factor: str) -> Any:
@@ -253,29 +283,38 @@ def name_of(run: Run, keys: Sequence[str]) -> str:
     return " ".join(names.get(key) or f"{key}={spelled(run.config, key)}" for key in keys)
 
 
-def _check_facts(runs: Iterable[Run]) -> None:
-    """Refuse runs that agree in the keys that determine a fact, but differ in the fact."""
+def _check_results(runs: Iterable[Run]) -> None:
+    """Refuse runs that agree in the keys that determine a result, but differ in the result."""
     seen: dict[tuple[str, ...], tuple[Any, Run]] = {}
-    for (key, complaint, causes), run in itertools.product(_FACTS, runs):
-        fact = run.result.get(key)
-        # In older runs, the only hash of weights includes learned frequencies.
-        if key == "shared_init_sha256" and fact is None and not run.config.pe.trainable:
-            fact = run.result.get("init_sha256")
-        # A diverged run has read only some of the tokens.
-        if fact is None or (key == "order_sha256" and run.status != "finished"):
+    for field, run in itertools.product(_DETERMINED, runs):
+        value = _determined_value(run, field.key)
+        if value is None:
             continue
-
-        causing = list(causes)
-        if key == "params":
+        causes = [*field.causes]
+        if field.key == "params":
             for name in numeric_values(run.config.pe, departing=True):
-                causing += _OWN_PARAMETERS.get(f"pe.{name}", ())
-        block = (key, *(str(value_of(run.config, cause)) for cause in causing))
-        other, first = seen.setdefault(block, (fact, run))
-        if fact != other:
+                causes += _OWN_PARAMETERS.get(f"pe.{name}", ())
+
+        # Runs with equal values of the causes must have one value of the field.
+        group = (field.key, *(str(value_of(run.config, cause)) for cause in causes))
+        other, first = seen.setdefault(group, (value, run))
+        if value != other:
             raise ReportError(
-                f"{first.folder} and {run.folder} {complaint}, so they cannot be compared "
-                f"({key} {other!s:.12} and {fact!s:.12})"
+                f"{first.folder} and {run.folder} {field.complaint}, so they cannot be compared "
+                f"({field.key} {other!s:.12} and {value!s:.12})"
             )
+
+
+def _determined_value(run: Run, key: str) -> Any:
+    """Return a run's value of a field of result.json; None if it has none to compare."""
+    # A diverged run has read only some of the tokens.
+    if key == "order_sha256" and run.status != "finished":
+        return None
+    value = run.result.get(key)
+    # In older runs, the only hash of weights includes learned frequencies.
+    if key == "shared_init_sha256" and value is None and not run.config.pe.trainable:
+        return run.result.get("init_sha256")
+    return value
 
 
 def check_seeds(runs: Iterable[Run]) -> None:

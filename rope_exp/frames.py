@@ -42,7 +42,7 @@ def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     not grow. A run that is not done has no loss.
 
     Raises:
-        RecordError: a run or a record cannot be read, or there is none.
+        RunFolderError: a run or a record cannot be read, or there is none.
     """
     # Imported late: it takes torch, which the other frames need not wait for.
     from rope_exp.costs import kept

@@ -11,7 +11,7 @@ from rope_exp.sections import SoftmaxConfig
 
 _TEXT = Path(__file__).with_name("published.yaml").read_text(encoding="utf-8")
 # By data.kind, besides the two tables of language models.
-TASKS = {name: Published(**facts) for name, facts in yaml.safe_load(_TEXT).items()}
+TASKS = {name: Published(**fields) for name, fields in yaml.safe_load(_TEXT).items()}
 TABLE = TASKS.pop("table")
 SEQUEL = TASKS.pop("sequel")
 

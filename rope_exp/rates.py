@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from rope_exp import comparable
-from rope_exp.comparable import OF_ROW, OWN_RATE, ROW, SEEDS, label_of, row_factors, spelled
+from rope_exp.comparable import OF_ROW, ROW, ROW_RATE, SEEDS, label_of, row_factors, spelled
 from rope_exp.config import differing_keys
 from rope_exp.errors import log
 from rope_exp.folder import ReportError, Run
@@ -27,23 +27,27 @@ FAR_GAIN = 0.18
 BEST = "Δ, each at its best"
 
 
-def files(asked: Collection[str], records: Mapping[str, Sequence[Run]]) -> dict[str, bytes]:
-    """Return rates.md for each sweep of learning rates in the asked campaigns.
+def files(campaigns: Collection[str], records: Mapping[str, Sequence[Run]]) -> dict[str, bytes]:
+    """Return rates.md for each sweep of learning rates in some campaigns.
 
     `records` has the runs of every campaign, as a sweep may include another campaign's.
     """
-    # The rows of a campaign may have learning rates of their own, which a sweep chose.
-    plain = {
-        name: runs
-        for name, runs in records.items()
-        if all(OWN_RATE in run.factors for run in runs) or len(_rates(runs)) < 2
-    }
+    # A row of a campaign may have a learning rate that a sweep chose: such campaigns lend no run.
+    lending = {}
+    for name, runs in records.items():
+        is_factor = all(ROW_RATE in run.factors for run in runs)
+        if is_factor or len(_rates(runs)) < 2:
+            lending[name] = runs
+
     made: dict[str, bytes] = {}
-    for name in asked:
-        others = [run for other, runs in plain.items() if other != name for run in runs]
+    for name in campaigns:
+        others: list[Run] = []
+        for other, runs in lending.items():
+            if other != name:
+                others += runs
         sweeps = find_sweeps(records[name], others)
         for runs in sweeps:
-            keys = sorted(runs[0].factors.keys() - {OWN_RATE, *SEEDS})
+            keys = sorted(runs[0].factors.keys() - {ROW_RATE, *SEEDS})
             level = "-".join(f"{key}={spelled(runs[0].config, key)}" for key in keys)
             file = f"rates-{level}.md" if level and len(sweeps) > 1 else "rates.md"
             made |= {f"{name}/{path}": content for path, content in of_group(runs, file).items()}
@@ -73,26 +77,55 @@ def find_sweeps(runs: Sequence[Run], others: Iterable[Run]) -> list[list[Run]]:
     """
     # Runs of one seed that read different tokens form no block.
     factors = {factor for run in runs for factor in run.factors}
-    if comparable.ORDER in factors or OWN_RATE not in factors:
+    if comparable.ORDER in factors or ROW_RATE not in factors:
         return []
     sweeps: list[list[Run]] = []
-    but = (OWN_RATE, "seed", *(OF_ROW if row_factors(runs) == [ROW] else ("pe",)))
+    but = (ROW_RATE, "seed", *(OF_ROW if row_factors(runs) == [ROW] else ("pe",)))
     labels = {_label(run) for run in runs}
-    lent = [run for run in others if run.config.row_name is None and _label(run) in labels]
-    for run in [*runs, *lent]:
-        sweep = next((sweep for sweep in sweeps if alike(sweep[0], run, but)), None)
-        if sweep is None and run.group == runs[0].group:
+    for run in runs:
+        sweep = _fitting(sweeps, run, but)
+        if sweep is None:
             sweeps.append([run])
-        elif sweep is not None and all(_cell(run) != _cell(other) for other in sweep):
-            block = [other for other in sweep if other.config.seed == run.config.seed]
-            differing = comparable.differing_surroundings([*block, run])
-            if run in runs or differing.keys().isdisjoint(comparable.REFUSED_WITHIN_A_BLOCK):
-                sweep.append(run)
+        elif _has_room(sweep, run):
+            sweep.append(run)
+
+    for run in others:
+        is_of_row = run.config.row_name is None and _label(run) in labels
+        sweep = _fitting(sweeps, run, but) if is_of_row else None
+        if sweep is not None and _has_room(sweep, run) and _shares_block(sweep, run):
+            sweep.append(run)
     return [sweep for sweep in sweeps if len(_rates(sweep)) > 1]
 
 
+def _fitting(sweeps: Iterable[list[Run]], run: Run, but: Sequence[str]) -> list[Run] | None:
+    """Return the sweep whose runs differ from a run in some keys alone."""
+    for sweep in sweeps:
+        if alike(sweep[0], run, but):
+            return sweep
+    return None
+
+
+def _has_room(sweep: Iterable[Run], run: Run) -> bool:
+    """Return whether a sweep lacks a run of this learning rate, row and seed."""
+    return all(_cell(run) != _cell(other) for other in sweep)
+
+
+def _shares_block(sweep: Iterable[Run], run: Run) -> bool:
+    """Return whether a run was computed in the same surroundings as its seed's runs in a sweep."""
+    block = [other for other in sweep if other.config.seed == run.config.seed]
+    differing = comparable.differing_surroundings([*block, run])
+    return differing.keys().isdisjoint(comparable.REFUSED_WITHIN_A_BLOCK)
+
+
 def alike(first: Run, second: Run, but: Sequence[str]) -> bool:
-    """Return whether two runs have one corpus, and equal numeric values except for some keys."""
+    """Return whether two runs may stand side by side.
+
+    Args:
+        first, second: runs of any campaigns.
+        but: the keys or sections in which they may differ.
+    Returns:
+        True if they read one corpus, and all other keys that can change a number are equal.
+    """
     is_one_corpus = first.result.get("data_sha256") == second.result.get("data_sha256")
     return is_one_corpus and not differing_keys(first.config.numeric, second.config.numeric, but)
 
@@ -119,7 +152,9 @@ def _reads_far(run: Run) -> bool:
     far_B = (edges[:-1] >= 128) & (edges[1:] <= 256)
     if not far_B.any():
         return False
-    near, far = (np.average(loss_B[bins], weights=np.diff(edges)[bins]) for bins in (near_B, far_B))
+    size_B = np.diff(edges)
+    near = np.average(loss_B[near_B], weights=size_B[near_B])
+    far = np.average(loss_B[far_B], weights=size_B[far_B])
     return bool(near - far >= FAR_GAIN)
 
 
@@ -153,13 +188,13 @@ def markdown(runs: Sequence[Run]) -> str:
             f"\\* includes a run whose loss falls by at least {FAR_GAIN} nats from positions 8 to "
             "32 to positions 128 to 256. Such runs end low, and probably copy."
         )
-    if lost := sum(run.status == "diverged" for run in runs):
-        parts.append(f"{lost} diverged and {'is' if lost == 1 else 'are'} not shown.")
+    num_diverged = sum(run.status == "diverged" for run in runs)
+    if num_diverged:
+        verb = "is" if num_diverged == 1 else "are"
+        parts.append(f"{num_diverged} diverged and {verb} not shown.")
 
     best = means.idxmin()
-    labels = losses.index.get_level_values("label")
-    of_seeds = zip(labels, losses.to_dict("records"), strict=True)
-    at_best = [of_seed[best[label]] for label, of_seed in of_seeds]
+    at_best = [losses.loc[(label, seed), best[label]] for label, seed in losses.index]
     both = pd.DataFrame({"Δ, common": losses[common], BEST: at_best})
     if report.reference.label in means:
         differences = both.sub(both.loc[report.reference.label], level="seed").groupby("label")
@@ -190,7 +225,7 @@ def _losses(runs: Sequence[Run]) -> pd.DataFrame:
     share no seeds.
     """
     if runs:
-        comparable.rows_of(runs, [*row_factors(runs), OWN_RATE])
+        comparable.rows_of(runs, [*row_factors(runs), ROW_RATE])
     columns = ["rate", "label", "seed", "loss"]
     lines = pd.DataFrame([(*_cell(run), run.loss) for run in runs], columns=columns)
     losses = lines.pivot(index=["label", "seed"], columns="rate", values="loss")

@@ -4,14 +4,10 @@ A file of notes/ or probes/ adds to a report by its `REPORT`, a `Part`, and a fi
 its `FIGURE`, a `Figure` (docs/extending.md).
 """
 
-import hashlib
 import itertools
-import json
 import math
 import os
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,15 +15,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import pandas as pd
-from typing_extensions import TypedDict
 
 from rope_exp import comparable, stats
-from rope_exp.comparable import OWN_RATE, ROW, Published, Row, spelled
+from rope_exp.comparable import ROW, ROW_RATE, Published, Row, spelled
 from rope_exp.config import RunConfig
-from rope_exp.errors import RunFolderError
-from rope_exp.files import lock, read_json, write_atomically
-from rope_exp.folder import ReportError, Run, checked
+from rope_exp.files import lock, write_atomically
+from rope_exp.folder import ReportError, Run
 from rope_exp.identity import choice_names, import_choice
+from rope_exp.listing import LISTING, check_below, listing_of, remove_listed
 from rope_exp.probes._places import Places
 from rope_exp.published import about
 from rope_exp.stats import FULL_SEEDS, SEEDS_NEEDED, Pair
@@ -46,19 +41,34 @@ if TYPE_CHECKING:
     # Only for a type: altair takes a second to import, and `report --help` draws nothing.
     import altair as alt
 
-# A pair's verdict is on its first row, here the reference; the word is on the other row.
-WORDS = {"better": "worse", "worse": "better", "equivalent": "equivalent", "open": "open"}
+# A pair's verdict is on its first row, here the reference; its value here is on the other row.
+ON_OTHER_ROW = {"better": "worse", "worse": "better", "equivalent": "equivalent", "open": "open"}
 PROVISIONAL = "(provisional)"  # what fewer than `FULL_SEEDS` seeds show
-LISTING = ".written.json"  # in the folder of a table: the files that its last report wrote
 
+# The first columns of table.csv. Programs may read the first 13 by their place.
+_FIRST_COLUMNS = (
+    "group",
+    "pe",
+    "rotate",
+    "num_seeds",
+    "loss_mean",
+    "loss_sd",
+    "delta",
+    "delta_ci_low",
+    "delta_ci_high",
+    "p_holm",
+    "verdict",
+    "published_loss",
+    "published_delta",
+    "p_adjusted",
+    "family",
+    "delta_wide_low",
+    "delta_wide_high",
+    "p_equivalent",
+    *SEEDS_NEEDED,
+)
 # The members of a `Part` that return texts.
 Texts = Literal["caption", "summary", "tables", "notes", "assumptions", "terminal"]
-
-
-class _Listing(TypedDict):
-    """The content of `LISTING`: the SHA-256 of each file by its path."""
-
-    files: dict[str, str]
 
 
 def perplexity(loss: float) -> float:
@@ -68,7 +78,15 @@ def perplexity(loss: float) -> float:
 
 
 def bits_per_byte(loss: float, config: RunConfig, env: Mapping[str, Any]) -> float | None:
-    """Return a loss in nats per token as bits per byte of held-out text; None if it has none."""
+    """Return a loss as bits per byte of held-out text.
+
+    Args:
+        loss: in nats per token.
+        config: the run's.
+        env: the run's env.json, which has the sizes of the corpus.
+    Returns:
+        None if the corpus is no text, or if tokens are not predicted one after another.
+    """
     corpus = env.get("corpus", {})
     sizes = [corpus.get(key, {}).get("validation") for key in ("tokens", "text_bytes")]
     if None in sizes or not config.causal:
@@ -141,13 +159,12 @@ class Report:
 
         A probe without places, or one whose file was deleted, has none.
         """
-        places = (
-            report_leaf("probes", probe).REPORT.places if probe in choice_names("probes") else None
-        )
+        if probe not in choice_names("probes"):
+            return {}
+        places = report_leaf("probes", probe).REPORT.places
         if places is None:
             return {}
-        by_seed = places.by_seed
-        return {label: by_seed(self.rows[label], probe) for label in self.answers(probe)}
+        return {label: places.by_seed(self.rows[label], probe) for label in self.answers(probe)}
 
     def texts(self, member: Texts) -> list[str]:
         """Return the texts of one kind that all parts have, such as the `notes`, in their order."""
@@ -168,7 +185,7 @@ class Report:
 
     def against_reference(self, family: str) -> pd.DataFrame:
         """Return the pairs (reference, row) of a family, by row."""
-        pairs = pd.concat([self.pairs[family], exchanged(self.pairs[family])])
+        pairs = pd.concat([self.pairs[family], stats.exchanged(self.pairs[family])])
         return pairs[pairs["a"] == self.reference.label].set_index("b")
 
     @cached_property
@@ -185,56 +202,10 @@ class Report:
     @cached_property
     def frame(self) -> pd.DataFrame:
         """The numbers of each row, by its label: the columns of table.csv, and ranks."""
-        # Imported late: it takes torch, which `report --help` need not wait for.
-        from rope_exp.costs import kept
-
-        labels, rows = [*self.rows], [*self.rows.values()]
-        runs = [row.runs[0] for row in rows]
-        configs = [run.config for run in runs]
-        own = stats.table_of({row.label: row.losses for row in rows})
-        # Each loss was published once, so it counts as one seed.
-        known = stats.table_of({label: {0: loss} for label, loss in self.source.losses.items()})
-        ours, theirs = (
-            stats.summary(table, self.reference.label).reindex(labels) for table in (own, known)
-        )
-        judged = self.against_reference("reference").reindex(labels)
-        among = self.against_reference("all").reindex(labels)
-
-        loss = ours["loss_mean"]
-        measured = zip(loss, runs, strict=True)
-        bits = [bits_per_byte(mean, run.config, run.env) for mean, run in measured]
-        params = [[run.result["params"] for run in row.runs if run.result] for row in rows]
-        caches = [kept(config.attn, config.model, config.pe) for config in configs]
-        columns: dict[str, Any] = {
-            "group": [run.group for run in runs],
-            "pe": [config.pe.label for config in configs],
-            "rotate": ["".join(config.pe.rotate) for config in configs],
-            **ours[["num_seeds", "loss_mean", "loss_sd", "delta"]],
-            **judged[["delta_ci_low", "delta_ci_high"]],
-            "p_holm": judged["p_adjusted"],
-            "verdict": [self.verdict(row) or row.status for row in rows],
-            "published_loss": theirs["loss_mean"],
-            "published_delta": theirs["delta"],
-            # Over all pairs; p_holm is over the pairs with the reference.
-            "p_adjusted": among["p_adjusted"],
-            "family": among["family"].map("{:.0f} pairs".format, na_action="ignore"),
-            **among[["delta_wide_low", "delta_wide_high"]],
-            **judged[["p_equivalent", *SEEDS_NEEDED]],
-        }
-        for key in self.keys:
-            columns.setdefault(key, [spelled(config, key) for config in configs])
-        columns |= {
-            "kind": [config.attn.label for config in configs],
-            "params": [numbers[0] if numbers else None for numbers in params],
-            "cached": [cached for cached, _ in caches],
-            "state": [state for _, state in caches],
-            "perplexity": loss.map(perplexity).where(pd.notna(bits)),
-            "bits_per_byte": bits,
-            "rank": ours["rank"],
-            "published_rank": theirs["rank"],
-        }
-        counts = dict.fromkeys(("params", "cached", "state"), "Int64")
-        return pd.DataFrame(columns, index=labels).astype(counts)
+        parts = [_run_columns(self), _loss_columns(self), _test_columns(self)]
+        columns = pd.concat(parts, axis="columns")
+        others = [key for key in columns if key not in _FIRST_COLUMNS]
+        return columns[[*_FIRST_COLUMNS, *others]]
 
     def verdict(self, row: Row, *, for_readers: bool = False) -> str:
         """Return a row's verdict and its mark; empty without a verdict, unless it is mixed.
@@ -245,11 +216,11 @@ class Report:
         judged = self.decided.get(row.label)
         if judged is None:
             return comparable.MIXED if row.is_mixed else ""
-        words = [WORDS[judged["verdict"]]]
+        parts = [ON_OTHER_ROW[judged["verdict"]]]
         if for_readers:
-            words.append(provisional(judged))
-        words.append(row.mark)
-        return " ".join(filter(None, words))
+            parts.append(provisional(judged))
+        parts.append(row.mark)
+        return " ".join(filter(None, parts))
 
     @cached_property
     def lines(self) -> dict[str, dict[str, Any]]:
@@ -257,6 +228,71 @@ class Report:
         frame = self.frame.astype(object)
         lines: Any = frame.where(frame.notna(), None).to_dict("index")
         return dict(lines)
+
+
+def _run_columns(report: Report) -> pd.DataFrame:
+    """Return what each row is: its group, its values of the factors, its size."""
+    # Imported late: it takes torch, which `report --help` need not wait for.
+    from rope_exp.costs import kept
+
+    lines = []
+    for row in report.rows.values():
+        run = row.runs[0]
+        config = run.config
+        params = [run.result["params"] for run in row.runs if run.result]
+        cached, state = kept(config.attn, config.model, config.pe)
+        line: dict[str, Any] = {
+            "group": run.group,
+            "pe": config.pe.label,
+            "rotate": "".join(config.pe.rotate),
+        }
+        for key in report.keys:
+            line.setdefault(key, spelled(config, key))
+        line["kind"] = config.attn.label
+        line["params"] = params[0] if params else None
+        line["cached"] = cached
+        line["state"] = state
+        lines.append(line)
+    counts = dict.fromkeys(("params", "cached", "state"), "Int64")
+    return pd.DataFrame(lines, index=[*report.rows]).astype(counts)
+
+
+def _loss_columns(report: Report) -> pd.DataFrame:
+    """Return each row's losses over seeds, ours and the published ones."""
+    table = stats.table_of({row.label: row.losses for row in report.rows.values()})
+    ours = stats.summary(table, report.reference.label).reindex([*report.rows])
+    # Each loss was published once, so it counts as one seed.
+    known = stats.table_of({label: {0: loss} for label, loss in report.source.losses.items()})
+    theirs = stats.summary(known, report.reference.label).reindex([*report.rows])
+
+    bits: Any = []
+    for label, row in report.rows.items():
+        run = row.runs[0]
+        bits.append(bits_per_byte(ours["loss_mean"][label], run.config, run.env))
+    return ours.assign(
+        perplexity=ours["loss_mean"].map(perplexity).where(pd.notna(bits)),
+        bits_per_byte=bits,
+        published_loss=theirs["loss_mean"],
+        published_delta=theirs["delta"],
+        published_rank=theirs["rank"],
+    )
+
+
+def _test_columns(report: Report) -> pd.DataFrame:
+    """Return the tests of each row against the reference, in two families."""
+    labels = [*report.rows]
+    judged = report.against_reference("reference").reindex(labels)
+    columns = judged[["delta_ci_low", "delta_ci_high", "p_equivalent", *SEEDS_NEEDED]]
+    among = report.against_reference("all").reindex(labels)
+    return columns.assign(
+        p_holm=judged["p_adjusted"],
+        verdict=[report.verdict(row) or row.status for row in report.rows.values()],
+        # Over all pairs; p_holm is over the pairs with the reference.
+        p_adjusted=among["p_adjusted"],
+        family=among["family"].map("{:.0f} pairs".format, na_action="ignore"),
+        delta_wide_low=among["delta_wide_low"],
+        delta_wide_high=among["delta_wide_high"],
+    )
 
 
 def no_texts(report: Report) -> list[str]:
@@ -347,25 +383,25 @@ def figures() -> dict[str, Figure]:
     return dict(sorted(named.items(), key=lambda item: item[1].order))
 
 
-def exchanged(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Return judged pairs with a and b exchanged."""
-    opposite = {"low": "high", "high": "low"}
-    deltas = [name for name in map(str, pairs) if name.startswith("delta")]
-    verdicts = [name for name in map(str, pairs) if name.startswith(("verdict", "sign"))]
-    names = {name: re.sub("low|high", lambda end: opposite[end[0]], name) for name in deltas}
-    words = {"better": "worse", "worse": "better", ">": "<", "<": ">"}
-    exchanged = pairs.assign(**{name: -pairs[name] for name in deltas})
-    exchanged[verdicts] = exchanged[verdicts].replace(words)
-    return exchanged.rename(columns={"a": "b", "b": "a", **names})
-
-
 def build(
     runs: Sequence[Run],
     keys: Sequence[str],
     reference: str | None = None,
     left_out: Mapping[str, str] = MappingProxyType({}),
 ) -> Report:
-    """Arrange runs in rows by factors; compare them with a reference, by its label or name."""
+    """Arrange runs in rows by factors, and judge the rows.
+
+    Args:
+        runs: finished, diverged and unfinished ones.
+        keys: the factors that distinguish rows, such as `pe`, but not the seed.
+        reference: the label or the name of the row that differences are against. None: the default
+            one (`comparable.default_reference`), which may be missing from the runs.
+        left_out: folders that could not be read, and the reasons, for the notes of the report.
+    Returns:
+        The report, with rows best first, and all pairs judged.
+    Raises:
+        ReportError: the runs may not share a table, or `reference` does not match one row.
+    """
     rows = comparable.rows_of(runs, keys)
     if reference is None:
         labels = [comparable.default_reference(rows, keys)]
@@ -392,64 +428,84 @@ def build(
         "all": [*itertools.combinations(trained, 2)],
     }
     pairs = {name: stats.judge(losses, family) for name, family in families.items()}
-    own = rows.get(label, Row(label, label, 0, []))
-    return Report(keys, source, ordered, own, left_out, losses, pairs)
+    reference_row = rows.get(label, Row(label, label, 0, []))
+    return Report(keys, source, ordered, reference_row, left_out, losses, pairs)
 
 
 def main_table(report: Report) -> Table:
     """Return the table of rows; published columns only if there is a published table."""
     delta = f"Δ to {report.reference.name}"
-    of_kinds = ROW in report.keys
-    words = pd.DataFrame([_words(report, row) for row in report.rows.values()])
-    frame = report.frame.join(words.set_index(report.frame.index))
-    has_text = frame["bits_per_byte"].any()
-    has_rates = OWN_RATE not in report.keys and frame["learning_rate"].nunique() > 1
-    columns = {
-        Column("variant" if report.of_variants else ", ".join(report.keys), "name"): True,
-        Column("rotates", "rotates"): True,
-        Column("kind", "attention"): of_kinds,
-        Column("parameters", "params", ",d"): of_kinds,
-        Column("cached per token and layer", "cache"): of_kinds,
-        Column("learning rate", "learning_rate"): has_rates,
-        Column("seeds", "num_seeds", "d"): True,
-        Column("loss (mean)", "loss", "s"): True,
-        Column("perplexity", "perplexity", ".2f"): has_text,
-        Column("bits per byte", "bits_per_byte", ".4f"): has_text,
-        Column("sd over seeds", "loss_sd", ".4f"): True,
-        Column(delta, "delta", "+.4f"): True,
-        Column("95 % interval", "interval"): report.is_tested,
-        Column("p (Holm)", "p"): report.is_tested,
-        Column("verdict", "marked"): report.is_tested,
-        Column("published loss", "published_loss", ".3f"): report.source.losses,
-        Column(f"published {delta}", "published_delta", "+.3f"): report.source.losses,
-        Column("rank", "rank", "d"): True,
-        Column("published rank", "published_rank", "d"): report.source.losses,
-    }
-    return Table([column for column, is_shown in columns.items() if is_shown], frame)
+    texts = pd.DataFrame([_row_texts(report, row) for row in report.rows.values()])
+    frame = report.frame.join(texts.set_index(report.frame.index))
+
+    columns = [
+        Column("variant" if report.of_variants else ", ".join(report.keys), "name"),
+        Column("rotates", "rotates"),
+    ]
+    if ROW in report.keys:
+        columns += [
+            Column("kind", "attention"),
+            Column("parameters", "params", ",d"),
+            Column("cached per token and layer", "cache"),
+        ]
+    if ROW_RATE not in report.keys and frame["learning_rate"].nunique() > 1:
+        columns.append(Column("learning rate", "learning_rate"))
+
+    columns += [Column("seeds", "num_seeds", "d"), Column("loss (mean)", "loss", "s")]
+    if frame["bits_per_byte"].any():
+        columns += [
+            Column("perplexity", "perplexity", ".2f"),
+            Column("bits per byte", "bits_per_byte", ".4f"),
+        ]
+    columns += [Column("sd over seeds", "loss_sd", ".4f"), Column(delta, "delta", "+.4f")]
+    if report.is_tested:
+        columns += [
+            Column("95 % interval", "interval"),
+            Column("p (Holm)", "p"),
+            Column("verdict", "marked"),
+        ]
+    if report.source.losses:
+        columns += [
+            Column("published loss", "published_loss", ".3f"),
+            Column(f"published {delta}", "published_delta", "+.3f"),
+        ]
+    columns.append(Column("rank", "rank", "d"))
+    if report.source.losses:
+        columns.append(Column("published rank", "published_rank", "d"))
+    return Table(columns, frame)
 
 
-def _words(report: Report, row: Row) -> dict[str, Any]:
-    """Return a row's words for readers."""
+def _row_texts(report: Report, row: Row) -> dict[str, Any]:
+    """Return the cells of a row that are text, by the keys of `main_table`."""
     config = row.runs[0].config
     line = report.lines[row.label]
-    low, high = line["delta_ci_low"], line["delta_ci_high"]
+    low = line["delta_ci_low"]
+    high = line["delta_ci_high"]
     ci = interval(low, high)
-    p = marked = None
-    if decided := report.decided.get(row.label):
+    p = None
+    marked = None
+    decided = report.decided.get(row.label)
+    if decided is not None:
         p = adjusted_p(decided)
         marked = report.verdict(row, for_readers=True)
         if ci and low * high > 0 and decided["verdict"] == "open":
             ci += f" (adjusted: {interval(decided['delta_wide_low'], decided['delta_wide_high'])})"
-    sizes = {"{:,}": line["cached"], "{:,} fixed": line["state"]}
-    cache = ", plus ".join(form.format(size) for form, size in sizes.items() if size) or "0"
+
+    sizes = []
+    if line["cached"]:
+        sizes.append(f"{line['cached']:,}")
+    if line["state"]:
+        sizes.append(f"{line['state']:,} fixed")
     loss = number(line["loss_mean"], ".4f") or row.status
+    if row.label in report.uneven:
+        loss += " ‡"
     return {
         "name": row.name,
         "rotates": " ".join(config.pe.rotate),
         "attention": config.attn.kind,
-        "cache": None if line["cached"] is None else cache,
-        "learning_rate": spelled(config, OWN_RATE),
-        "loss": f"{loss} ‡" if row.label in report.uneven else loss,
+        "cache": None if line["cached"] is None else ", plus ".join(sizes) or "0",
+        "learning_rate": spelled(config, ROW_RATE),
+        "loss": loss,
         "interval": ci,
         "p": p,
         "marked": marked,
@@ -507,17 +563,15 @@ def write_all(out: Path, files: Mapping[str, bytes]) -> None:
         out: the table's folder.
         files: the contents by their paths below `out`.
     Raises:
-        RecordError: the listing is damaged, or a path leads out of `out`. Nothing is written.
+        RunFolderError: the listing is damaged, or a path leads out of `out`. Nothing is written.
     """
-    _check_below(out, files)
+    check_below(out, files)
     out.mkdir(parents=True, exist_ok=True)
     lock_file = out / f"{LISTING}.lock"
     with os.fdopen(lock(lock_file), "wb"):
         try:
-            _remove_last(out, files)
-            digests = {name: _sha256(content) for name, content in sorted(files.items())}
-            listed = json.dumps({"files": digests}, indent=1).encode()
-            write_files(out, {LISTING: listed, **files})
+            remove_listed(out, files)
+            write_files(out, {LISTING: listing_of(files), **files})
         finally:
             lock_file.unlink(missing_ok=True)
 
@@ -526,44 +580,10 @@ def write_files(out: Path, files: Mapping[str, bytes]) -> None:
     """Write files by their paths below a folder, and keep no list of them.
 
     Raises:
-        RecordError: a path leads out of `out`. Nothing is written.
+        RunFolderError: a path leads out of `out`. Nothing is written.
     """
-    _check_below(out, files)
+    check_below(out, files)
     for name, content in files.items():
         path = out / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
-
-
-def _check_below(out: Path, names: Iterable[str]) -> None:
-    for name in names:
-        if not _is_below(out, name):
-            raise RunFolderError(f"{out / name} would be written outside {out}")
-
-
-def _is_below(out: Path, name: str) -> bool:
-    """Return whether a path leads to a place in a folder, through links, too."""
-    return (out / name).resolve().is_relative_to(out.resolve())
-
-
-def _remove_last(out: Path, files: Collection[str]) -> None:
-    """Remove the files of the last table in a folder that the next one lacks."""
-    listing = out / LISTING
-    last = checked(listing, read_json(listing), _Listing)["files"] if listing.exists() else {}
-    for name in last.keys() - set(files):
-        path = out / name
-        if _is_below(out, name) and path.is_file() and _sha256(path.read_bytes()) == last[name]:
-            path.unlink()
-            _remove_empty(path.parent, out)
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _remove_empty(folder: Path, out: Path) -> None:
-    """Remove a folder below `out` if it is empty, and its parents likewise."""
-    with suppress(OSError):
-        while folder != out:
-            folder.rmdir()
-            folder = folder.parent

@@ -60,7 +60,7 @@ def drawn(draw: Callable[[T], alt.TopLevelMixin | None], report: T) -> bytes | N
     # Vega counts its ids over all charts of a process. A file must not depend on the others.
     names = dict.fromkeys(re.findall(r'id="(\w+)"', svg))
     numbers = {name: f"id{number}" for number, name in enumerate(names)}
-    return re.sub(r'(?<=["#])(clip|gradient_)\d+', lambda found: numbers[found[0]], svg).encode()
+    return re.sub(r'(?<=["#])(clip|gradient_)\d+', lambda match: numbers[match[0]], svg).encode()
 
 
 def _visible_texts(value: Any) -> Any:

@@ -42,6 +42,7 @@ class Table:
 
     def markdown(self) -> str:
         """Return the table in Markdown."""
+        # pandas' `to_markdown` would need another package, tabulate.
         headings, *lines = self.cells
         rule = ["---:" if column.form else "---" for column in self.columns]
         rows = []
@@ -84,8 +85,10 @@ def without_tags(markdown: str) -> str:
 
 def bullets(title: str, items: Sequence[str]) -> list[str]:
     """Return a title and a list, or nothing if the list is empty."""
+    if not items:
+        return []
     lines = [f"- {' '.join(item.split())}" for item in items]
-    return [title, "\n".join(lines)] if lines else []
+    return [title, "\n".join(lines)]
 
 
 def number(value: Any, form: str = "") -> str:
@@ -95,22 +98,36 @@ def number(value: Any, form: str = "") -> str:
     return format(value, form if value else form.removeprefix("+"))
 
 
-def interval(low: float, high: float, form: str = "+.4f") -> str:
-    """Return an interval as text; empty if it is missing."""
-    return "" if pd.isna(low) else f"{low:{form}} to {high:{form}}"
+def interval(low: float | None, high: float | None, form: str = "+.4f") -> str:
+    """Return an interval as text.
+
+    Args:
+        low, high: its ends; NaN or None if it is missing.
+        form: the format of both.
+    Returns:
+        Empty text if it is missing.
+    """
+    if pd.isna(low):
+        return ""
+    return f"{low:{form}} to {high:{form}}"
 
 
 def span(values: Iterable[float], form: str = "") -> str:
     """Format values as "least to greatest", a single value as itself, and none as empty text."""
     ends = sorted(values)
-    return " to ".join(dict.fromkeys(format(value, form) for value in (*ends[:1], *ends[-1:])))
+    texts = [format(value, form) for value in (*ends[:1], *ends[-1:])]
+    return " to ".join(dict.fromkeys(texts))
 
 
 def spell_p(p: float, equals: str = "") -> str:
     """Return a p-value as text; `equals` comes before a number, where the letter p is."""
-    return "< 0.0001" if p < 0.0001 else f"{equals}{p:.4f}"
+    if p < 0.0001:
+        return "< 0.0001"
+    return f"{equals}{p:.4f}"
 
 
 def millions(count: float) -> str:
     """Format a number of tokens or parameters in millions or billions."""
-    return f"{count / 1e9:.3g}B" if count >= 999.5e6 else f"{count / 1e6:.3g}M"
+    if count >= 999.5e6:
+        return f"{count / 1e9:.3g}B"
+    return f"{count / 1e6:.3g}M"

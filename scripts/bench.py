@@ -79,7 +79,15 @@ class Rows(Dataset[dict[str, Tensor]]):
 
 
 def bench(config: RunConfig, rounds: int, steps: int) -> int:
-    """Let both take steps in turn, and print the loss of the first step and the times."""
+    """Let both take steps in turn, and print the loss of the first step and the times.
+
+    Args:
+        config: of the run, resolved. The Trainer gets the same weights and batches.
+        rounds: how often both take their turn.
+        steps: of each in a round.
+    Returns:
+        The exit code.
+    """
     set_up_process(config)
     data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
     decoder = Decoder(config.architecture(data.vocab_size))
@@ -127,31 +135,45 @@ def bench(config: RunConfig, rounds: int, steps: int) -> int:
         trainer.train()
 
     losses = (our_loss, trainer.state.log_history[0]["loss"])
-    for name, loss, step_s in zip(("rope_exp", "Trainer"), losses, turns.step_s, strict=True):
-        median = statistics.median(step_s)
-        rate = train.tokens_per_step / median
-        print(f"{name}: {1e3 * median:.1f} ms a step, {rate:,.0f} tokens/s, first loss {loss:.4f}")
-    ratios = [theirs / ours for ours, theirs in zip(*turns.step_s, strict=True)]
-    low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])
-    print(f"Trainer: {middle:.2f} times as slow (quartiles {low:.2f}, {high:.2f})")
+    print_times(losses, turns.step_s, train.tokens_per_step)
     return EXIT_DONE
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def print_times(
+    losses: tuple[float, float], step_s: tuple[list[float], list[float]], tokens_per_step: int
+) -> None:
+    """Print our times and the Trainer's, and their ratio.
+
+    Args:
+        losses: of the first step, ours and the Trainer's.
+        step_s: the mean seconds of a step in each round, likewise.
+        tokens_per_step: of either.
+    """
+    for name, loss, of_rounds in zip(("rope_exp", "Trainer"), losses, step_s, strict=True):
+        median = statistics.median(of_rounds)
+        rate = tokens_per_step / median
+        print(f"{name}: {1e3 * median:.1f} ms a step, {rate:,.0f} tokens/s, first loss {loss:.4f}")
+
+    ratios = [theirs / ours for ours, theirs in zip(*step_s, strict=True)]
+    low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])
+    print(f"Trainer: {middle:.2f} times as slow (quartiles {low:.2f}, {high:.2f})")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     add = parser.add_argument
     add("--rounds", type=int, default=12, help="(%(default)s)")
     add("--steps", type=int, default=10, help="of each in a round (%(default)s)")
     add("overrides", nargs="*", metavar="KEY=VALUE", help="of the run, such as model=10m")
-    asked = parser.parse_args(words)
+    args = parser.parse_args(argv)
 
     # The Trainer would use all GPUs, with a batch for each.
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     os.environ["CUDA_VISIBLE_DEVICES"] = gpus.partition(",")[0]
     # So many steps pay to compile, wherever there is a compiler.
-    run_words = ["pe=qk_rope", *asked.overrides, f"train.num_steps={NEVER}"]
-    return run_command(lambda: bench(resolve(run_config(run_words)), asked.rounds, asked.steps))
+    overrides = ["pe=qk_rope", *args.overrides, f"train.num_steps={NEVER}"]
+    return run_command(lambda: bench(resolve(run_config(overrides)), args.rounds, args.steps))
 
 
 if __name__ == "__main__":

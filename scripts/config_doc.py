@@ -82,9 +82,9 @@ def _values(hint: Any) -> str:
         limits: dict[str, float] = {}
         for limit in options[1].metadata:
             limits |= {name: getattr(limit, name) for name in LIMITS if hasattr(limit, name)}
-        words = [f"{LIMITS[key]} {value:,}" for key, value in limits.items() if value != 2**63]
-        if words:
-            return " ".join([_values(options[0]), *words])
+        texts = [f"{LIMITS[key]} {value:,}" for key, value in limits.items() if value != 2**63]
+        if texts:
+            return " ".join([_values(options[0]), *texts])
     if hint is type(None):
         return "null"
     # The words of the error for a wrong value.

@@ -43,24 +43,56 @@ Shape = tuple[int, int, int]
 
 
 def equal(random: Generator, shape_DSV: Shape, sd: float) -> Array:
-    """Draw losses of equally noisy variants."""
+    """Draw losses of equally noisy variants.
+
+    Args:
+        random: the generator.
+        shape_DSV: of the losses.
+        sd: the standard deviation of a loss, in nats.
+    Returns:
+        Losses with the true mean 0.
+    """
     return random.normal(scale=sd, size=shape_DSV)
 
 
 def twice(random: Generator, shape_DSV: Shape, sd: float) -> Array:
-    """Draw losses of nine variants, of which the first three are twice as noisy."""
+    """Draw losses of nine variants, of which the first three are twice as noisy.
+
+    Args:
+        random: the generator.
+        shape_DSV: of the losses.
+        sd: the standard deviation of a loss of the other six, in nats.
+    Returns:
+        Losses with the true mean 0.
+    """
     scale_V = np.array([2.0] * 3 + [1.0] * 6)
     return scale_V * random.normal(scale=sd, size=shape_DSV)
 
 
 def spread(random: Generator, shape_DSV: Shape, sd: float) -> Array:
-    """Draw losses whose standard deviations fall from twice `sd` to half of it."""
+    """Draw losses whose standard deviations fall from twice `sd` to half of it.
+
+    Args:
+        random: the generator.
+        shape_DSV: of the losses.
+        sd: the standard deviation of a loss in the middle, in nats.
+    Returns:
+        Losses with the true mean 0.
+    """
     scale_V = np.geomspace(2.0, 0.5, shape_DSV[-1])
     return scale_V * random.normal(scale=sd, size=shape_DSV)
 
 
 def copying(random: Generator, shape_DSV: Shape, sd: float) -> Array:
-    """Draw losses of which a third are 0.08 lower, as those of runs that learn to copy."""
+    """Draw losses of which a third are 0.08 lower, as those of runs that learn to copy.
+
+    Args:
+        random: the generator.
+        shape_DSV: of the losses.
+        sd: the standard deviation of the other losses, in nats.
+    Returns:
+        Losses of one true mean.
+    """
     copies_DSV = random.random(shape_DSV) < 1 / 3
     return random.normal(scale=sd, size=shape_DSV) - 0.08 * copies_DSV
 
@@ -194,10 +226,10 @@ def markdown(frame: pd.DataFrame) -> list[str]:
 
 def _errors(frame: pd.DataFrame) -> str:
     """Return the table of false differences, where all variants are equal."""
-    is_asked = (frame["paired_sd"] == PAIRED_SDS[0]) & (frame["difference"] == 0)
+    is_shown = (frame["paired_sd"] == PAIRED_SDS[0]) & (frame["difference"] == 0)
     table = [_head("noise")]
     for noise in NOISES:
-        lines = frame[is_asked & (frame["noise"] == noise)]
+        lines = frame[is_shown & (frame["noise"] == noise)]
         table.append(
             _line([noise], lines, "false_difference", ["8 with a reference", "all 36 pairs"])
         )

@@ -58,7 +58,7 @@ EACH_S = 1.5  # seconds of a measurement
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to train a model; `overrides` are further words of its config."""
+    """One way to train a model; `overrides` are separated by spaces."""
 
     model: str
     rows: int
@@ -69,7 +69,13 @@ class Setting:
 
 
 class Loop:
-    """The steps of a run. Each is read after the next is launched, as a run on a GPU does."""
+    """The steps of a run. Each is read after the next is launched, as a run on a GPU does.
+
+    Args:
+        config: of the run, resolved.
+        decoder: on the device of the run, with its initial weights.
+        data: gives the batches: a `Prepared` corpus or a task.
+    """
 
     def __init__(self, config: RunConfig, decoder: Decoder, data: Any) -> None:
         if config.train.compile:
@@ -94,7 +100,7 @@ class Loop:
 
 def measured(setting: Setting, device: str) -> dict[str, Any]:
     """Return the measurement of a setting, on random tokens."""
-    words = [
+    overrides = [
         f"model={setting.model}",
         f"pe.rotate=[{','.join(setting.rotate)}]",
         f"train.global_batch_size={BATCH[setting.model]}",
@@ -104,7 +110,7 @@ def measured(setting: Setting, device: str) -> dict[str, Any]:
         "train.precision=bf16",
         f"launch.device={device}",
     ]
-    config = resolve(run_config([*words, *setting.overrides.split()]))
+    config = resolve(run_config([*overrides, *setting.overrides.split()]))
     vocab_size = vocabulary(config)
     ids = np.random.default_rng(0).integers(vocab_size, size=2**24, dtype=np.uint32)
     data = Prepared(vocab_size, "", {"end_id": 0}, "", len(ids), Path(), {"train": ids})
@@ -130,7 +136,8 @@ def measured(setting: Setting, device: str) -> dict[str, Any]:
     row = {"step_s": step_s, "losses": losses, "tokens_per_s": tokens_per_s}
     if device == "cuda":
         row["peak_bytes"] = torch.cuda.max_memory_allocated()
-        if peak := peak_flops_per_s(torch.cuda.get_device_name()):
+        peak = peak_flops_per_s(torch.cuda.get_device_name())
+        if peak:
             row["mfu"] = tokens_per_s * flops_per_token(config, vocab_size) / peak
     return row
 

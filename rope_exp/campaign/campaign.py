@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import timedelta
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from rope_exp.campaign.cells import Campaign, Cell
 from rope_exp.campaign.records import (
@@ -21,7 +22,7 @@ from rope_exp.campaign.records import (
     write_record,
 )
 from rope_exp.compose import finalise, runs_at_a_time
-from rope_exp.config import differing_keys
+from rope_exp.config import RunConfig, differing_keys
 from rope_exp.errors import EXIT_DONE, ConfigError, RunFolderError, log
 from rope_exp.files import write_atomically
 from rope_exp.folder import Run, last_step
@@ -34,7 +35,13 @@ SHARED = ("launch.num_threads", "train.probes")
 
 
 class Progress:
-    """The records of a campaign's cells, and the cells that are left, of those in `only`."""
+    """The records of a campaign's cells, and the cells that are left.
+
+    Args:
+        campaign: the cells, in the order of their runs.
+        records: the folder that holds the records of all campaigns.
+        only: the names of the cells that this command may run. None: all.
+    """
 
     def __init__(
         self, campaign: Campaign, records: Path, only: Collection[str] | None = None
@@ -55,11 +62,8 @@ class Progress:
 
     def add(self, cell: Cell, run: Run) -> None:
         """Mark a cell as done; refuse a record of another config."""
-        recorded, wanted = (
-            config.numeric | {key: attrgetter(key)(config) for key in SHARED}
-            for config in (run.config, cell.config)
-        )
-        if differing := differing_keys(recorded, wanted):
+        differing = differing_keys(_shared_values(run.config), _shared_values(cell.config))
+        if differing:
             reason = f"{run.folder} is a record of another config than the campaign's file gives "
             raise ConfigError(run.where, ..., f"{reason}this cell ({'; '.join(differing)})")
         self.done[cell.name] = run
@@ -83,10 +87,10 @@ class Progress:
     def summary(self) -> str:
         """Summarize the progress; a run takes as long as its operations do at the median speed."""
         count = len(self.campaign.cells)
-        words = f"{self.campaign.name}: {len(self.done)} of {count} cells have a record"
+        text = f"{self.campaign.name}: {len(self.done)} of {count} cells have a record"
         finished = [run for run in self.done.values() if run.status == "finished"]
         if not (self.left and finished):
-            return words
+            return text
 
         from rope_exp.costs import operations
 
@@ -94,21 +98,29 @@ class Progress:
         seconds = pace * sum(operations(cell.config) for cell in self.left)
         parallel = max(runs_at_a_time(cell.config.launch) for cell in self.left)
         left = timedelta(seconds=round(seconds / parallel))
-        return f"{words}; {len(self.left)} are left, about {left} with {parallel} at a time"
+        return f"{text}; {len(self.left)} are left, about {left} with {parallel} at a time"
 
     def lines(self, submitted: Mapping[str, str]) -> list[str]:
-        """Return a line for each cell, with the words about those that were submitted."""
+        """Return a line for each cell; `submitted` has texts about cells that wait in a queue."""
         width = max(len(cell.name) for cell in self.campaign.cells)
         lines = [self.campaign.about]
         for cell in self.campaign.cells:
-            words = submitted.get(cell.name, "left")
-            if run := self.done.get(cell.name):
+            run = self.done.get(cell.name)
+            if run is not None:
                 loss = "" if run.loss is None else f" {run.loss:.4f}"
-                words = f"{run.status}{loss}, {run.result['wall_s']:.0f} s"
-            elif step := last_step(cell.config.folder):
-                words += f"; begun here, step {step:,} of {cell.config.train.num_steps:,}"
-            lines.append(f"  {cell.name:{width}}  {words}")
+                state = f"{run.status}{loss}, {run.result['wall_s']:.0f} s"
+            else:
+                state = submitted.get(cell.name, "left")
+                step = last_step(cell.config.folder)
+                if step:
+                    state += f"; begun here, step {step:,} of {cell.config.train.num_steps:,}"
+            lines.append(f"  {cell.name:{width}}  {state}")
         return [*lines, *self.notes(), self.summary()]
+
+
+def _shared_values(config: RunConfig) -> dict[str, Any]:
+    """Return the values of a config that a record must share with its cell."""
+    return config.numeric | {key: attrgetter(key)(config) for key in SHARED}
 
 
 def run_campaign(progress: Progress) -> int:

@@ -39,17 +39,18 @@ class Entry(BaseModel, strict=True, extra="forbid"):
     def cells(self, rows: Iterable[str]) -> list[dict[str, Override]]:
         """Return the row (one of `rows`, if the entry names none) and the factors of each cell."""
         parse = OverridesParser.create().parse_overrides
-        words = shlex.split(self.sweep)
-        if not any(word.startswith("row=") for word in words):
+        texts = shlex.split(self.sweep)
+        if not any(text.startswith("row=") for text in texts):
             names = ",".join(f"'{row}'" for row in rows)
-            words.append(f"row={names}")
+            texts.append(f"row={names}")
 
-        # Jobs share their words, and each takes a millisecond to parse.
-        parsed = functools.cache(lambda word: parse([word])[0])
-        return [
-            {override.get_key_element(): override for override in map(parsed, job)}
-            for job in compose.split(parse(words))
-        ]
+        # Jobs share their overrides, and each takes a millisecond to parse.
+        parsed = functools.cache(lambda text: parse([text])[0])
+        cells = []
+        for job in compose.split(parse(texts)):
+            overrides = map(parsed, job)
+            cells.append({override.get_key_element(): override for override in overrides})
+        return cells
 
 
 def _to_rows(rows: Any) -> Any:
@@ -117,12 +118,25 @@ class Campaign:
 
     def with_launch(self, **launch: Any) -> "Campaign":
         """Return the campaign with other values of `launch` in every cell."""
-        replaced = ((cell, cell.config.replace("launch", **launch)) for cell in self.cells)
-        return replace(self, cells=[replace(cell, config=config) for cell, config in replaced])
+        cells = []
+        for cell in self.cells:
+            config = cell.config.replace("launch", **launch)
+            cells.append(replace(cell, config=config))
+        return replace(self, cells=cells)
 
 
 def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
-    """Read a campaign and compose every cell of it, with folders in <runs>/<name>."""
+    """Read a campaign and compose every cell of it.
+
+    Args:
+        name: the name of its file, without the ending.
+        config_dir: a further folder of configs, whose campaigns take precedence. None: no other.
+        runs: the folder of all groups; the cells' runs lie in <runs>/<name>.
+    Returns:
+        The campaign, with cells seed by seed, and the longest first within a seed.
+    Raises:
+        ConfigError: there is no such file, it is malformed, or one of its cells is wrong.
+    """
     file = read_campaign(name, config_dir)
     check_group("campaign", name)
     # Cells that differ only in their seed are composed once: each takes a tenth of a second.
@@ -173,25 +187,26 @@ def _cell(
     runs: Path,
     composed: Callable[[tuple[str, ...]], compose.Composed],
 ) -> Cell:
-    """Compose one cell from its row and its factors; `runs` is the folder of the campaign's."""
+    """Compose one cell from its row and its factors; `runs` is the folder of all cells."""
     factors = {key: override.value() for key, override in overrides.items()}
     row = str(factors.pop("row"))
     if row not in file.rows:
         raise ConfigError("row", row, f"must be one of {', '.join(file.rows)}")
-    for word in file.rows[row]:
-        key = word.partition("=")[0]
+    for override in file.rows[row]:
+        key = override.partition("=")[0]
         if key in factors:
             raise ConfigError(key, ..., f"is what row {row} says itself")
 
     seed = convert(Natural, factors.get("seed", ...), "seed")
     name = cell_name(row, factors)
     with _within(name):
-        words = [str(overrides[key].input_line) for key in factors if key != "seed"]
-        words = [*file.fixed, *entry.fixed, *file.rows[row], *words]
-        jobs = composed(tuple(words))
+        swept = [str(overrides[key].input_line) for key in factors if key != "seed"]
+        # The last override of a key wins.
+        texts = (*file.fixed, *entry.fixed, *file.rows[row], *swept)
+        jobs = composed(texts)
         if "${" in str(OmegaConf.to_container(compose.without_hydra(jobs.tree))):
             # A reference may be to the seed.
-            jobs = composed((*words, f"seed={seed}"))
+            jobs = composed((*texts, f"seed={seed}"))
         if len(jobs.configs) > 1:
             raise ConfigError("hydra.mode", ..., "is a sweep of several runs, and a cell is one")
         if not re.search("basic_launcher|rope_exp", jobs.tree.hydra.launcher._target_):
@@ -216,8 +231,12 @@ def _named(cells: Sequence[Cell]) -> Sequence[Cell]:
         kind = [cell.config.numeric_value(section) for section in ("attn", "model")]
         row = rows.setdefault((factors, cell.config.pe.label), cell.row)
         if kinds.setdefault(factors, kind) != kind or row != cell.row:
-            return [replace(each, config=replace(each.config, row_name=each.row)) for each in cells]
+            return [_with_row_name(cell) for cell in cells]
     return cells
+
+
+def _with_row_name(cell: Cell) -> Cell:
+    return replace(cell, config=replace(cell.config, row_name=cell.row))
 
 
 def _refusals(config: RunConfig) -> Iterator[Refusal]:

@@ -59,7 +59,16 @@ def _spelled_cell(row: str, factors: Mapping[str, Any]) -> str:
 
 
 def write_record(path: Path, run_dir: Path, row: str, factors: Mapping[str, Any]) -> None:
-    """Write the record of a finished run's folder, unless there is one; its code is in a commit."""
+    """Write the record of a run that is done, unless there is one.
+
+    Args:
+        path: <records>/<campaign>/<cell>.json.
+        run_dir: the run's folder.
+        row, factors: the cell's.
+    Raises:
+        RunFolderError: the run is not done, its code was not committed, or the record could not be
+            read back.
+    """
     if path.exists():
         return
     run = folder.read_run(run_dir)
@@ -128,11 +137,14 @@ def recorded_campaigns(records: Path) -> list[str]:
 
 
 def read_record(path: Path, content: bytes | None = None) -> folder.Run:
-    """Read and verify the record at a place, whose content may be given; else RecordError."""
+    """Read and verify the record at a place, whose content may be given.
+
+    Raises:
+        RunFolderError: it cannot be read, was changed since it was written, or is of another place.
+    """
     values = files.read_json(path) if content is None else files.parse_json(path, content)
-    with files.refuse_unreadable(
-        path
-    ):  # JSON may hold numbers past a float's range: infinity in Python
+    # JSON may hold numbers past a float's range, which are infinite in Python.
+    with files.refuse_unreadable(path):
         sha256 = digest(values)
     if values.get("sha256") != sha256:
         raise RunFolderError(

@@ -13,9 +13,9 @@ from rope_exp.folder import Run
 from rope_exp.page import page
 from rope_exp.report import Report, build, files_of, write_all, write_files
 
-# A function of the names of the asked campaigns, the runs of every campaign, and the tables of the
-# asked ones by folder. It returns files by their paths NAME/...
-Further = Callable[
+# A function of the names of some campaigns, the runs of every campaign, and the tables of the named
+# ones by folder. It returns files by their paths NAME/...
+MakeFiles = Callable[
     [Collection[str], Mapping[str, Sequence[Run]], Mapping[str, Report]], dict[str, bytes]
 ]
 
@@ -53,57 +53,66 @@ def tables_of(runs: Sequence[Run]) -> dict[str, Report]:
 
 def campaign_files(
     records: Path,
-    asked: Sequence[str] = (),
-    further: Iterable[Further] = (),
+    campaigns: Sequence[str] = (),
+    makers: Iterable[MakeFiles] = (),
     *,
     figures: bool = True,
 ) -> dict[str, bytes]:
     """Make the files of campaigns from their records, by their paths NAME/...
 
     Args:
-        asked: the campaigns' names; without any, every campaign with records, and the page of all.
-        further: functions that make files of your own.
+        records: the folder of the campaigns' records.
+        campaigns: their names; without any, every campaign with records, and the page of all.
+        makers: functions that make files of your own.
         figures: whether to draw figures.
+    Returns:
+        The contents of the files.
+    Raises:
+        RunFolderError: there are no records, none of a campaign, or one that is damaged.
+        ReportError: the runs of a campaign may not share a table.
     """
-    names = recorded_campaigns(records)
-    if not names:
+    recorded = recorded_campaigns(records)
+    if not recorded:
         reason = "holds no campaign records; `rope-exp campaign NAME` creates them"
         raise RunFolderError(f"{records} {reason}")
-    for name in asked:
-        if name not in names:
-            reason = f"holds no records of campaign {name}. Available: {', '.join(names)}"
+    for name in campaigns:
+        if name not in recorded:
+            reason = f"holds no records of campaign {name}. Available: {', '.join(recorded)}"
             raise RunFolderError(f"{records} {reason}")
 
     # A table may include another campaign's rows.
-    runs = {campaign: read_records(records, campaign) for campaign in names}
+    runs = {name: read_records(records, name) for name in recorded}
+    names = campaigns or recorded
     tables: dict[str, Report] = {}
     made: dict[str, bytes] = {}
-    for campaign in asked or names:
-        log(f"{campaign}: {len(runs[campaign])} records")
-        for level, report in sorted(tables_of(runs[campaign]).items()):
-            place = str(Path(campaign, level))
+    for name in names:
+        log(f"{name}: {len(runs[name])} records")
+        for level, report in sorted(tables_of(runs[name]).items()):
+            place = str(Path(name, level))
             tables[place] = report
             of_table = files_of(report, figures=figures)
             made |= {f"{place}/{file}": content for file, content in of_table.items()}
 
-    made |= rates.files(asked or names, runs)
-    for files in further:
-        made |= files(asked or names, runs, tables)
-    if not asked:
-        everything = [run for campaign in names for run in runs[campaign]]
-        made["report.html"] = page(tables, everything)
+    made |= rates.files(names, runs)
+    for make_files in makers:
+        made |= make_files(names, runs, tables)
+    if not campaigns:
+        every_run = [run for name in recorded for run in runs[name]]
+        made["report.html"] = page(tables, every_run)
     return made
 
 
 def write_campaigns(records: Path, name: str | None, out: Path | None = None) -> list[str]:
-    """Write the files of a campaign, or of all, and return their paths.
+    """Write the files of a campaign, or of all.
 
     Args:
         records: the folder of the campaigns' records.
         name: the campaign; None: all.
         out: where to write; None: results/.
+    Returns:
+        The paths of the files.
     Raises:
-        RecordError: records are unreadable or may not share a table. Nothing is written.
+        RunFolderError: records are unreadable or may not share a table. Nothing is written.
         ConfigError: a campaign's tables need an `out`. Nothing is written.
     """
     if out is None:

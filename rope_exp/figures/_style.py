@@ -53,7 +53,7 @@ _OTHER_MARKERS = (
     "M0,-1.1L.26,-.36L1.05,-.34L.42,.14L.65,.89L0,.44L-.65,.89L-.42,.14L-1.05,-.34L-.26,-.36Z",
     "M0,-1.2L.7,0L0,1.2L-.7,0Z",
 )
-_OWN_DASH = [12.0, 2.4, 2.4, 2.4, 2.4, 2.4]
+_CUSTOM_DASH = [12.0, 2.4, 2.4, 2.4, 2.4, 2.4]
 COLOR = alt.Color("color:N", scale=None)
 # An expression for the labels of an axis of differences.
 SIGNED = "datum.value ? format(datum.value, '+~g') : '0'"
@@ -74,7 +74,7 @@ def look(label: str, number: int = 0) -> dict[str, Any]:
         digest = hashlib.sha256(label.encode()).hexdigest()
         # Different digits choose hue and marker. After nine settings, hues have other markers.
         place = 10 * number if is_setting else int(digest, 16)
-        color, dash = _OTHER_HUES[place % 9], _DASHES[""] if is_setting else _OWN_DASH
+        color, dash = _OTHER_HUES[place % 9], _DASHES[""] if is_setting else _CUSTOM_DASH
         outline = filled = _OTHER_MARKERS[place // 9 % 9]
     return {"color": color, "dash": dash, "outline": outline, "filled": filled}
 
@@ -113,7 +113,16 @@ def with_looks(report: Report, table: pd.DataFrame) -> alt.Chart:
 
 
 def row_lines(base: alt.Chart, width: float, detail: str = "label", **mark: Any) -> alt.Chart:
-    """Draw a line for each value of `detail`; `mark` are further properties of the lines."""
+    """Draw a line for each value of a column.
+
+    Args:
+        base: a chart with x, y and the columns of the rows' looks (`with_looks`).
+        width: of the lines, in pixels.
+        detail: the column.
+        mark: other properties of the lines, by altair's names.
+    Returns:
+        The chart.
+    """
     line = base.mark_line(strokeWidth=width, **mark).encode(color=COLOR)
     return line.encode(strokeDash=alt.StrokeDash("dash:N", scale=None), detail=f"{detail}:N")
 
@@ -151,7 +160,7 @@ def explanation(sentences: Iterable[str]) -> alt.Title:
     return alt.Title(lines, orient="bottom", anchor="start", frame="bounds", offset=14)
 
 
-def in_words(report: Report, row: Row) -> dict[str, Any]:
+def row_texts(report: Report, row: Row) -> dict[str, Any]:
     """Return a row's differences as numbers and text; `half` is half of the interval's width."""
     line = report.lines[row.label]
     delta, low, high = (line[key] for key in ("delta", "delta_ci_low", "delta_ci_high"))

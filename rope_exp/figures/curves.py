@@ -50,7 +50,12 @@ def by_tokens(runs: Iterable[Run], key: str, window: int = 1) -> pd.DataFrame:
 def spread(wanted: pd.Series, gap: float, low: float, high: float) -> pd.Series:
     """Return the nearest heights (least squares) in the same order, at least `gap` apart.
 
-    All are within [low, high] if they fit.
+    Args:
+        wanted: the heights, in any order.
+        gap: the least distance of two neighbours, in the unit of the heights.
+        low, high: the limits, within which all are if they fit.
+    Returns:
+        The heights in ascending order, by the index of `wanted`.
     """
     ordered = wanted.sort_values(kind="stable")
     # With the gaps subtracted, heights only need to increase.
@@ -147,8 +152,8 @@ def _points(curves: Iterable[tuple[Row, pd.DataFrame]]) -> pd.DataFrame:
         name = f"{row.name} ({row.status})" if row.status else row.name
         points = thinned.rename_axis("tokens").reset_index().assign(label=row.label, name=name)
         # A mark at every point would hide the line.
-        every = max(1, len(points) // 12)
-        parts.append(points.assign(marked=points.index % every == every // 2))
+        spacing = max(1, len(points) // 12)
+        parts.append(points.assign(marked=points.index % spacing == spacing // 2))
     # Empty parts would change the types of columns.
     return pd.concat([part for part in parts if len(part)] or parts)
 

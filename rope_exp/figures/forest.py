@@ -28,7 +28,7 @@ def figure(report: Report) -> alt.LayerChart | None:
     if all(report.lines[row.label]["delta"] is None for row in rows):
         return None
 
-    table = pd.DataFrame([style.in_words(report, row) for row in rows])
+    table = pd.DataFrame([style.row_texts(report, row) for row in rows])
     bars = report.pairs["reference"][["b", *_ENDS, *_WIDE]].rename(columns={"b": "label"})
     means = [*table["delta"].dropna(), *table["published_delta"].dropna(), -MARGIN, MARGIN]
     low, high = style.limits(means, [*bars[_WIDE[0]], *bars[_WIDE[1]]])
@@ -63,10 +63,12 @@ def figure(report: Report) -> alt.LayerChart | None:
     layers += style.markers(base.encode(x=x), size=60)
 
     # Words beside the chart, without empty columns. The number of diverged seeds needs space.
-    more = 6 * max(0, int(table["seeds"].str.len().max()) - 5)
+    widening = 6 * max(0, int(table["seeds"].str.len().max()) - 5)
     for key, header, offset in _COLUMNS:
         if table[key].any():
-            at = alt.XValue(_WIDTH + offset + (more if key == "published" else 0))
+            if key == "published":
+                offset += widening
+            at = alt.XValue(_WIDTH + offset)
             cell = base.mark_text(align="left")
             head = alt.Chart().mark_text(text=header, align="left", style="quiet")
             layers += [cell.encode(x=at, text=key), head.encode(x=at, y=alt.YValue(-10))]

@@ -17,11 +17,11 @@ def figure(report: Report) -> alt.LayerChart | None:
         if row.label not in style.SITES_OF:
             others.append(row.name)
         if row.label in style.SITES_OF and report.of_variants:
-            words = style.in_words(report, row)
+            texts = style.row_texts(report, row)
             # The number of diverged seeds is on a separate line.
-            words["below"] = (words["half"] + words["verdict"]).replace(" (", "\n(")
+            texts["below"] = (texts["half"] + texts["verdict"]).replace(" (", "\n(")
             scores, values = style.parts(row.label)
-            cells.append({**words, "scores": scores.upper(), "values": values.upper()})
+            cells.append({**texts, "scores": scores.upper(), "values": values.upper()})
     if all(cell["delta"] is None for cell in cells):
         return None
 

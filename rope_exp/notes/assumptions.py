@@ -67,13 +67,13 @@ def _kind(config: RunConfig) -> str:
 def _documents(config: RunConfig) -> str:
     """Describe how documents fill a row, and where positions start."""
     data = config.data
-    facts = ["Documents: packed, with an end-of-text token between them"]
-    facts.append("attention within documents" if data.document_mask else "without attention masks")
+    parts = ["Documents: packed, with an end-of-text token between them"]
+    parts.append("attention within documents" if data.document_mask else "without attention masks")
     if data.reset_positions:
-        facts.append("positions restart at 0 in each document")
+        parts.append("positions restart at 0 in each document")
     if data.random_start:
-        facts.append(f"training rows start at a random position up to {data.random_start}")
-    return f"{', '.join(facts)}."
+        parts.append(f"training rows start at a random position up to {data.random_start}")
+    return f"{', '.join(parts)}."
 
 
 def _choices(config: RunConfig, section: str) -> str:
@@ -81,18 +81,21 @@ def _choices(config: RunConfig, section: str) -> str:
 
     Optional additions to a variant are listed only for runs that use them.
     """
-    chosen = getattr(config, section)
-    values = {"name": chosen.name, **numeric_values(chosen)}
-    departing = numeric_values(chosen, departing=True)
+    settings = getattr(config, section)
+    values = {"name": settings.name, **numeric_values(settings)}
+    departing = numeric_values(settings, departing=True)
     if section == "data" and config.task:
         # The other keys only concern text.
-        own = {"name", "kind", "seed", config.task.key}
-        values = {key: value for key, value in values.items() if key in own}
-    places = metadata_of(chosen, "assumption")
-    hidden = {key for key, place in places.items() if place == "elsewhere" or key not in departing}
-    shown = {key: value for key, value in values.items() if key not in hidden and value is not None}
-    listed = ", ".join(f"{key} {show(value)}" for key, value in shown.items())
-    return f"{_SECTIONS[section]}: {listed}."
+        of_task = {"name", "kind", "seed", config.task.key}
+        values = {key: value for key, value in values.items() if key in of_task}
+
+    places = metadata_of(settings, "assumption")
+    listed = []
+    for key, value in values.items():
+        is_hidden = key in places and (places[key] == "elsewhere" or key not in departing)
+        if value is not None and not is_hidden:
+            listed.append(f"{key} {show(value)}")
+    return f"{_SECTIONS[section]}: {', '.join(listed)}."
 
 
 REPORT = Part(assumptions=assumptions)

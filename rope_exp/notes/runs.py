@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from rope_exp.comparable import differing_surroundings
+from rope_exp.folder import Run
 from rope_exp.report import Part, Report
 from rope_exp.tables import span
 
@@ -10,26 +11,21 @@ from rope_exp.tables import span
 def notes(report: Report) -> list[str]:
     """Describe what is unusual about runs."""
     sentences = []
-    for row_name, run in ((row.name, run) for row in report.rows.values() for run in row.runs):
-        name = f"{row_name}, seed {run.config.seed}"
-        sentences += [f"{name}: {mark} ({run.where})." for mark in run.env.get("marks", [])]
-        # This version measures them before every run, and so did all that wrote our records.
-        if run.env and not run.env.get("certificate"):
-            sentences.append(f"{name}: its laws were not measured before it ({run.where}).")
-        if run.status != "finished":
-            steps = run.result.get("steps", [{"step": 0}, *run.metrics][-1]["step"])
-            of_steps = f"{steps} of {run.config.train.num_steps} steps"
-            sentences.append(f"{name}: {run.status} after {of_steps} ({run.where}).")
+    for row in report.rows.values():
+        for run in row.runs:
+            sentences += _run_notes(row.name, run)
 
     # Means over other seeds than the table's are not comparable; Δ and ranks are.
     by_seeds: dict[str, list[str]] = {}
     for row in report.rows.values():
-        own = spell_seeds(row.losses)
-        shared = spell_seeds(row.losses.keys() & report.reference.losses.keys())
-        words = f"mean and Δ over {own}" if own == shared else f"mean over {own}, Δ over {shared}"
+        of_mean = spell_seeds(row.losses)
+        of_delta = spell_seeds(row.losses.keys() & report.reference.losses.keys())
+        seeds = f"mean over {of_mean}, Δ over {of_delta}"
+        if of_mean == of_delta:
+            seeds = f"mean and Δ over {of_mean}"
         if row.label in report.uneven:
-            by_seeds.setdefault(words, []).append(row.name)
-    sentences += [f"‡ {', '.join(names)}: {words}." for words, names in by_seeds.items()]
+            by_seeds.setdefault(seeds, []).append(row.name)
+    sentences += [f"‡ {', '.join(names)}: {seeds}." for seeds, names in by_seeds.items()]
     if by_seeds and any(line["rank"] for line in report.lines.values()):
         sentences.append(
             "Ranks use means adjusted for missing seeds, from a least-squares fit of "
@@ -47,6 +43,21 @@ def notes(report: Report) -> list[str]:
             sentences.append(f"Seeds differ in {key}: {', '.join(values)}.")
     left_out = [f"{folder} was left out: {reason}." for folder, reason in report.left_out.items()]
     return sentences + left_out
+
+
+def _run_notes(row_name: str, run: Run) -> list[str]:
+    """Describe what is unusual about one run."""
+    name = f"{row_name}, seed {run.config.seed}"
+    sentences = [f"{name}: {mark} ({run.where})." for mark in run.env.get("marks", [])]
+    # This version measures them before every run, and so did all that wrote our records.
+    if run.env and not run.env.get("certificate"):
+        sentences.append(f"{name}: its laws were not measured before it ({run.where}).")
+    if run.status != "finished":
+        last_step = run.metrics[-1]["step"] if run.metrics else 0
+        steps = run.result.get("steps", last_step)
+        of_steps = f"{steps} of {run.config.train.num_steps} steps"
+        sentences.append(f"{name}: {run.status} after {of_steps} ({run.where}).")
+    return sentences
 
 
 def spell_seeds(seeds: Iterable[int]) -> str:

@@ -104,8 +104,8 @@ def _tau(report: Report) -> str:
     if len(both) < 3:
         return ""
     test = stats.kendalltau([ranks[row] for row in both], [theirs[row] for row in both])
-    words = f"{test.statistic:.3f} (n = {len(both)}, p {spell_p(test.pvalue, '= ')})"
-    return f" Kendall's tau-b against the published losses is {words}."
+    tau = f"{test.statistic:.3f} (n = {len(both)}, p {spell_p(test.pvalue, '= ')})"
+    return f" Kendall's tau-b against the published losses is {tau}."
 
 
 # On a terminal, above the warnings.

@@ -81,7 +81,7 @@ def test_a_misspelled_member_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     nine = report_on("english", "qk_rope", "nope", seeds=(0,))
     with pytest.raises(AttributeError, match="noets"):
         nine.texts("noets")  # type: ignore[arg-type]
-    monkeypatch.setattr(reports, "chosen", lambda folder, name, key: ModuleType(name))
+    monkeypatch.setattr(reports, "import_choice", lambda folder, name, key: ModuleType(name))
     with pytest.raises(AttributeError, match="REPORT"):
         nine.texts("notes")
 
@@ -100,5 +100,5 @@ def test_numbers_of_a_probe_are_by_row_and_seed(monkeypatch: pytest.MonkeyPatch)
     with monkeypatch.context() as patched:
         patched.setattr(shift, "REPORT", Part())
         assert report.numbers("shift") == {}
-    monkeypatch.setattr(reports, "choices", lambda folder: [])
+    monkeypatch.setattr(reports, "choice_names", lambda folder: [])
     assert report.numbers("shift") == {}

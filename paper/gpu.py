@@ -193,24 +193,24 @@ def main() -> int:
     add("--pack", type=Path, metavar="FOLDER", help="write what another machine lacks, and end")
     add("--python", default="3.12", help="the other machine's (%(default)s)")
     add("--unpack", type=Path, metavar="FOLDER", help="of --pack")
-    asked = parser.parse_args()
+    args = parser.parse_args()
 
-    if asked.pack:
-        campaigns = [part for part in asked.parts if part not in SECONDS]
-        pack(asked.pack, campaigns, asked.config_dir, asked.python)
+    if args.pack:
+        campaigns = [part for part in args.parts if part not in SECONDS]
+        pack(args.pack, campaigns, args.config_dir, args.python)
         return EXIT_DONE
-    if asked.unpack:
-        os.environ |= unpack(asked.unpack)
-    campaign = ["--config-dir", str(asked.config_dir)] if asked.config_dir else []
+    if args.unpack:
+        os.environ |= unpack(args.unpack)
+    campaign = ["--config-dir", str(args.config_dir)] if args.config_dir else []
     card = DEVICE
     if DEVICE == "cuda":
         campaign += ["--on-gpus", TOGETHER]
-    if DEVICE == "cuda" and asked.out is None:
+    if DEVICE == "cuda" and args.out is None:
         name = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
         card = name.removeprefix("NVIDIA ").split()[0]
-    out = (asked.out or ROOT / "results/bench" / card).absolute()
+    out = (args.out or ROOT / "results/bench" / card).absolute()
     out.mkdir(parents=True, exist_ok=True)
-    return run_all(asked.parts, campaign, asked.seconds, out)
+    return run_all(args.parts, campaign, args.seconds, out)
 
 
 if __name__ == "__main__":

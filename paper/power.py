@@ -19,7 +19,7 @@ DRAWS = 20_000
 DIFFERENCES = (0.04, 0.02)
 VARIANTS = sorted(TABLE.losses)
 RELATIONS = [(VARIANTS.index(a), VARIANTS.index(b)) for a, _, b in TABLE.relations]
-ASKED = (VARIANTS.index("k_rope"), VARIANTS.index("vo_rope"))
+K_AND_VO = (VARIANTS.index("k_rope"), VARIANTS.index("vo_rope"))
 
 
 def losses() -> Array:
@@ -55,13 +55,13 @@ def found(covariance_VV: Array, difference: float, num_draws: int = DRAWS) -> fl
     random = np.random.default_rng(0)
     num_seeds = len(losses())
     mean_V = np.zeros(len(VARIANTS))
-    mean_V[ASKED[1]] = difference
+    mean_V[K_AND_VO[1]] = difference
     loss_DSV = random.multivariate_normal(mean_V, covariance_VV, (num_draws, num_seeds))
 
     a_P, b_P = np.array(RELATIONS).T
     delta_DSP = loss_DSV[:, :, b_P] - loss_DSV[:, :, a_P]
     p_DP = np.asarray(stats.ttest_1samp(delta_DSP, 0, axis=1).pvalue)
-    place = RELATIONS.index(ASKED)
+    place = RELATIONS.index(K_AND_VO)
     is_found_D = [holm(p_P)[place] < ALPHA for p_P in p_DP]
     return float(np.mean(is_found_D))
 

@@ -126,11 +126,12 @@ def _read(folder: Path) -> list[tuple[Run, dict[str, Any]]]:
     configs: Any = pd.json_normalize([run.config.to_dict() for run in runs]).astype(object)
     configs = configs.where(configs.notna(), None)
     configs = configs[[key for key in configs if not key.startswith(_LEFT_OUT)]]
-    differ = [key for key in configs if configs[key].map(repr).nunique() > 1]
+    differing = [key for key in configs if configs[key].map(repr).nunique() > 1]
     named = []
     for run, config in zip(runs, configs.to_dict("records"), strict=True):
-        names = {"where": run.where, "pe": run.config.pe.label, "seed": run.config.seed}
-        # Keys of the launcher are not shown, but may be a factor.
-        keys = dict.fromkeys(["optim.lr", *run.factors, *differ])
-        named.append((run, names | {key: config.get(key, run.factors.get(key)) for key in keys}))
+        keys = {"where": run.where, "pe": run.config.pe.label, "seed": run.config.seed}
+        for key in ("optim.lr", *run.factors, *differing):
+            # Keys of the launcher are not shown, but may be a factor.
+            keys[key] = config.get(key, run.factors.get(key))
+        named.append((run, keys))
     return named

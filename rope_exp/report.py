@@ -148,11 +148,12 @@ class Report:
 
     def answers(self, probe: str) -> dict[str, list[Any]]:
         """Return the answers to a probe by row, for rows with any."""
-        answers = {
-            row.label: [run.probes[probe] for run in row.runs if probe in run.probes]
-            for row in self.rows.values()
-        }
-        return {label: given for label, given in answers.items() if given}
+        answers = {}
+        for row in self.rows.values():
+            of_row = [run.probes[probe] for run in row.runs if probe in run.probes]
+            if of_row:
+                answers[row.label] = of_row
+        return answers
 
     def numbers(self, probe: str) -> dict[str, pd.DataFrame]:
         """Return the numbers of a probe's answers by row, as `Places.by_seed`, for rows with any.
@@ -180,8 +181,12 @@ class Report:
         # Imported late: altair takes a second, which a table need not wait for.
         from rope_exp.svg import drawn
 
-        charts = {name: drawn(figure.draw, self) for name, figure in figures().items()}
-        return {name: svg for name, svg in charts.items() if svg is not None}
+        charts = {}
+        for name, figure in figures().items():
+            svg = drawn(figure.draw, self)
+            if svg is not None:
+                charts[name] = svg
+        return charts
 
     def against_reference(self, family: str) -> pd.DataFrame:
         """Return the pairs (reference, row) of a family, by row."""

@@ -222,7 +222,7 @@ def test_power_of_the_second_test() -> None:
 def test_a_noise_without_the_means_of_seeds_is_too_small() -> None:
     """K and VO as they were simulated first, and as if independent but for the seed's effect."""
     own_V = power.covariances()["independent"].diagonal()
-    own = sum(own_V[place] for place in power.ASKED) ** 0.5
+    own = sum(own_V[place] for place in power.K_AND_VO) ** 0.5
     assert f"{1 - (0.0196**2 + 0.0137**2) ** 0.5 / own:.0%}" == "5%"
     assert "its noise was 5 % too small" in README
     assert "K and VO differed by 5 % too little" in DETAILS

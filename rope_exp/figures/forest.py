@@ -83,7 +83,8 @@ def figure(report: Report) -> alt.LayerChart | None:
 
 def _sentences(report: Report, is_published: bool, is_cut: bool) -> Iterator[str]:
     yield f"Group {report.groups}. Grey band: margin of {MARGIN:g} {report.margin_unit}."
-    if num_pairs := len(report.pairs["reference"]):
+    num_pairs = len(report.pairs["reference"])
+    if num_pairs:
         yield (
             f"Thick: 95 % interval of the paired t test; thin: interval that holds for all "
             f"{num_pairs} differences (Bonferroni). The table has the verdicts."
@@ -97,8 +98,8 @@ def _sentences(report: Report, is_published: bool, is_cut: bool) -> Iterator[str
             f"Grey circle: published ({report.source.short}; {report.source.setting}); compare "
             "order and signs, not sizes."
         )
-    if mark := report.reference.mark:
-        yield f"The reference: {report.reference.name} {mark}."
+    if report.reference.mark:
+        yield f"The reference: {report.reference.name} {report.reference.mark}."
 
 
 FIGURE = Figure(order=1, draw=figure)

@@ -54,8 +54,8 @@ def _tex(report: Report) -> str:
     text = pd.DataFrame(lines, columns=headings).to_latex(
         index=False, escape=True, column_format=aligned
     )
-    for sign in (("Δ", r"$\Delta$"), (NOTHING, "---"), ("< ", "$<$ ")):
-        text = text.replace(*sign)
+    for sign, command in (("Δ", r"$\Delta$"), (NOTHING, "---"), ("< ", "$<$ ")):
+        text = text.replace(sign, command)
     # A hyphen before a number is a minus; after a letter it is part of a name.
     text = re.sub(r"(?<!\w)-(?=\d)", "$-$", text)
     caption = " ".join([*report.texts("caption"), "Needs \\usepackage{booktabs}."])

@@ -53,7 +53,8 @@ def _test_notes(report: Report) -> list[str]:
             f"{PROVISIONAL}: by fewer than {FULL_SEEDS} seeds, with which the test errs more often "
             "than it says if some runs lag."
         )
-    if count := len(report.pairs["reference"]):
+    count = len(report.pairs["reference"])
+    if count:
         contrasts = "contrast" if count == 1 else "contrasts"
         sentences.append(
             "Intervals are not adjusted. Verdicts are adjusted by Holm over the "
@@ -137,7 +138,7 @@ def outcomes(report: Report) -> list[Pair]:
 
 
 def _solved(runs: Iterable[Run]) -> list[float]:
-    """Return the share of a task's test that each run solves, for runs that were asked."""
+    """Return the share of a task's test that each run solves, for runs with such an answer."""
     shares = []
     for run in runs:
         answer = run.probes.get("answers", {}).get("test")

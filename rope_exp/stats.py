@@ -286,7 +286,8 @@ def _seeds_needed(test: PairedTest) -> tuple[int | None, int | None]:
     needed = []
     for true_delta in np.unique(np.clip(places, low, high)):
         power_M = power_of_further_seeds(test, true_delta)
-        too_few = np.flatnonzero(power_M < POWER)
+        # A power that is not a number is none.
+        too_few = np.flatnonzero(~(power_M >= POWER))
         # The first entry is one further seed.
         num_further = int(too_few[-1]) + 2 if len(too_few) else 1
         needed.append(test.num_seeds + num_further)

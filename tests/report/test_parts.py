@@ -81,7 +81,7 @@ def test_a_misspelled_member_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     nine = report_on("english", "qk_rope", "nope", seeds=(0,))
     with pytest.raises(AttributeError, match="noets"):
         nine.texts("noets")  # type: ignore[arg-type]
-    monkeypatch.setattr(reports, "import_choice", lambda folder, name, key: ModuleType(name))
+    monkeypatch.setattr(reports, "import_choice", lambda *_, members: ModuleType(name="part"))
     with pytest.raises(AttributeError, match="REPORT"):
         nine.texts("notes")
 

@@ -3,7 +3,7 @@
 Exit codes: 0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped with a checkpoint.
 """
 
-# Import nothing slow here: signals reach `leave` only after these imports.
+# Import nothing slow here: signals reach `exit_stopped` only after these imports.
 import io
 import signal
 import sys

@@ -88,9 +88,9 @@ def read(
         hashed_BS = np.concatenate([batch.hashed_BS, start_B[:, None]], axis=1)
         batch = batch._replace(hashed_BS=hashed_BS, position_BT=start_B[:, None] + position_BT)
 
-    if config.own_objective is None:
+    if config.objective_module is None:
         return batch
-    return config.own_objective.hidden(batch, key, data.vocab_size)
+    return config.objective_module.hidden(batch, key, data.vocab_size)
 
 
 def next_tokens(windows_BW: Ints) -> Batch:

@@ -17,7 +17,7 @@ from rope_exp import machine
 from rope_exp.config import RunConfig, differing_keys
 from rope_exp.errors import show
 from rope_exp.folder import ReportError, Run, Status
-from rope_exp.identity import metadata_of, numeric_values
+from rope_exp.identity import affecting_values, metadata_of
 from rope_exp.sections import AttentionConfig, PeConfig, SoftmaxConfig
 
 # The factor for rows by name, and the sections of the config that a name covers.
@@ -37,7 +37,7 @@ _IDS = ("data", "tokenizer", "train.objective")
 _BEGINNING = ("seed", "init_weights", "model", "attn", *_IDS)
 _BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len", "train.stages")
 # The keys that give a variant parameters of its own, and what else determines their number.
-_OWN_PARAMETERS = metadata_of(PeConfig, "own_parameters", "pe.")
+_OWN_PARAMETERS = metadata_of(PeConfig, "variant_parameters", "pe.")
 
 
 class _Determined(NamedTuple):
@@ -167,7 +167,7 @@ def _place(run: Run, keys: Sequence[str]) -> tuple[Any, ...]:
 
 def _refuse_differing(first: Run, second: Run, but: Sequence[str], complaint: str) -> None:
     """Refuse two runs that differ in another numeric key than some."""
-    differing = differing_keys(first.config.numeric, second.config.numeric, but)
+    differing = differing_keys(first.config.affecting_values, second.config.affecting_values, but)
     if differing:
         raise ReportError(
             f"{first.folder} and {second.folder} are {complaint} ({'; '.join(differing)})"
@@ -217,7 +217,7 @@ def _first_with(runs: Sequence[Run], seed: int, key: str, value: str) -> Run:
     """Return the first run of a seed that has ended and has a value of a surrounding."""
     for run in runs:
         is_of_block = run.config.seed == seed and run.status != "unfinished"
-        if is_of_block and key in run.env and machine.fact_text(run.env[key]) == value:
+        if is_of_block and key in run.env and machine.environment_text(run.env[key]) == value:
             return run
     raise AssertionError(f"no run of seed {seed} has {key} {value}")
 
@@ -245,7 +245,7 @@ def differing_surroundings(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return the surroundings that differ between runs (device, torch, commit ...), by key."""
     differing = {}
     for key in machine.MARKED:
-        values = {machine.fact_text(run.env[key]) for run in runs if key in run.env}
+        values = {machine.environment_text(run.env[key]) for run in runs if key in run.env}
         if len(values) > 1:
             differing[key] = sorted(values)
     return differing
@@ -256,7 +256,7 @@ def value_of(config: RunConfig, factor: str) -> Any:
     if factor == ROW and config.row_name is None:
         raise ReportError(f"--factors {ROW}: a run has no row_name; set it with row_name=NAME")
     try:
-        return config.row_name if factor == ROW else config.numeric_value(factor)
+        return config.row_name if factor == ROW else config.affecting_value(factor)
     except (KeyError, TypeError):
         reason = "no such config key that can change a number"
         raise ReportError(f"--factors {factor}: {reason}") from None
@@ -292,7 +292,7 @@ def _check_results(runs: Iterable[Run]) -> None:
             continue
         causes = [*field.causes]
         if field.key == "params":
-            for name in numeric_values(run.config.pe, departing=True):
+            for name in affecting_values(run.config.pe, departing=True):
                 causes += _OWN_PARAMETERS.get(f"pe.{name}", ())
 
         # Runs with equal values of the causes must have one value of the field.

@@ -50,8 +50,8 @@ HYDRA_VERSION = "1.3"  # version_base, which selects Hydra's behaviour
 CAMPAIGNS = "campaign"  # a folder of configs that are not parts of a run's config
 ZERO_STEP = r"range\(\) arg 3|Invalid range values"  # in errors of whole and of real numbers
 SEVERAL = "several values make a sweep, which needs -m; a list is written [a,b]"
-# Errors of a user's words and files, which `explain` turns into a sentence. Any other error is a
-# bug, and keeps its traceback.
+# Errors of a user's overrides and files, which `to_config_error` turns into a sentence. Any other
+# error is a bug, and keeps its traceback.
 MISTAKES = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError)
 # Hydra's sentences that name a key, and ours for the same.
 REASONS = {

@@ -14,11 +14,11 @@ from rope_exp.errors import ConfigError, show
 from rope_exp.files import json_sha256, text_sha256
 from rope_exp.identity import (
     Refusal,
+    affecting_values,
     choice_names,
     choice_of,
     import_choice,
     no_effect_on_result,
-    numeric_values,
     parse,
     refuse,
 )
@@ -105,7 +105,7 @@ class RunConfig:
         return "nats per token" if self.task is None else self.task.unit
 
     @property
-    def own_objective(self) -> "Objective | None":
+    def objective_module(self) -> "Objective | None":
         """The file of the objective; None if it is one of the core's, causal or regression."""
         name = self.train.objective
         return None if name in CORE_OBJECTIVES else objective_leaf(name)
@@ -113,12 +113,12 @@ class RunConfig:
     @property
     def num_extra_ids(self) -> int:
         """The number of the decoder's ids beyond the tokenizer's: one under mlm, the mask."""
-        return self.own_objective.NUM_EXTRA_IDS if self.own_objective else 0
+        return self.objective_module.NUM_EXTRA_IDS if self.objective_module else 0
 
     def num_predicted(self, seq_len: int) -> int:
         """Return P, the number of predicted places of a sequence."""
-        if self.own_objective:
-            return self.own_objective.num_predicted(seq_len)
+        if self.objective_module:
+            return self.objective_module.num_predicted(seq_len)
         return (self.task and self.task.num_queries) or seq_len
 
     @property
@@ -164,21 +164,21 @@ class RunConfig:
 
     @property
     def config_sha256(self) -> str:
-        return json_sha256(numeric_values(self, departing=True))
+        return json_sha256(affecting_values(self, departing=True))
 
     @property
     def group_sha256(self) -> str:
-        departing = numeric_values(self, departing=True)
+        departing = affecting_values(self, departing=True)
         return json_sha256({key: departing[key] for key in departing if key not in FACTORS})
 
     @cached_property
-    def numeric(self) -> dict[str, Any]:
+    def affecting_values(self) -> dict[str, Any]:
         """Every value that can change a number of this run; not to be changed."""
-        return numeric_values(self)
+        return affecting_values(self)
 
-    def numeric_value(self, key: str) -> Any:
-        """Return a value of `numeric`, or a section of it, by its dotted key."""
-        return reduce(getitem, key.split("."), self.numeric)
+    def affecting_value(self, key: str) -> Any:
+        """Return a value of `affecting_values`, or a section of it, by its dotted key."""
+        return reduce(getitem, key.split("."), self.affecting_values)
 
 
 class Objective(Protocol):

@@ -82,7 +82,7 @@ def system_error(error: Exception) -> Exception:
 
 
 @contextmanager
-def explaining_full_disk(folder: Path, needed_bytes: int | None, what: str) -> Iterator[None]:
+def refuse_full_disk(folder: Path, needed_bytes: int | None, what: str) -> Iterator[None]:
     """Raise a DiskError in place of the system's error if the block meets a full disk."""
     try:
         yield
@@ -105,7 +105,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     if isinstance(content, str):
         content = content.encode()
     temporary = path.with_name(f".{path.name}.new")
-    full_disk = explaining_full_disk(path.parent, len(content), path.name)
+    full_disk = refuse_full_disk(path.parent, len(content), path.name)
     with full_disk, os.fdopen(lock(temporary), "wb") as file:
         try:
             file.truncate(0)
@@ -126,7 +126,7 @@ def new_folder(folder: Path, needed_bytes: int | None, what: str) -> Iterator[Pa
     The block syncs the files. A kill leaves the hidden folder, which the next call removes.
     """
     temporary = folder.with_name(f".saving-{folder.name}")
-    with explaining_full_disk(folder.parent, needed_bytes, what):
+    with refuse_full_disk(folder.parent, needed_bytes, what):
         make_folders(folder.parent)
         shutil.rmtree(temporary, ignore_errors=True)
         try:
@@ -220,7 +220,7 @@ def open_file(path: Path) -> BufferedReader:
     A folder that somebody else made may hold a named pipe, and opening that would wait for ever.
 
     Raises:
-        RecordError: it is a pipe, a folder or a device.
+        RunFolderError: it is a pipe, a folder or a device.
         OSError: it does not exist, or cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -237,7 +237,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; a RecordError names the file."""
+    """Read a JSON object; a RunFolderError names the file."""
     with refuse_unreadable(path):
         content = read_bytes(path)
     return parse_json(path, content)

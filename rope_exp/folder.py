@@ -21,11 +21,11 @@ from typing_extensions import TypedDict
 from rope_exp.config import RunConfig
 from rope_exp.errors import ConfigError, RunFolderError, show
 from rope_exp.files import (
-    explaining_full_disk,
     json_sha256,
     parse_json,
     read_bytes,
     read_json,
+    refuse_full_disk,
     refuse_unreadable,
     write_atomically,
 )
@@ -227,8 +227,8 @@ def check_probes(
         config: of the run, which names the probes.
 
     Raises:
-        RecordError: the answers have another digest, belong to a probe that was not asked, or are
-            not of the type that its file declares.
+        RunFolderError: the answers have another digest, belong to a probe that train.probes does
+            not name, or are not of the type that the probe's file declares.
     """
     # JSON may hold numbers past a float's range, which Python reads as infinity.
     with refuse_unreadable(path):
@@ -260,7 +260,7 @@ def checked(path: object, values: Mapping[str, Any], hint: Any) -> dict[str, Any
 
 
 def checked_as(path: object, values: Any, hint: Any) -> Any:
-    """Return plain values of `path` as a type; a RecordError names the path."""
+    """Return plain values of `path` as a type; a RunFolderError names the path."""
     try:
         return convert(hint, values)
     except ConfigError as error:
@@ -341,7 +341,7 @@ class MetricsWriter:
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one row; if the disk is full, no part of it remains in the file."""
         line = _to_line(row).encode()
-        with explaining_full_disk(self._path.parent, len(line), "a row of metrics"):
+        with refuse_full_disk(self._path.parent, len(line), "a row of metrics"):
             written = self._file.write(line)
             if written < len(line):
                 self._file.truncate(self._file.tell() - written)
@@ -359,7 +359,7 @@ class MetricsWriter:
             is_in_place = os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
         if not is_in_place:
             raise OSError(f"{self._path} was deleted or moved while the run wrote to it")
-        with explaining_full_disk(self._path.parent, self._file.tell(), "its metrics"):
+        with refuse_full_disk(self._path.parent, self._file.tell(), "its metrics"):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ def affects_result(default: Any, **facts: Any) -> Any:
             needs: dotted attributes of the run's config, or NAME=VALUE, without which it is void.
             kinds: the kinds of data that have the key; by default all.
             of_tokens: True if it determines the tokens of a corpus.
-            own_parameters: the other keys that determine how many parameters this one adds.
+            variant_parameters: the other keys that determine how many parameters this one adds.
             assumption: "departing": the assumptions under a table list it only if it departs;
                 "elsewhere": they never do.
     """
@@ -187,7 +187,7 @@ def parse(config: type[Any], values: Any) -> dict[str, Any]:
     return sections
 
 
-def numeric_values(section: Any, *, departing: bool = False) -> dict[str, Any]:
+def affecting_values(section: Any, *, departing: bool = False) -> dict[str, Any]:
     """Return every value below a section that can change a number, as a plain mapping.
 
     If `departing`, defaults are left out, so a key added later with a default that keeps the
@@ -199,7 +199,7 @@ def numeric_values(section: Any, *, departing: bool = False) -> dict[str, Any]:
         if not field.metadata.get("affects_result", True):
             continue
         if dataclasses.is_dataclass(value):
-            below = numeric_values(value, departing=departing)
+            below = affecting_values(value, departing=departing)
             if type(value) is not type(field.default):
                 below[field.metadata["choice"]] = getattr(value, field.metadata["choice"])
             if below:
@@ -212,7 +212,7 @@ def numeric_values(section: Any, *, departing: bool = False) -> dict[str, Any]:
 def suffix(section: Any, *skipped: str) -> str:
     """Return a label's suffix for keys that depart: -base500000, -trainable, -layers_1110."""
     text = ""
-    for key, value in numeric_values(section, departing=True).items():
+    for key, value in affecting_values(section, departing=True).items():
         if isinstance(value, tuple):
             value = "_" + "".join(map(str, value))
         elif isinstance(value, int | float):

@@ -112,7 +112,7 @@ def has_compiler(device: str) -> bool:
     return headers.exists() and any(map(shutil.which, compilers))
 
 
-def machine_facts(device: str) -> dict[str, Any]:
+def machine_environment(device: str) -> dict[str, Any]:
     """Return the hardware, versions and commit behind any measurement in this process."""
     import torch
 
@@ -141,7 +141,7 @@ def machine_facts(device: str) -> dict[str, Any]:
     }
 
 
-def fact_text(fact: Any) -> str:
+def environment_text(fact: Any) -> str:
     """Return a fact as readable text: a commit by its first digits, with + if code was changed."""
     if isinstance(fact, dict):
         return f"{fact.get('commit')!s:.10}{'+' if fact.get('dirty') else ''}"

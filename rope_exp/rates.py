@@ -127,7 +127,9 @@ def alike(first: Run, second: Run, but: Sequence[str]) -> bool:
         True if they read one corpus, and all other keys that can change a number are equal.
     """
     is_one_corpus = first.result.get("data_sha256") == second.result.get("data_sha256")
-    return is_one_corpus and not differing_keys(first.config.numeric, second.config.numeric, but)
+    return is_one_corpus and not differing_keys(
+        first.config.affecting_values, second.config.affecting_values, but
+    )
 
 
 def _cell(run: Run) -> tuple[float, str, int]:

@@ -122,7 +122,7 @@ class PeConfig:
     fraction: Fraction = affects_result(1.0, needs="attn.takes_heads")
     # true: theta itself is learned (raw); log: s is learned, with theta = theta0 e^s.
     trainable: bool | Literal["raw", "log"] = affects_result(
-        False, needs="pe.rotate", own_parameters=("pe.rotate", "pe.fraction", "pe.fraction_vo")
+        False, needs="pe.rotate", variant_parameters=("pe.rotate", "pe.fraction", "pe.fraction_vo")
     )
     # The position of a sequence's first token.
     start: Natural = 0
@@ -140,22 +140,27 @@ class PeConfig:
     trainable_lr: Positive = affects_result(1.0, needs="pe.trainable", assumption="departing")
     # The unit that has its own learned frequencies; head: a key/value head of a layer.
     trainable_scope: Literal["model", "layer", "head"] = affects_result(
-        "model", needs="pe.trainable", own_parameters=(), assumption="departing"
+        "model", needs="pe.trainable", variant_parameters=(), assumption="departing"
     )
     # Added to the embeddings: sines and cosines of the position, or a learned row per position.
     input: Literal["none", "sinusoidal", "learned"] = affects_result(
-        "none", own_parameters=("pe.start", "train.seq_len", "train.stages"), assumption="departing"
+        "none",
+        variant_parameters=("pe.start", "train.seq_len", "train.stages"),
+        assumption="departing",
     )
     # Amplitude of sines and cosines; null: as large as the initial embeddings.
     input_scale: Positive | None = affects_result(None, needs="pe.input=sinusoidal")
     # Added to the scores: the distance times a slope per head, or a learned value per distance.
     bias: Literal["none", "alibi", "t5"] = affects_result(
-        "none", needs="attn.keeps_keys predicts_tokens", own_parameters=(), assumption="departing"
+        "none",
+        needs="attn.keeps_keys predicts_tokens",
+        variant_parameters=(),
+        assumption="departing",
     )
     # A position encoding of your own: wave.Wave is class Wave of wave.py, in a --config-dir.
     code: ClassOfFile | None = affects_result(None, needs="attn.takes_additions")
     # SHA-256 of that file's text; filled in.
-    code_sha256: Sha256 | None = affects_result(None, needs="pe.code", own_parameters=())
+    code_sha256: Sha256 | None = affects_result(None, needs="pe.code", variant_parameters=())
     # The file's text; filled in.
     source: str | None = no_effect_on_result(None, needs="pe.code")
 

@@ -31,10 +31,10 @@ from rope_exp.errors import (
 )
 from rope_exp.files import (
     DiskError,
-    explaining_full_disk,
     free_bytes,
     make_folders,
     read_json,
+    refuse_full_disk,
     try_lock,
 )
 from rope_exp.folder import (
@@ -265,7 +265,7 @@ def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]
     _prepare_corpora(left)
     for job in left:
         try:
-            with explaining_full_disk(job.folder, None, "a run's folder"):
+            with refuse_full_disk(job.folder, None, "a run's folder"):
                 make_folders(job.folder)
         except DiskError:
             raise
@@ -338,7 +338,7 @@ def _check_folder(job: Job) -> None:
     keys = ("precision", "compile", "deterministic")
     # A node of a cluster resolves these later.
     later = [f"train.{key}" for key in keys if getattr(job.config.train, key) == "auto"]
-    changes = differing_keys(before.numeric, job.config.numeric, later)
+    changes = differing_keys(before.affecting_values, job.config.affecting_values, later)
     if changes:
         reason = f"belongs to another config ({'; '.join(changes)}); choose another run.dir or "
         raise _folder_error(job, f"{reason}run.group, or move the folder away")
@@ -359,7 +359,9 @@ def _check_group(config: RunConfig) -> None:
     for path in sorted((DEFAULT_OUTPUT / config.group).glob(f"*/seed*/{CONFIG}"))[:1]:
         other = read_config(path.parent)
         if other.group_sha256 != config.group_sha256:
-            changes = "; ".join(differing_keys(other.numeric, config.numeric, FACTORS))
+            changes = "; ".join(
+                differing_keys(other.affecting_values, config.affecting_values, FACTORS)
+            )
             reason = f"holds runs of another config ({changes}); choose another name, or null"
             raise ConfigError("run.group", config.group, reason)
 

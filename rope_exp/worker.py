@@ -33,7 +33,7 @@ from rope_exp.errors import (
 )
 from rope_exp.files import read_json, write_atomically, write_json
 from rope_exp.folder import ENV, LOG, RESULT, describe, list_steps, read_config, read_env
-from rope_exp.machine import DISPATCHER_ID, MARKED, fact_text, machine_facts
+from rope_exp.machine import DISPATCHER_ID, MARKED, environment_text, machine_environment
 from rope_exp.signals import StopSignal, on_signal
 
 
@@ -184,9 +184,9 @@ def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
     parallel = trainer.parallel
     accelerator = parallel.accelerator
     old = read_env(trainer.folder)
-    here = {"world_size": parallel.world_size, **machine_facts(parallel.device.type)}
+    here = {"world_size": parallel.world_size, **machine_environment(parallel.device.type)}
     marks = [
-        f"went on with {key} {fact_text(here[key])} after {fact_text(old[key])}"
+        f"went on with {key} {environment_text(here[key])} after {environment_text(old[key])}"
         for key in MARKED
         if key in old and old[key] != here[key]
     ]

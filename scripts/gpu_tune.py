@@ -29,7 +29,7 @@ from rope_exp.costs import flops_per_token, peak_flops_per_s, vocabulary
 from rope_exp.decoder import Decoder
 from rope_exp.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, first_line, log
 from rope_exp.files import read_json, write_json
-from rope_exp.machine import machine_facts
+from rope_exp.machine import machine_environment
 from rope_exp.parallel import Parallel
 from rope_exp.step import TrainingStep
 
@@ -162,7 +162,7 @@ def tune(settings: list[Setting], options: argparse.Namespace) -> int:
             row = {"error": f"{type(error).__name__}: {first_line(error)}"}
             log(f"{setting}: {row['error']}")
         rows.append(asdict(setting) | row)
-        write_json(path, {"on": machine_facts(options.device), "settings": rows})
+        write_json(path, {"on": machine_environment(options.device), "settings": rows})
 
         torch._dynamo.reset()
         gc.collect()

@@ -120,7 +120,7 @@ class Progress:
 
 def _shared_values(config: RunConfig) -> dict[str, Any]:
     """Return the values of a config that a record must share with its cell."""
-    return config.numeric | {key: attrgetter(key)(config) for key in SHARED}
+    return config.affecting_values | {key: attrgetter(key)(config) for key in SHARED}
 
 
 def run_campaign(progress: Progress) -> int:

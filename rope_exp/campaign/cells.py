@@ -228,7 +228,7 @@ def _named(cells: Sequence[Cell]) -> Sequence[Cell]:
     rows: dict[tuple[str, str], str] = {}
     for cell in cells:
         factors = show({key: cell.factors[key] for key in cell.factors if key not in SEEDS})
-        kind = [cell.config.numeric_value(section) for section in ("attn", "model")]
+        kind = [cell.config.affecting_value(section) for section in ("attn", "model")]
         row = rows.setdefault((factors, cell.config.pe.label), cell.row)
         if kinds.setdefault(factors, kind) != kind or row != cell.row:
             return [_with_row_name(cell) for cell in cells]
@@ -275,7 +275,7 @@ def _check_factors(cell: Cell) -> None:
         raise ConfigError(ORDER, ..., reason)
     for factor in cell.factors:
         try:
-            cell.config.numeric_value(factor)
+            cell.config.affecting_value(factor)
         except (KeyError, TypeError):
             reason = "changes no number, and no table could tell by it; it belongs in `fixed`"
             raise ConfigError(factor, ..., reason) from None

@@ -73,7 +73,7 @@ def write(
         factors: the keys that distinguish rows.
         allow_mixed: mark rows of blocks that were computed in two ways, instead of refusing them.
     Raises:
-        RecordError: runs are unreadable or may not share a table. Nothing is written.
+        RunFolderError: runs are unreadable or may not share a table. Nothing is written.
         ConfigError: the table needs an `out`. Nothing is written.
     """
     try:

@@ -25,7 +25,7 @@ from rope_exp.errors import ConfigError, show
 from rope_exp.export import modeling_rope_exp as ours
 from rope_exp.files import make_folders, new_folder, try_lock
 from rope_exp.folder import read_config, read_env, read_result
-from rope_exp.identity import Refusal, numeric_values, refuse
+from rope_exp.identity import Refusal, affecting_values, refuse
 from rope_exp.load import end_of_text, load_checkpoint
 from rope_exp.position._encoding import Position
 from rope_exp.prepare import vocab_size
@@ -363,7 +363,7 @@ def card(run_dir: Path, config: RunConfig, step: int, name: str, place: str, sha
         "notes": "; ".join(env.get("marks", ())) or "none",
     }
     for section in ("pe", "attn", "model"):
-        values = numeric_values(getattr(config, section), departing=True)
+        values = affecting_values(getattr(config, section), departing=True)
         rows |= {f"{section}.{key}": show(value) for key, value in values.items()}
     hashes = ("config_sha256", "init_sha256", "data_sha256", "order_sha256")
     rows |= {key: result[key] for key in hashes if key in result}

@@ -2,7 +2,7 @@
 
 from rope_exp.config import RunConfig
 from rope_exp.errors import show
-from rope_exp.identity import metadata_of, numeric_values
+from rope_exp.identity import affecting_values, metadata_of
 from rope_exp.report import Part, Report
 from rope_exp.sections import SoftmaxConfig
 
@@ -59,7 +59,7 @@ def _kind(config: RunConfig) -> str:
     """Describe the kind of attention."""
     if isinstance(config.attn, SoftmaxConfig):
         return "Attention: softmax with scale 1/√K, where K is the size of a head."
-    values = {key: value for key, value in numeric_values(config.attn).items() if key != "kind"}
+    values = {key: value for key, value in affecting_values(config.attn).items() if key != "kind"}
     listed = [f"{key} {show(value)}" for key, value in values.items() if value is not None]
     return f"Attention: {', '.join([config.attn.kind, *listed])}."
 
@@ -82,8 +82,8 @@ def _choices(config: RunConfig, section: str) -> str:
     Optional additions to a variant are listed only for runs that use them.
     """
     settings = getattr(config, section)
-    values = {"name": settings.name, **numeric_values(settings)}
-    departing = numeric_values(settings, departing=True)
+    values = {"name": settings.name, **affecting_values(settings)}
+    departing = affecting_values(settings, departing=True)
     if section == "data" and config.task:
         # The other keys only concern text.
         of_task = {"name", "kind", "seed", config.task.key}

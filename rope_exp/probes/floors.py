@@ -58,7 +58,7 @@ def notes(report: Report) -> list[str]:
         for run in row.runs:
             shares = [share or 0.0 for share in run.probes.get("floors", {}).get("share", [])]
             if largest := max(shares, default=0.0):
-                eps = show(run.config.numeric_value("attn.eps"))
+                eps = show(run.config.affecting_value("attn.eps"))
                 sentences.append(
                     f"{row.name}, seed {run.config.seed}: at most {largest:.3%} of a layer's "
                     f"denominators are floored at attn.eps={eps} ({run.where})."

@@ -62,7 +62,7 @@ def test_a_record_is_what_the_runs_folder_says(folder: Path, record: Path) -> No
     record.write_text(json.dumps(read_json(record), indent=4))
     copy = read_record(record)
 
-    assert copy.config.numeric == run.config.numeric
+    assert copy.config.affecting_values == run.config.affecting_values
     assert copy.result == run.result
     assert copy.probes == read_json(folder / "probes.json")
     assert copy.env.items() <= read_json(folder / "env.json").items()

@@ -20,7 +20,7 @@ from rope_exp.sections import DataConfig, PeConfig
 # Every key with its default: identities leave out defaults, so they would not show a change of
 # one. A new key is added to the file with its default; existing lines never change. `settings` are
 # in no identity; `of_tokens` are in the fingerprint of prepared data, where a missing one would
-# serve stale tokens; `own_parameters` give a variant parameters.
+# serve stale tokens; `variant_parameters` give a variant parameters.
 SCHEMA = json.loads((REPOSITORY / "tests/stored/schema.json").read_text())
 
 # The first 16 digits of config_sha256 and group_sha256. Hashes cover departures from the schema's
@@ -56,9 +56,10 @@ def test_defaults_and_facts_are_what_they_were() -> None:
         found = dataclasses.asdict(import_choice(folder, name, folder).Config())
         assert json.loads(json.dumps(found)) == defaults
 
-    assert flat(values).keys() - flat(RunConfig().numeric).keys() == set(SCHEMA["settings"])
+    affecting = flat(RunConfig().affecting_values)
+    assert flat(values).keys() - affecting.keys() == set(SCHEMA["settings"])
     assert [*metadata_of(DataConfig, "of_tokens", "data.")] == SCHEMA["of_tokens"]
-    assert [*metadata_of(PeConfig, "own_parameters", "pe.")] == SCHEMA["own_parameters"]
+    assert [*metadata_of(PeConfig, "variant_parameters", "pe.")] == SCHEMA["own_parameters"]
 
 
 def test_the_needs_of_every_key_can_be_met() -> None:
@@ -107,7 +108,8 @@ plain, other = run_config([]), run_config(["data.dedup=true"])
 assert plain.config_sha256 == sys.argv[1]
 assert plain.config_sha256 != other.config_sha256
 assert data_folder(plain.data, plain.tokenizer) != data_folder(other.data, other.tokenizer)
-assert differing_keys(plain.numeric, other.numeric) == ["data.dedup: false -> true"]
+changes = differing_keys(plain.affecting_values, other.affecting_values)
+assert changes == ["data.dedup: false -> true"]
 row = "| `data.dedup` | `false` | a valid boolean | Leave out documents that were there before. |"
 assert row in config_doc.text()
 """

@@ -119,7 +119,7 @@ def test_the_cells_of_a_cpu_run_on_gpus(clone: Path, monkeypatch: pytest.MonkeyP
     [cell] = asked[0].left
     settled = compose.resolve(cell.config)
     assert (settled.launch.device, settled.launch.max_parallel) == ("cuda", 28)
-    assert settled.numeric == progress(clone).left[0].config.numeric
+    assert settled.affecting_values == progress(clone).left[0].config.affecting_values
     assert len(asked[0].done) == 1
 
 

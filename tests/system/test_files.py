@@ -19,10 +19,10 @@ from rope_exp import files
 from rope_exp.errors import RunFolderError
 from rope_exp.files import (
     DiskError,
-    explaining_full_disk,
     lock,
     make_folders,
     read_json,
+    refuse_full_disk,
     try_lock,
     write_atomically,
     write_json,
@@ -86,7 +86,7 @@ def test_a_full_disk_says_what_is_used_up(
     for error in (OSError(number, "full"), Exception(f"full (os error {number})")):
         with (
             refused(f"no space left in {tmp_path}: {words}", by=DiskError),
-            explaining_full_disk(tmp_path, needed_bytes, "the file"),
+            refuse_full_disk(tmp_path, needed_bytes, "the file"),
         ):
             raise error
 

@@ -111,7 +111,7 @@ def test_a_checkout_of_which_git_says_nothing_is_refused(
         why = "No such file or directory: 'git'"
     with refused(f"git: cannot say which commit {checkout} is at: ", why, by=ConfigError):
         machine.git_state()
-    assert machine.machine_facts("cpu")["git"] is None
+    assert machine.machine_environment("cpu")["git"] is None
 
 
 def test_the_environment_names_no_other_repository(

@@ -82,7 +82,7 @@ def test_what_changed_since_the_last_start_is_noted(
 ) -> None:
     trainer = make("run")
     facts: dict[str, Any] = {"device": "a CPU", "torch": "2.9", "num_threads": 1, "git": None}
-    monkeypatch.setattr("rope_exp.worker.machine_facts", lambda device: dict(facts))
+    monkeypatch.setattr("rope_exp.worker.machine_environment", lambda device: dict(facts))
     record_start(trainer, {"norm": 0.0})
     first = read_env(trainer.folder)
     assert first["marks"] == []

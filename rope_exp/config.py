@@ -89,10 +89,15 @@ class RunConfig:
 
     def architecture(self, vocab_size: int) -> Architecture:
         """Return the specification of the decoder for a tokenizer's vocabulary."""
-        outputs = self.task.num_outputs if self.task else None
-        size = vocab_size + self.num_extra_ids
-        places = self.num_positions
-        return Architecture(self.model, self.pe, size, self.attn, self.causal, places, outputs)
+        return Architecture(
+            model=self.model,
+            pe=self.pe,
+            vocab_size=vocab_size + self.num_extra_ids,
+            attn=self.attn,
+            causal=self.causal,
+            num_positions=self.num_positions,
+            num_outputs=self.task.num_outputs if self.task else None,
+        )
 
     @property
     def task(self) -> TaskSpec | None:
@@ -106,20 +111,23 @@ class RunConfig:
 
     @property
     def objective_module(self) -> "Objective | None":
-        """The file of the objective; None if it is one of the core's, causal or regression."""
+        """The file of objective/ that is used; None for causal and regression, which have none."""
         name = self.train.objective
         return None if name in CORE_OBJECTIVES else objective_leaf(name)
 
     @property
     def num_extra_ids(self) -> int:
         """The number of the decoder's ids beyond the tokenizer's: one under mlm, the mask."""
-        return self.objective_module.NUM_EXTRA_IDS if self.objective_module else 0
+        objective = self.objective_module
+        return 0 if objective is None else objective.NUM_EXTRA_IDS
 
     def num_predicted(self, seq_len: int) -> int:
         """Return P, the number of predicted places of a sequence."""
-        if self.objective_module:
+        if self.objective_module is not None:
             return self.objective_module.num_predicted(seq_len)
-        return (self.task and self.task.num_queries) or seq_len
+        if self.task is not None and self.task.num_queries is not None:
+            return self.task.num_queries
+        return seq_len
 
     @property
     def num_warmup_steps(self) -> int:
@@ -192,7 +200,15 @@ class Objective(Protocol):
         """Return the number of predicted places of a sequence."""
 
     def hidden(self, plain: Batch, key: tuple[int, int], mask_id: int) -> Batch:
-        """Hide some tokens of all rows of a step; `key` is the data seed and the step."""
+        """Hide some tokens of all rows of a step.
+
+        Args:
+            plain: the batch of every next token: ids_BT and the columns that are hashed.
+            key: the data seed and the step, which alone determine the draws.
+            mask_id: the first id beyond the tokenizer's vocabulary.
+        Returns:
+            The batch that the model reads. Its targets are the hidden tokens at `place_BP`.
+        """
 
 
 def objective_leaf(name: str) -> Objective:
@@ -218,10 +234,9 @@ def task_of(data: sections.DataConfig) -> TaskSpec | None:
     """Return the specification of generated data; None for text."""
     if data.kind in sections.TEXT:
         return None
-    spec: TaskSpec = import_choice(
-        "tasks", data.kind, "data.kind", core=", ".join(sections.TEXT)
-    ).SPEC
-    return spec
+    task_file = import_choice("tasks", data.kind, "data.kind", core=", ".join(sections.TEXT))
+    task: TaskSpec = task_file.SPEC
+    return task
 
 
 def check_group(key: str, name: str) -> None:
@@ -243,21 +258,32 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of nested mappings by their dotted keys."""
     leaves: dict[str, Any] = {}
     for key, value in values.items():
-        is_section = isinstance(value, Mapping)
-        leaves |= flat(value, f"{prefix}{key}.") if is_section else {prefix + key: value}
+        if isinstance(value, Mapping):
+            leaves |= flat(value, f"{prefix}{key}.")
+        else:
+            leaves[prefix + key] = value
     return leaves
 
 
 def differing_keys(
     old: Mapping[str, Any], new: Mapping[str, Any], but: Collection[str] = ()
 ) -> list[str]:
-    """Return `key: old -> new` for each key whose values differ, but for keys or sections `but`."""
-    old, new = flat(old), flat(new)
-    return [
-        f"{key}: {show(old.get(key))} -> {show(new.get(key))}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not {key, key.partition(".")[0]}.intersection(but)
-    ]
+    """Return the differences between two configs as text, `key: old -> new`, sorted by key.
+
+    Args:
+        old, new: nested values, as `RunConfig.affecting_values`. A missing key counts as null.
+        but: keys (optim.lr) or whole sections (optim) that may differ.
+    """
+    flat_old = flat(old)
+    flat_new = flat(new)
+    differing = []
+    for key in sorted(flat_old.keys() | flat_new.keys()):
+        section = key.partition(".")[0]
+        before = flat_old.get(key)
+        after = flat_new.get(key)
+        if before != after and key not in but and section not in but:
+            differing.append(f"{key}: {show(before)} -> {show(after)}")
+    return differing
 
 
 # The reasons of keys that need something (`needs`) to have an effect.
@@ -271,25 +297,28 @@ NEEDS = {
 
 
 def refusals(config: RunConfig) -> Iterator[Refusal]:
-    """Yield what a config gets wrong, the first rule first; a rule may rely on those before it."""
+    """Yield a config's mistakes, the first rule first; a rule may rely on those before it."""
     # It raises for an unknown kind of data: ahead of the keys that such a kind would not have.
     task_of(config.data)
     yield from _void_keys(config)
-    yield from _of_data(config)
-    yield from _of_budget(config)
-    yield from _of_attention(config)
+    yield from _data_refusals(config)
+    yield from _budget_refusals(config)
+    yield from _attention_refusals(config)
     for name in config.train.probes:
-        if reason := probe_leaf(name).why_not(config):
+        reason = probe_leaf(name).why_not(config)
+        if reason:
             yield Refusal("train.probes", reason)
-    yield from _of_positions(config)
+    yield from _position_refusals(config)
 
 
 def _void_keys(config: RunConfig) -> Iterator[Refusal]:
-    """Keys that depart from their defaults and would have no effect."""
+    """Yield keys that depart from their defaults and would have no effect."""
     kind = config.data.kind
     for part in fields(config):
         values = getattr(config, part.name)
-        for field in fields(values) if is_dataclass(values) else ():
+        if not is_dataclass(values):
+            continue
+        for field in fields(values):
             if getattr(values, field.name) == field.default:
                 continue
             key = f"{part.name}.{field.name}"
@@ -297,15 +326,23 @@ def _void_keys(config: RunConfig) -> Iterator[Refusal]:
             if kind not in kinds:
                 yield Refusal(key, f"is for data={' or '.join(kinds)} alone")
             for needed in field.metadata.get("needs", "").split():
-                name, _, wanted = needed.partition("=")
-                value = attrgetter(name)(config)
-                if value != wanted if wanted else not value:
+                if not _has(config, needed):
                     yield Refusal(key, NEEDS.get(needed, f"needs {needed}").format(config))
 
 
-def _of_data(config: RunConfig) -> Iterator[Refusal]:
+def _has(config: RunConfig, needed: str) -> bool:
+    """Return whether a config has one of the words of `needs`: NAME (true), or NAME=VALUE."""
+    name, _, wanted = needed.partition("=")
+    value = attrgetter(name)(config)
+    if wanted:
+        return bool(value == wanted)
+    return bool(value)
+
+
+def _data_refusals(config: RunConfig) -> Iterator[Refusal]:
     """The corpus, its tokenizer, and the tracker."""
-    data, tokenizer = config.data, config.tokenizer
+    data = config.data
+    tokenizer = config.tokenizer
     if data.kind in sections.DATASETS:
         for name in ("path", "text_column"):
             if not getattr(data, name):
@@ -326,27 +363,27 @@ def _of_data(config: RunConfig) -> Iterator[Refusal]:
         yield Refusal("tracker.name", f"must be one of {', '.join(trackers)}")
 
 
-def _of_budget(config: RunConfig) -> Iterator[Refusal]:
+def _budget_refusals(config: RunConfig) -> Iterator[Refusal]:
     """The objective, the stages, and what generated data refuse."""
     train = config.train
     objectives = (*CORE_OBJECTIVES, *choice_names("objective"))
     if train.objective not in objectives:
         yield Refusal("train.objective", f"must be one of {', '.join(objectives)}")
     tokens = train.tokens_per_step
-    for seq_len, _, *sequences in train.stages or ():
-        if not sequences and tokens % seq_len:
-            reason = f"sequences of {seq_len} do not divide the {tokens} tokens of a step"
+    for spec in train.stage_specs:
+        if spec.num_sequences is None and tokens % spec.seq_len:
+            reason = f"sequences of {spec.seq_len} do not divide the {tokens} tokens of a step"
             yield Refusal("train.stages", f"{reason}; add a number of sequences")
     steps = train.staged[-1].steps[-1]
     if steps != train.num_steps:
         yield Refusal("train.num_steps", f"must be the {steps} of train.stages")
     if config.task:
-        yield from _of_task(config, config.task)
+        yield from _task_refusals(config, config.task)
     elif not config.predicts_tokens:
         yield Refusal("train.objective", "is for data=spikes alone")
 
 
-def _of_task(config: RunConfig, task: TaskSpec) -> Iterator[Refusal]:
+def _task_refusals(config: RunConfig, task: TaskSpec) -> Iterator[Refusal]:
     """Keys that generated data cannot have otherwise."""
     train = config.train
     kind = config.data.kind
@@ -360,13 +397,15 @@ def _of_task(config: RunConfig, task: TaskSpec) -> Iterator[Refusal]:
         yield Refusal("train.probes", f"data={kind} can be asked for {task.probe} alone")
 
 
-def _of_attention(config: RunConfig) -> Iterator[Refusal]:
+def _attention_refusals(config: RunConfig) -> Iterator[Refusal]:
     """Heads, and what the kind of attention refuses."""
-    model, attn = config.model, config.attn
+    model = config.model
+    attn = config.attn
     heads = model.num_attention_heads
     if heads % model.num_key_value_heads:
         yield Refusal("model.num_key_value_heads", f"must divide model.num_attention_heads={heads}")
-    if refused := [site for site in config.pe.rotate if site not in attn.sites()]:
+    refused = [site for site in config.pe.rotate if site not in attn.sites()]
+    if refused:
         yield Refusal("pe.rotate", f"{' and '.join(refused)} cannot rotate: {attn.why_not}")
     if attn.takes_heads:
         if model.head_dim is None and model.hidden_size % heads:
@@ -381,9 +420,11 @@ def _of_attention(config: RunConfig) -> Iterator[Refusal]:
         yield Refusal("train.objective", f"looks both ways, and {state}")
 
 
-def _of_positions(config: RunConfig) -> Iterator[Refusal]:
+def _position_refusals(config: RunConfig) -> Iterator[Refusal]:
     """Positions. Every variant must be possible at a size, so NoPE must satisfy these, too."""
-    pe, model, data = config.pe, config.model, config.data
+    pe = config.pe
+    model = config.model
+    data = config.data
     if pe.source is not None and pe.code_sha256 != text_sha256(pe.source):
         yield Refusal("pe.source", "was changed: pe.code_sha256 is of another text")
     if pe.code and pe.name in sections.OUR_NAMES:

@@ -21,7 +21,13 @@ EXIT_CODES = {"finished": EXIT_DONE, "diverged": EXIT_DIVERGED, "stopped": EXIT_
 
 
 class ConfigError(Exception):
-    """A user's mistake: the key, its value (Ellipsis: not shown), and the reason of the refusal."""
+    """A user's mistake, as one sentence `key=value: reason`; a command then exits with code 2.
+
+    Args:
+        key: the config key, flag or environment variable at fault.
+        value: its value as given; Ellipsis: there is none, or it is not shown, as it may be secret.
+        reason: the rest of the sentence, without a full stop: what is allowed, or what to do.
+    """
 
     # The three are its `args`, so that it can be pickled: a scheduler's job sends it back.
     def __init__(self, key: str, value: Any, reason: str) -> None:

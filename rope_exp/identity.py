@@ -35,11 +35,11 @@ def section(cls: type[Any]) -> type[Any]:
     return pydantic_dataclass(cls, frozen=True, config=strict)
 
 
-def affects_result(default: Any, **facts: Any) -> Any:
+def affects_result(default: Any, **metadata: Any) -> Any:
     """Declare a key of any type that can change a number, as any with a bare default can.
 
     Args:
-        facts: about the key:
+        metadata: statements about the key:
             needs: dotted attributes of the run's config, or NAME=VALUE, without which it is void.
             kinds: the kinds of data that have the key; by default all.
             of_tokens: True if it determines the tokens of a corpus.
@@ -47,12 +47,12 @@ def affects_result(default: Any, **facts: Any) -> Any:
             assumption: "departing": the assumptions under a table list it only if it departs;
                 "elsewhere": they never do.
     """
-    return dataclasses.field(default=default, metadata=facts)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
-def no_effect_on_result(default: Any, **facts: Any) -> Any:
+def no_effect_on_result(default: Any, **metadata: Any) -> Any:
     """Declare a key, or a section, that changes no number: logging, saving, places, presets."""
-    return dataclasses.field(default=default, metadata={"affects_result": False, **facts})
+    return dataclasses.field(default=default, metadata={"affects_result": False, **metadata})
 
 
 def choice_of(default: Any) -> Any:
@@ -61,10 +61,19 @@ def choice_of(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"choice": key})
 
 
-def metadata_of(section: Any, fact: str, prefix: str = "") -> dict[str, Any]:
-    """Return a fact about each key of a dataclass that declares it, by the key below a prefix."""
-    fields = dataclasses.fields(section)
-    return {prefix + key.name: key.metadata[fact] for key in fields if fact in key.metadata}
+def metadata_of(section: Any, name: str, prefix: str = "") -> dict[str, Any]:
+    """Return one entry of the metadata of each key that has it.
+
+    Args:
+        section: a dataclass of config keys, or an instance of one.
+        name: of the entry, such as "needs" or "of_tokens" (see `affects_result`).
+        prefix: is put before each key of the result, such as "data."; nothing is added between.
+    """
+    entries = {}
+    for field in dataclasses.fields(section):
+        if name in field.metadata:
+            entries[prefix + field.name] = field.metadata[name]
+    return entries
 
 
 def refuse(config: Any, refusals: Iterable[Refusal]) -> None:
@@ -85,42 +94,72 @@ _adapter = functools.cache(TypeAdapter)
 
 
 def convert(hint: Any, values: Any, key: str = "") -> Any:
-    """Return plain values as the type `hint`; ConfigError names the key at fault below `key`.
+    """Return plain values as a type, checked strictly: neither true nor "3" is a number.
 
-    A TypedDict drops keys that it does not declare; a dataclass refuses them.
+    Args:
+        hint: any type that pydantic can check. A TypedDict drops keys that it does not declare; a
+            dataclass refuses them.
+        values: as JSON has them; another value is read as its `repr`.
+        key: the dotted key of `values`, for the error; empty: they are a whole file or config.
+    Raises:
+        ConfigError: the values are not of the type; it names the first key at fault.
     """
     try:
         # Through JSON, because strict validation accepts tuples and dataclasses only from there.
         text = json.dumps(values, default=repr)
         return _adapter(hint).validate_json(text, strict=True)
     except ValidationError as error:
-        faults = error.errors()
+        raise _to_config_error(error, hint, values, key) from None
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(key or "its content", ..., first_line(error)) from error
 
-    def place(location: tuple[int | str, ...]) -> tuple[str, Any]:
-        path, value = key, values
-        # A location also names the possible types of a value, and places in a list: skipped.
-        for part in location:
-            if isinstance(value, Mapping) and part in value:
-                path, value = f"{path}.{part}".strip("."), value[part]
-        return path, value
 
+def _to_config_error(error: ValidationError, hint: Any, values: Any, key: str) -> ConfigError:
+    """Return pydantic's error as one about its first key at fault; arguments as of `convert`."""
+    faults = error.errors()
     first = faults[0]
-    where, value = place(first["loc"])
+    location = first["loc"]
+    where, value = _locate(location, values, key)
     if first["type"] == "missing":
-        raise ConfigError(f"{where}.{first['loc'][-1]}".strip("."), ..., "is missing")
+        return ConfigError(_join(where, location[-1]), ..., "is missing")
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        keys = dataclasses.fields(hint) if dataclasses.is_dataclass(hint) else ()
-        raise unknown_key(where, [f"{key}.{field.name}" for field in keys])
+        fields = dataclasses.fields(hint) if dataclasses.is_dataclass(hint) else ()
+        return unknown_key(where, [f"{key}.{field.name}" for field in fields])
+
     # A value with several possible types has a fault for each.
-    messages = dict.fromkeys(fault["msg"] for fault in faults if place(fault["loc"])[0] == where)
+    messages = []
+    for fault in faults:
+        path, _ = _locate(fault["loc"], values, key)
+        if path == where and fault["msg"] not in messages:
+            messages.append(fault["msg"])
     reason = ", or ".join(messages).replace("Value error, ", "")
     reason = re.sub(r"\b[A-Z][a-z]+ should ", "must ", reason)
     if first["type"] == "string_type" and isinstance(value, bool | int | float):
         # YAML and Hydra read 1e5, 007 and off as numbers and truth values.
         reason += f"""; in quotes it is one: "{where}='...'", and '...' in a file"""
-    raise ConfigError(where or "its content", value if where else ..., reason)
+    if not where:
+        return ConfigError("its content", ..., reason)
+    return ConfigError(where, value, reason)
+
+
+def _locate(location: tuple[int | str, ...], values: Any, key: str) -> tuple[str, Any]:
+    """Return the dotted key at one of pydantic's locations, and its value.
+
+    A location also names the possible types of a value, and places in a list. These are skipped:
+    ("stages", "tuple", 0) in {"stages": [1, 2]} with `key` "train" is ("train.stages", [1, 2]).
+    """
+    path = key
+    value = values
+    for part in location:
+        if isinstance(value, Mapping) and part in value:
+            path = _join(path, part)
+            value = value[part]
+    return path, value
+
+
+def _join(path: str, part: int | str) -> str:
+    """Return the dotted key of a part below a path, which may be empty."""
+    return f"{path}.{part}".strip(".")
 
 
 def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
@@ -140,16 +179,18 @@ def choice_names(folder: str) -> list[str]:
 def import_choice(
     folder: str, name: str, key: str, *, core: str = "", members: Iterable[str] = ()
 ) -> ModuleType:
-    """Import rope_exp/FOLDER/NAME.py.
+    """Import rope_exp/FOLDER/NAME.py, the file of a choice.
 
     Args:
-        folder: a folder of choices.
-        name: of a file in it.
-        key: what names the choice, for errors.
-        core: choices that need no file, for errors; empty: there are none.
+        folder: the folder of the choices, such as "attn".
+        name: the value of the key.
+        key: the key or the word that gave the name, for the error.
+        core: a name, or several with commas, that the caller knows without a file; only shown.
         members: names that the file must define.
+    Returns:
+        The module, which the caller casts to the `Protocol` of that folder.
     Raises:
-        ConfigError: there is no such file, or it lacks a member.
+        ConfigError: there is no such file or folder, or the file lacks a member.
     """
     names = choice_names(folder)
     if not names and not core:
@@ -167,7 +208,8 @@ def import_choice(
 
 def class_of(field: dataclasses.Field[Any], values: Any) -> Any:
     """Return the type of a key; of a section that is one of several, the one that `values` name."""
-    if (key := field.metadata.get("choice")) is None:
+    key = field.metadata.get("choice")
+    if key is None:
         return field.type
     core = getattr(field.default, key)
     name = values.get(key, core) if isinstance(values, Mapping) else core

@@ -9,7 +9,6 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import Field
@@ -24,6 +23,7 @@ from rope_exp.identity import (
     set_keys,
     suffix,
 )
+from rope_exp.stages import Stage, StageSpec, merge_specs, number_stages
 
 SITES = ("q", "k", "v", "o")
 EVERY = (1,)  # as a pattern of layers
@@ -375,32 +375,6 @@ class ScheduleConfig:
     final_fraction: Share = 0.1
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Steps on sequences of one length; a sample is one sequence of a step."""
-
-    seq_len: int
-    # B, over all processes.
-    batch_size: int
-    # The numbers of its steps, from 1.
-    steps: range
-    # The samples of all earlier stages.
-    samples_before: int
-
-    @property
-    def tokens_per_step(self) -> int:
-        return self.batch_size * self.seq_len
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.steps) * self.tokens_per_step
-
-    def samples(self, step: int) -> range:
-        """Return the numbers of the samples of one of the stage's steps, over the whole run."""
-        first = self.samples_before + (step - self.steps[0]) * self.batch_size
-        return range(first, first + self.batch_size)
-
-
 @section
 class TrainConfig:
     """The budget and the training loop. Batch sizes are in sequences, periods in steps."""
@@ -440,15 +414,12 @@ class TrainConfig:
     peak_tflops: NonNegative | None = no_effect_on_result(None)
 
     def __post_init__(self) -> None:
-        """Spell stages in one way: equal neighbours merged, and no sequences that tokens imply."""
-        listed: list[tuple[int, ...]] = []
-        for seq_len, num_steps, *sequences in self.stages or ():
-            given = [num for num in sequences if num * seq_len != self.tokens_per_step]
-            if listed and [listed[-1][0], *listed[-1][2:]] == [seq_len, *given]:
-                num_steps += listed.pop()[1]
-            listed.append((seq_len, num_steps, *given))
-        plain = [(self.seq_len, self.num_steps)]
-        set_keys(self, stages=None if listed in ([], plain) else tuple(listed))
+        """Spell stages in one way; null, if they say what num_steps and seq_len say."""
+        specs = merge_specs(self.stages or (), self.tokens_per_step)
+        stages = None
+        if specs and specs != [StageSpec(self.seq_len, self.num_steps)]:
+            stages = tuple(spec.to_list() for spec in specs)
+        set_keys(self, stages=stages)
 
     @property
     def tokens_per_step(self) -> int:
@@ -456,17 +427,15 @@ class TrainConfig:
         return self.global_batch_size * self.seq_len
 
     @property
+    def stage_specs(self) -> list[StageSpec]:
+        """The entries of `stages`; a single one if it is null."""
+        entries = self.stages or [(self.seq_len, self.num_steps)]
+        return [StageSpec(*entry) for entry in entries]
+
+    @property
     def staged(self) -> tuple[Stage, ...]:
         """The stages in order; a single one if `stages` is null."""
-        stages = []
-        first_step, samples = 1, 0
-        for seq_len, num_steps, *sequences in self.stages or [(self.seq_len, self.num_steps)]:
-            batch_size = sequences[0] if sequences else self.tokens_per_step // seq_len
-            steps = range(first_step, first_step + num_steps)
-            stages.append(Stage(seq_len, batch_size, steps, samples))
-            first_step += num_steps
-            samples += num_steps * batch_size
-        return tuple(stages)
+        return number_stages(self.stage_specs, self.tokens_per_step)
 
     def stage_at(self, step: int) -> Stage:
         """Return the stage of a step, counted from 1; past the end, the last."""
@@ -480,17 +449,21 @@ class TrainConfig:
 
     def tokens_until(self, step: int) -> int:
         """Return the number of tokens up to and including a step."""
-        return sum(
-            min(max(step - stage.steps[0] + 1, 0), len(stage.steps)) * stage.tokens_per_step
-            for stage in self.staged
-        )
+        num_tokens = 0
+        for stage in self.staged:
+            num_steps = min(max(step - stage.steps[0] + 1, 0), len(stage.steps))
+            num_tokens += num_steps * stage.tokens_per_step
+        return num_tokens
 
     @property
     def num_tokens(self) -> int:
         return self.tokens_until(self.num_steps)
 
     def rows_at_once(self, share: int, seq_len: int) -> int:
-        """Return the rows of a micro-batch, which micro_batch_size limits in tokens."""
+        """Return the rows of a micro-batch, whose tokens micro_batch_size limits.
+
+        `share` is the process's rows of a step, and `seq_len` their length.
+        """
         if self.micro_batch_size is None:
             return share
         most = max(1, self.micro_batch_size * self.seq_len // seq_len)
@@ -583,11 +556,11 @@ class AttentionConfig:
         return model.features_per_head, model.features_per_head
 
     def head_states(self, model: ModelConfig) -> int:
-        """Return the count of numbers in the states of all query heads, as in training."""
+        """Return how many numbers the states of all query heads hold, as in training."""
         return 0
 
     def refusals(self, model: ModelConfig) -> Iterator[Refusal]:
-        """Yield what this kind alone refuses, as `config.refusals` does."""
+        """Yield the mistakes that this kind alone refuses, as `config.refusals` does."""
         yield from ()
 
 

@@ -48,14 +48,15 @@ class DiskError(OSError):
         """
         free = free_bytes(folder)
         if over_quota:
-            words = f"{what} exceeds your quota of disk space"
+            reason = f"{what} exceeds your quota of disk space"
         elif needed_bytes is not None and needed_bytes > free:
-            words = f"{what} needs {needed_bytes:,} bytes and {free:,} are free"
+            reason = f"{what} needs {needed_bytes:,} bytes and {free:,} are free"
         else:
             # A disk can also run out of files, whatever the number of free bytes.
-            words = f"{what} needs more than is free ({free:,} bytes{_free_files(folder)})"
+            reason = f"{what} needs more than is free ({free:,} bytes{_free_files(folder)})"
         self.over_quota = over_quota
-        super().__init__(f"no space left in {folder}: {words}; make room, or choose another folder")
+        remedy = "make room, or choose another folder"
+        super().__init__(f"no space left in {folder}: {reason}; {remedy}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OSError, self.args  # another process reads the sentence alone
@@ -83,17 +84,30 @@ def system_error(error: Exception) -> Exception:
 
 @contextmanager
 def refuse_full_disk(folder: Path, needed_bytes: int | None, what: str) -> Iterator[None]:
-    """Raise a DiskError in place of the system's error if the block meets a full disk."""
+    """Say in one sentence what did not fit, if the block meets a full disk.
+
+    Blocks may be nested. The outer one replaces the sentence of the inner one, which may name a
+    hidden folder that the user does not know.
+
+    Args:
+        folder: the folder that the user knows; it may not exist yet.
+        needed_bytes: the size of `what`; None: unknown.
+        what: the file or the folder that the block writes, for the sentence.
+    Returns:
+        A context. Other errors of its block pass unchanged.
+    Raises:
+        DiskError: the disk, or the user's quota, is full.
+    """
     try:
         yield
     except Exception as raised:
         error = system_error(raised)
-        if isinstance(error, OSError) and is_full(error):
-            # The sentence of an inner block names a hidden folder, which the user does not know.
-            over_quota = error.over_quota if isinstance(error, DiskError) else False
-            over_quota = over_quota or error.errno == errno.EDQUOT
-            raise DiskError(folder, needed_bytes, what, over_quota=over_quota) from None
-        raise
+        if not (isinstance(error, OSError) and is_full(error)):
+            raise
+        over_quota = error.errno == errno.EDQUOT
+        if isinstance(error, DiskError):
+            over_quota = over_quota or error.over_quota
+        raise DiskError(folder, needed_bytes, what, over_quota=over_quota) from None
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -123,7 +137,15 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def new_folder(folder: Path, needed_bytes: int | None, what: str) -> Iterator[Path]:
     """Yield a hidden folder beside `folder`, and rename it to that when the block is done.
 
-    The block syncs the files. A kill leaves the hidden folder, which the next call removes.
+    The block syncs the files. If it raises, nothing of them remains. A kill leaves the hidden
+    folder, which the next call removes.
+
+    Args:
+        folder: does not exist yet; missing parents are made.
+        needed_bytes: the size of all files; None: unknown.
+        what: names them in the sentence about a full disk.
+    Raises:
+        DiskError: the disk, or the user's quota, is full.
     """
     temporary = folder.with_name(f".saving-{folder.name}")
     with refuse_full_disk(folder.parent, needed_bytes, what):
@@ -175,14 +197,19 @@ def try_lock(path: Path, *, shared: bool = False) -> int | None:
     The lock is held as long as any process has the descriptor open, including children that
     received it, and ends with the last one. A `shared` lock may be held by others, too.
     """
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
-        return lock(path, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        return lock(path, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return None
 
 
 def lock(path: Path, flags: int = fcntl.LOCK_EX) -> int:
-    """Acquire the lock of `path` by these flags of flock(2); wait until it is free."""
+    """Acquire the lock of `path`, and return its descriptor.
+
+    `flags` are those of flock(2). By default the lock is exclusive, and the call waits until it is
+    free. With LOCK_NB it raises BlockingIOError instead.
+    """
     while True:
         # Open for writing: on NFS an exclusive lock needs that.
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)

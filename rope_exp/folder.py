@@ -180,7 +180,8 @@ def to_config(values: Any) -> RunConfig:
     """Convert a stored config: newer keys get their defaults, and keys that went are dropped."""
     if isinstance(values, dict):
         for section, gone in _GONE.items():
-            if isinstance(stored := values.get(section), dict):
+            stored = values.get(section)
+            if isinstance(stored, dict):
                 kept = {key: stored[key] for key in stored if key not in gone}
                 values = {**values, section: kept}
     return RunConfig.from_dict(values)
@@ -189,16 +190,19 @@ def to_config(values: Any) -> RunConfig:
 def read_result(folder: Path) -> dict[str, Any] | None:
     """Read result.json, a `Result`; None while the run is not done."""
     path = folder / RESULT
-    return check_result(path, read_json(path)) if path.exists() else None
+    if not path.exists():
+        return None
+    return check_result(path, read_json(path))
 
 
 def read_env(folder: Path) -> dict[str, Any]:
-    """Read env.json, an `Env` with further keys; {} before the run's first start."""
+    """Read env.json: an `Env`, and keys that it does not declare; {} before the first start."""
     path = folder / ENV
     if not path.exists():
         return {}
     env = read_json(path)
-    checked(path, env, Env)  # its result lacks further keys of the corpus
+    # The conversion would drop keys of the corpus that `Env` does not declare.
+    checked(path, env, Env)
     return env
 
 
@@ -221,7 +225,7 @@ def check_probes(
     """Refuse answers that no such run has.
 
     Args:
-        path: their place.
+        path: the file that holds them, for the error.
         answers: by probe. Those to a probe whose file was deleted are taken as they are.
         result: of the run, with the SHA-256 of the answers if it has one.
         config: of the run, which names the probes.
@@ -254,13 +258,24 @@ def list_steps(checkpoints: Path) -> list[int]:
 
 
 def checked(path: object, values: Mapping[str, Any], hint: Any) -> dict[str, Any]:
-    """Return the content of `path` as a TypedDict; further keys stay."""
+    """Return a JSON object whose declared keys have their declared types.
+
+    Args:
+        path: names the file in the error.
+        values: the file's content.
+        hint: a TypedDict. Keys that it does not declare stay as they are.
+    Raises:
+        RunFolderError: a key is missing, or of another type.
+    """
     converted: dict[str, Any] = checked_as(path, values, hint)
     return {**values, **converted}
 
 
 def checked_as(path: object, values: Any, hint: Any) -> Any:
-    """Return plain values of `path` as a type; a RunFolderError names the path."""
+    """Return plain values as the type `hint`; arguments and errors as of `checked`.
+
+    Here `hint` is any type, and a TypedDict loses the keys that it does not declare.
+    """
     try:
         return convert(hint, values)
     except ConfigError as error:
@@ -268,7 +283,10 @@ def checked_as(path: object, values: Any, hint: Any) -> Any:
 
 
 def check_result(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of `path` as a `Result`, with the losses that its status requires."""
+    """Return `values` as a `Result`, with the losses that its status requires.
+
+    `path` names the file, or the record, in errors.
+    """
     result = checked(path, values, Result)
     return checked(path, result, _LOSS[result["status"]])
 
@@ -415,22 +433,24 @@ class Run:
         A curve ends at the last step of a finished run, with its loss.
         """
         last = self.metrics[-1] if self.metrics else {}
-        by_config = self._by_config()
-        by_curve = {}
+        self._check_result(CONFIG, self._by_config())
         if self.status == "finished":
             by_curve = {"val/loss": last.get("val/loss"), "steps": last.get("step")}
-        for source, expected in ((CONFIG, by_config), (METRICS, by_curve)):
-            for key, value in expected.items():
-                if self.result[key] != value:
-                    raise ReportError(
-                        f"{self.folder}: {key} is {self.result[key]!r} by {RESULT}, but {value!r} "
-                        f"by {source}: one of them was edited, or belongs to another run"
-                    )
+            self._check_result(METRICS, by_curve)
         if last.get("step", 0) > self.result["steps"]:
             raise ReportError(
                 f"{self.folder}: {METRICS} goes on to step {last['step']}, past the "
                 f"{self.result['steps']} steps of {RESULT}"
             )
+
+    def _check_result(self, source: str, expected: Mapping[str, Any]) -> None:
+        """Refuse a result that differs from the values that another file implies."""
+        for key, value in expected.items():
+            if self.result[key] != value:
+                raise ReportError(
+                    f"{self.folder}: {key} is {self.result[key]!r} by {RESULT}, but {value!r} "
+                    f"by {source}: one of them was edited, or belongs to another run"
+                )
 
     def _by_config(self) -> dict[str, Any]:
         """Return the values of the result that the config determines."""
@@ -451,13 +471,20 @@ class Run:
 def read_runs(groups: Iterable[Path]) -> tuple[list[Run], dict[str, str]]:
     """Return every run of some groups, and the folders that were left out, with the reason.
 
-    A run that was edited or moved is a ReportError: without it, the table would hide that.
+    Raises:
+        ReportError: a run was edited or moved; a table without it would hide that.
+        RunFolderError: no run can be read.
     """
+    folders = []
+    for group in groups:
+        # Hidden folders hold runs that were set aside.
+        folders += sorted(group.glob("[!.]*/[!.]*"))
+
     runs = []
     left_out = {}
-    # Hidden folders hold runs that were set aside.
-    folders = [path for group in groups for path in sorted(group.glob("[!.]*/[!.]*"))]
-    for folder in filter(Path.is_dir, folders):
+    for folder in folders:
+        if not folder.is_dir():
+            continue
         name = "/".join(folder.parts[-3:])
         if not is_run(folder):
             left_out[name] = "it holds no run <pe>/seed<k>, or one that has not begun"

@@ -13,16 +13,25 @@ from rope_exp.machine import gpus
 
 
 def lease(count: int, runs_per_gpu: int) -> dict[str, list[int]]:
-    """Return the descriptors that lease `count` GPUs, by GPU; {} if too few are free.
+    """Lease some GPUs of this machine, all or none.
 
     A run that waits for two GPUs does not hold the free one, so that another run gets it.
+
+    Args:
+        count: how many.
+        runs_per_gpu: how many runs may share each of them.
+    Returns:
+        The open descriptors that hold a GPU, by its UUID; {} if too few are free.
+    Raises:
+        ConfigError, OSError: the folder of leases cannot be used.
     """
     leases: dict[str, list[int]] = {}
     try:
         for gpu in gpus():
             if len(leases) == count:
                 break
-            if descriptors := _lock(gpu, runs_per_gpu):
+            descriptors = _lock(gpu, runs_per_gpu)
+            if descriptors:
                 leases[gpu] = descriptors
     except (ConfigError, OSError):
         # The run fails, and others go on.

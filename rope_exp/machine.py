@@ -58,7 +58,7 @@ def has_bf16(device: str) -> bool:
     """Return whether the CPU, or every GPU, multiplies bfloat16 in hardware."""
     if device == "cuda":
         return all(float(capability) >= 8.0 for (capability,) in _nvidia_smi("compute_cap"))
-    return re.search("amx_bf16|avx512_bf16", _cpu_facts("flags")) is not None
+    return re.search("amx_bf16|avx512_bf16", _cpu_info("flags")) is not None
 
 
 @functools.cache
@@ -74,7 +74,9 @@ def _nvidia_smi(*columns: str) -> list[tuple[str, ...]]:
 
 def num_cores() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def total_memory() -> int:
@@ -96,13 +98,17 @@ def check_threads() -> None:
         raise ConfigError("OMP_NUM_THREADS", value, reason)
 
 
-def _cpu_facts(*keys: str) -> str:
+def _cpu_info(*keys: str) -> str:
     """Return the first CPU's values of some keys, "" if the kernel reports none."""
     if not CPU_INFO.exists():
         return ""
     text = CPU_INFO.read_text(encoding="ascii", errors="replace")
-    facts = [re.search(rf"^{key}\s*:\s*(.*)$", text, re.MULTILINE) for key in keys]
-    return " ".join(fact[1].strip() for fact in facts if fact)
+    values = []
+    for key in keys:
+        match = re.search(rf"^{key}\s*:\s*(.*)$", text, re.MULTILINE)
+        if match:
+            values.append(match[1].strip())
+    return " ".join(values)
 
 
 def has_compiler(device: str) -> bool:
@@ -113,7 +119,11 @@ def has_compiler(device: str) -> bool:
 
 
 def machine_environment(device: str) -> dict[str, Any]:
-    """Return the hardware, versions and commit behind any measurement in this process."""
+    """Return the hardware, versions and commit behind any measurement in this process.
+
+    env.json has these keys. `device` is cpu or cuda. The commit is null in an installed copy, and
+    where git fails.
+    """
     import torch
 
     # Runs are also trained where git fails.
@@ -125,11 +135,11 @@ def machine_environment(device: str) -> dict[str, Any]:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
 
-    cpu = _cpu_facts("model name") or platform.processor() or platform.machine()
+    cpu = _cpu_info("model name") or platform.processor() or platform.machine()
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else cpu,
         # CPUs of one name may round differently.
-        "cpu": _cpu_facts("vendor_id", "cpu family", "model") or platform.machine(),
+        "cpu": _cpu_info("vendor_id", "cpu family", "model") or platform.machine(),
         "torch": torch.__version__,
         "num_threads": torch.get_num_threads(),
         "git": git,
@@ -141,32 +151,39 @@ def machine_environment(device: str) -> dict[str, Any]:
     }
 
 
-def environment_text(fact: Any) -> str:
-    """Return a fact as readable text: a commit by its first digits, with + if code was changed."""
-    if isinstance(fact, dict):
-        return f"{fact.get('commit')!s:.10}{'+' if fact.get('dirty') else ''}"
-    return str(fact)
+def environment_text(value: Any) -> str:
+    """Return a value of env.json as readable text.
+
+    The state of git is the commit's first digits, with + if the code was changed since.
+    """
+    if isinstance(value, dict):
+        changed = "+" if value.get("dirty") else ""
+        return f"{value.get('commit')!s:.10}{changed}"
+    return str(value)
 
 
-def git_state(further: Path | None = None) -> dict[str, Any] | None:
-    """Return the commit of this checkout and whether its code was changed since.
+def git_state(config_dir: Path | None = None) -> dict[str, Any] | None:
+    """Return the commit of this checkout, and whether its code was changed since (`dirty`).
 
-    A `further` folder counts as code if it lies in the checkout.
-
-    None if this package is no checkout of its own: an installed copy may lie within somebody
-    else's repository. A ConfigError says why git cannot name the commit of a checkout.
+    Args:
+        config_dir: a user's folder of configs, which counts as code if it lies in the checkout.
+    Returns:
+        None if this package is no checkout of its own: an installed copy may lie within somebody
+        else's repository.
+    Raises:
+        ConfigError: git cannot name the commit of a checkout.
     """
     if not os.path.lexists(ROOT / ".git"):
         return None
-    # Regardless of a repository in the environment, and of others further up.
+    # Regardless of a repository in the environment, and of others above this one.
     environment = {key: os.environ[key] for key in os.environ if not key.startswith("GIT_")}
     environment["GIT_CEILING_DIRECTORIES"] = str(ROOT.parent)
     git = functools.partial(output_of, "git", "-C", str(ROOT), env=environment)
     try:
         # Count new files, regardless of the user's own settings.
         code = [*CODE]
-        if further is not None and further.resolve().is_relative_to(ROOT):
-            code.append(str(further.resolve()))
+        if config_dir is not None and config_dir.resolve().is_relative_to(ROOT):
+            code.append(str(config_dir.resolve()))
         status = git("status", "--porcelain", "--untracked-files=normal", "--", *code)
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(status)}
     except ChildProcessError as error:

@@ -32,7 +32,7 @@ from rope_exp.sweep import Job, check_folders, dispatch, give_own_ids
 
 FOLDER = Path("results/slurm")
 SWEEPS = FOLDER / "sweeps"
-# The launchers of Hydra whose keys say what a job asks for, and submitit's names of clusters.
+# The launchers of Hydra whose keys are a job's resources, and submitit's names of clusters.
 CLUSTERS = {"SlurmLauncher": "slurm", "LocalLauncher": "local"}
 # Keys of Hydra's launcher that we decide.
 OURS = ("_target_", "submitit_folder", "stderr_to_stdout", "max_num_timeout")
@@ -51,10 +51,18 @@ class Queue:
         return read_json(self._path) if self._path.exists() else {}
 
     def add(self, cluster: str, parts: Sequence[Sequence[str]], ids: Sequence[str]) -> None:
-        """Keep the ids of submitted jobs, each with its cells."""
-        new = zip(parts, ids, strict=True)
-        added = {name: [cluster, job_id] for part, job_id in new for name in part}
-        write_json(self._path, self.jobs | added)
+        """Keep the ids of jobs that were submitted; a cell's newer job replaces its older one.
+
+        Args:
+            cluster: slurm, or local for submitit's stand-in.
+            parts: the names of the cells of each job.
+            ids: the id of each job.
+        """
+        jobs = self.jobs
+        for part, job_id in zip(parts, ids, strict=True):
+            for name in part:
+                jobs[name] = [cluster, job_id]
+        write_json(self._path, jobs)
 
     def active(self, names: Collection[str]) -> dict[str, str]:
         """Return `queued` or `running` for each of these cells whose job has not ended."""
@@ -81,13 +89,13 @@ class Queue:
         except ChildProcessError as error:
             active = {}
             ended = f"submitted ({error})"
-        jobs = {name: job_id for name, (_, job_id) in self.jobs.items() if name in names}
-        return {
-            name: f"{active[name]}, job {job_id}"
-            if name in active
-            else f"{ended}, see {self.folder / job_id}_0_log.out"
-            for name, job_id in jobs.items()
-        }
+        descriptions = {}
+        for name, (_, job_id) in self.jobs.items():
+            if name in active:
+                descriptions[name] = f"{active[name]}, job {job_id}"
+            elif name in names:
+                descriptions[name] = f"{ended}, see {self.folder / job_id}_0_log.out"
+        return descriptions
 
 
 def run_on_node(
@@ -96,8 +104,13 @@ def run_on_node(
     """Run some cells in a job; at its time limit or preempted, requeue it once they are saved.
 
     Args:
+        run: runs the cells, and returns the exit code.
+        cells: what `run` needs of each cell.
         max_restarts: after so many the job is not requeued at its time limit.
         gpus: the submitting process's CUDA_VISIBLE_DEVICES; submitit's stand-in hides the GPUs.
+            None: it was not set.
+    Raises:
+        ChildProcessError: a run failed or was stopped, so that SLURM shows a failed job.
     """
     at_limit = []
 
@@ -110,7 +123,8 @@ def run_on_node(
     job = submitit.JobEnvironment()
     if job.cluster == "local":
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-        os.environ |= {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
+        if gpus is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus
     # In place of submitit's own handler, which requeues first and saves afterwards.
     signal.signal(signal.SIGUSR2, stop)
     # A signal ends the preparation of data, and the job can still requeue itself.
@@ -130,7 +144,6 @@ def run_on_node(
         if is_requeued:
             output_of("scontrol", "requeue", job.job_id)
     if code not in (EXIT_DONE, EXIT_DIVERGED):
-        # SLURM then shows a failed job.
         raise ChildProcessError(f"ended with exit code {code}")
 
 
@@ -141,15 +154,17 @@ def submit(
     cells: Mapping[str, Any],
     run: Callable[[Sequence[Any]], int],
 ) -> str:
-    """Submit the cells that are not in the queue, and say what was submitted.
+    """Submit the cells that are not in the queue.
 
     Args:
-        launcher: Hydra's node, whose keys say what a job asks for.
+        launcher: Hydra's node, whose keys are a job's resources and limits.
         cells_per_job: how many cells a job runs.
-        queue: of the campaign or the sweep.
+        queue: of the campaign or the sweep; the new jobs are added.
         cells: what `run` needs of each cell, by name.
         run: runs several of these in a job, and returns the exit code.
 
+    Returns:
+        A line that says what was submitted.
     Raises:
         ConfigError: a key of the launcher cannot be followed.
         ChildProcessError: the cluster refuses the jobs.
@@ -157,7 +172,7 @@ def submit(
     cluster = CLUSTERS.get(launcher["_target_"].rpartition(".")[2])
     if cluster is None:
         raise ConfigError("launch", ..., "must be slurm or slurm_local")
-    asked = _asked(launcher, cluster)
+    parameters = _job_parameters(launcher, cluster)
 
     active = queue.active(cells)
     names = [name for name in cells if name not in active]
@@ -176,12 +191,12 @@ def submit(
     with stop_signals_blocked():
         try:
             executor = submitit.AutoExecutor(folder=queue.folder, cluster=cluster)
-            executor.update_parameters(stderr_to_stdout=True, **asked)
+            executor.update_parameters(stderr_to_stdout=True, **parameters)
             with executor.batch():
-                jobs = [
-                    executor.submit(run_on_node, run, [*map(cells.get, part)], max_restarts, gpus)
-                    for part in parts
-                ]
+                jobs = []
+                for part in parts:
+                    values = [cells[name] for name in part]
+                    jobs.append(executor.submit(run_on_node, run, values, max_restarts, gpus))
         except (FailedJobError, OSError) as error:
             raise ChildProcessError(f"launch={cluster}: {first_line(error)}") from None
         except (NameError, TypeError, ValueError, RuntimeError, AssertionError) as error:
@@ -192,8 +207,8 @@ def submit(
     return f"submitted {len(names)} runs, jobs {arrays}{waiting}; logs in {queue.folder}"
 
 
-def _asked(launcher: DictConfig, cluster: str) -> dict[str, Any]:
-    """Return what a job asks for, by submitit's names."""
+def _job_parameters(launcher: DictConfig, cluster: str) -> dict[str, Any]:
+    """Return the resources and limits of a job, by submitit's names."""
     for key in ("nodes", "tasks_per_node"):
         if launcher[key] != 1:
             reason = "must be 1: a job starts its own processes, on one node"
@@ -201,9 +216,10 @@ def _asked(launcher: DictConfig, cluster: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key in sorted({*map(str, launcher)} - {*OURS}):
         value = launcher[key]
+        if OmegaConf.is_config(value):
+            value = OmegaConf.to_container(value, resolve=True)
         if value is not None:
-            is_node = OmegaConf.is_config(value)
-            values[key] = OmegaConf.to_container(value, resolve=True) if is_node else value
+            values[key] = value
     if cluster == "slurm":
         # Some clusters requeue no job that does not ask for it.
         values["additional_parameters"] = {"requeue": True, **values["additional_parameters"]}
@@ -219,11 +235,10 @@ def _asked(launcher: DictConfig, cluster: str) -> dict[str, Any]:
 
 def submit_sweep(jobs: Composed) -> str:
     """Submit the runs of a sweep that have no result, and say what was submitted."""
-    cells = {
-        key: (run.config.replace("launch", cells_per_job=1), run.title)
-        for key, run in _runs(jobs).items()
-        if run.exit_code is None
-    }
+    cells = {}
+    for key, run in _runs(jobs).items():
+        if run.exit_code is None:
+            cells[key] = (run.config.replace("launch", cells_per_job=1), run.title)
     cells_per_job = jobs.configs[0].launch.cells_per_job
     return submit(jobs.tree.hydra.launcher, cells_per_job, Queue(SWEEPS), cells, run_configs)
 
@@ -254,5 +269,7 @@ def run_configs(runs: Sequence[tuple[RunConfig, str]]) -> int:
     give_own_ids()
     configs, titles = zip(*runs, strict=True)
     code, jobs = dispatch(configs, titles)
-    # A run that diverged is done, be it alone or not.
-    return EXIT_DONE if all(job.status in ("finished", "diverged") for job in jobs) else code
+    # A run that diverged is done, even as the only run of a job.
+    if all(job.status in ("finished", "diverged") for job in jobs):
+        return EXIT_DONE
+    return code

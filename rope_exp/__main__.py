@@ -18,17 +18,18 @@ def main(command: str | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal may not have our characters, such as a table's Δ.
         sys.stdout.reconfigure(errors="replace")
-    words = sys.argv[1:]
+    argv = sys.argv[1:]
     if command is None:
-        command = words.pop(0) if words else "--help"
+        command = argv.pop(0) if argv else "--help"
     if command in ("-h", "--help"):
-        command, words = "train", ["--help"]
+        command = "train"
+        argv = ["--help"]
     # Until a command that starts runs handles stop signals itself, one ends it; so does one that
     # comes while a corpus is prepared.
     can_resume = command in ("train", "campaign", "sweep", "prepare")
     if can_resume:
         on_signal(exit_stopped)
-    code = run_command(lambda: _run(command, words))
+    code = run_command(lambda: _run(command, argv))
     if can_resume:
         # Only Python's exit is left, which a signal would garble.
         on_signal(signal.SIG_IGN)
@@ -38,11 +39,11 @@ def main(command: str | None = None) -> int:
 class Command(Protocol):
     """A file of commands/."""
 
-    def main(self, words: list[str]) -> int:
+    def main(self, argv: list[str]) -> int:
         """Run the command with the words after its name; return its exit code."""
 
 
-def _run(command: str, words: list[str]) -> int:
+def _run(command: str, argv: list[str]) -> int:
     if command == "--version":
         from rope_exp.version import __version__
 
@@ -57,7 +58,7 @@ def _run(command: str, words: list[str]) -> int:
             raise
         reason = f"lacks {error.name}; `make setup` installs all in .venv: . .venv/bin/activate"
         raise ConfigError("python", sys.executable, reason) from None
-    return leaf.main(words)
+    return leaf.main(argv)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a run reads: a data set, a prepared corpus, and the streams of documents it is made from."""
+"""The data of a run: a data set, a prepared corpus, and the documents that it is made from."""
 
 import functools
 import hashlib
@@ -77,7 +77,13 @@ class DataSet:
     num_train_tokens: int | None  # of one epoch; None: the data has no end
 
     def batch(self, split: str, indices: Iterable[int], seed: int = 0) -> Batch:
-        """Return the batch of generated rows of a split by their numbers, counted from 0."""
+        """Return generated rows; a prepared corpus has none.
+
+        Args:
+            split: one of the task's splits, such as train or test.
+            indices: the numbers of the rows, from 0.
+            seed: of the draws; held-out rows always take the default.
+        """
         raise NotImplementedError
 
 
@@ -88,7 +94,8 @@ class DataSet:
 class Prepared(DataSet):
     """A prepared corpus: its folder, and the token ids of each side, mapped into memory.
 
-    tokenizer.json   train.bin, validation.bin: token ids   meta.json: their digest, and facts
+    The folder has tokenizer.json, the token ids in train.bin and validation.bin, and meta.json with
+    their digest, the corpus's source and its counts.
     """
 
     folder: Path
@@ -99,11 +106,14 @@ def open_prepared(folder: Path, data: DataConfig, *, verifies: bool) -> Prepared
     """Open the folder of a prepared corpus, which `prepare` made.
 
     Args:
+        folder: of the corpus; its name is a hash of what determines the tokens.
         data: names the corpus in the record of a run. The same content may have been prepared
             under another name, from another path.
         verifies: hash all tokens; otherwise compare meta.json with its own hash, and the sizes of
             the other files with it.
 
+    Returns:
+        The data set, with token ids that are read from the disk as they are used.
     Raises:
         DataError: the folder is gone, or damaged.
     """
@@ -128,9 +138,9 @@ def open_prepared(folder: Path, data: DataConfig, *, verifies: bool) -> Prepared
     if "path" in corpus:
         corpus["path"] = data.path
     # A plain array is sliced faster than a memmap.
-    tokens = {
-        side: np.memmap(folder / f"{side}.bin", dtype, "r").view(np.ndarray) for side in SIDES
-    }
+    tokens = {}
+    for side in SIDES:
+        tokens[side] = np.memmap(folder / f"{side}.bin", dtype, "r").view(np.ndarray)
     return Prepared(
         vocab_size=meta["vocab_size"],
         data_sha256=meta["data_sha256"],
@@ -158,7 +168,7 @@ def token_dtype(num_ids: int) -> np.dtype[np.unsignedinteger]:
     return np.dtype("<u2" if num_ids <= 2**16 else "<u4")
 
 
-# -- what a corpus is made from --------------------------------------------------------------------
+# -- the documents of a corpus ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -168,8 +178,8 @@ class Corpus:
     data: DataConfig
     splits: Mapping[str, Any]
     read: Callable[[Any], Iterable[str]]
-    # Further entries of the record; complete once all documents have been read.
-    facts: dict[str, Any] = field(default_factory=dict)
+    # Where the documents come from, for meta.json; complete once all of them have been read.
+    source_info: dict[str, Any] = field(default_factory=dict)
 
     def documents(self, split: str) -> Iterator[tuple[str, str]]:
         """Yield (side, text) of each non-empty document of a split.

@@ -48,7 +48,17 @@ def _check_repository(key: str, path: str) -> None:
 
 @functools.cache
 def newest_commit(key: str, path: str, revision: str | None, repo_type: str) -> str:
-    """Return the commit of a revision; the hub is asked once, so that all runs get the same."""
+    """Return the commit that a revision names now; later calls of this process return the same.
+
+    Args:
+        key: the config key that gave the path, for errors.
+        path: OWNER/NAME.
+        revision: a branch, a tag or a commit; None: the default branch.
+        repo_type: dataset or model.
+    Raises:
+        ConfigError: the hub has no such repository or revision.
+        DataError: the hub does not answer.
+    """
     if revision is not None and re.fullmatch("[0-9a-f]{40}", revision):
         return revision
     from huggingface_hub import HfApi
@@ -135,8 +145,8 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
 @contextmanager
 def noting_silence(key: str, value: object) -> Iterator[None]:
     """Log a line if the block, which asks the hub, takes long: the libraries try for minutes."""
-    words = f"{key}={value}: the hub has not answered for {SILENCE_SECONDS:g} s; still trying"
-    timer = threading.Timer(SILENCE_SECONDS, log, [words])
+    line = f"{key}={value}: the hub has not answered for {SILENCE_SECONDS:g} s; still trying"
+    timer = threading.Timer(SILENCE_SECONDS, log, [line])
     timer.daemon = True
     timer.start()
     try:
@@ -147,7 +157,18 @@ def noting_silence(key: str, value: object) -> Iterator[None]:
 
 @contextmanager
 def refuse_load_errors(key: str, value: object, *, from_hub: bool = False) -> Iterator[None]:
-    """Explain any error of a library by the path `value` of `key`, or by a hub without answer."""
+    """Refuse a path that a library cannot read, in place of any error of the block.
+
+    Args:
+        key: the config key that gave the path, such as data.path.
+        value: the path, here or on the hub.
+        from_hub: the block asks the hub, which may fail although the path is right.
+    Returns:
+        A context; a ConfigError of its block passes unchanged.
+    Raises:
+        ConfigError: nothing can be read from the path.
+        DataError: the hub does not answer; the same command may succeed later.
+    """
     try:
         yield
     except (ConfigError, MemoryError):

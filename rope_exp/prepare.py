@@ -82,21 +82,21 @@ def library_files() -> dict[str, Path]:
 
 def open_library(data: DataConfig) -> Corpus:
     """Open the stdlib corpus, with one document per module; other kinds are files of corpora/."""
-    facts: dict[str, Any] = {"python": platform.python_version()}
+    source_info: dict[str, Any] = {"python": platform.python_version()}
 
     def read(paths: Iterable[Path]) -> Iterator[str]:
-        facts["files_not_decoded"] = 0
+        source_info["files_not_decoded"] = 0
         for path in paths:
             try:
                 with tokenize.open(path) as file:
                     text = file.read()
             except (SyntaxError, UnicodeDecodeError):
                 # The module declares a wrong encoding, or declares none and is not UTF-8.
-                facts["files_not_decoded"] += 1
+                source_info["files_not_decoded"] += 1
             else:
                 yield text
 
-    return Corpus(data, {TRAIN: library_files().values()}, read, facts)
+    return Corpus(data, {TRAIN: library_files().values()}, read, source_info)
 
 
 def fingerprint(data: DataConfig) -> str:
@@ -107,7 +107,17 @@ def fingerprint(data: DataConfig) -> str:
 
 
 def open_data(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int) -> DataSet:
-    """Open the data set of a run, and prepare its corpus if necessary; errors as in `prepare`."""
+    """Open the data set of a run: rows that are generated, or a corpus, prepared if necessary.
+
+    Args:
+        data: the section of the run's config.
+        tokenizer: the section of the run's config; rows of a task have a vocabulary of their own.
+        seq_len: T, the length of the rows, or the tokens of a window of the corpus.
+    Returns:
+        The data set; a `Prepared` for a corpus.
+    Raises:
+        ConfigError, DataError: as for `prepare`.
+    """
     if task_of(data) is not None:
         return open_task(data, seq_len)
     return prepare(data, tokenizer, seq_len=seq_len)
@@ -116,6 +126,12 @@ def open_data(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int) -> 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int = 0) -> Prepared:
     """Open the prepared corpus of a config, which is made first if necessary, and verify it.
 
+    Args:
+        data: the corpus, its split and its cache.
+        tokenizer: trained on the corpus, read, or of bytes, as its kind says.
+        seq_len: each side must have at least one window of seq_len + 1 tokens.
+    Returns:
+        The corpus, whose tokens have been hashed and agree with the record of their preparation.
     Raises:
         ConfigError: as for `prepared_folder`, or the corpus has no whole window on a side.
         DataError: as for `prepared_folder`, or the folder is damaged.
@@ -143,16 +159,16 @@ def prepared_folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
     path = folder.parent / "locks" / folder.name
     try:
         make_folders(path.parent)
-        held = try_lock(path)
-        if held is None:
+        descriptor = try_lock(path)
+        if descriptor is None:
             log(f"data: another process prepares {folder}; waiting for it")
-            held = lock(path)
+            descriptor = lock(path)
     except OSError as error:
         if is_full(error):
             raise
         reason = f"cannot be written: {error.strerror}"
         raise ConfigError("data.cache_dir", str(folder.parent), reason) from None
-    with os.fdopen(held):
+    with os.fdopen(descriptor):
         if not folder.exists():
             _make(data, tokenizer, folder)
     return folder
@@ -229,7 +245,7 @@ def _write(folder: Path, corpus: Corpus, tokens: TokenizerConfig) -> None:
         "vocab_size": vocab_size(tokenizer),
         "data_sha256": data_sha256(folder, token_dtype(vocab_size(tokenizer))),
         "corpus": {
-            **corpus.facts,
+            **corpus.source_info,
             "validation": "its own" if VALIDATION in corpus.splits else "held out",
             "fingerprint": fingerprint(data),
             "tokenizers": version("tokenizers"),
@@ -243,9 +259,19 @@ def _write(folder: Path, corpus: Corpus, tokens: TokenizerConfig) -> None:
 def write_tokens(
     corpus: Corpus, tokenizer: Tokenizer, end_id: int, files: Mapping[str, BinaryIO]
 ) -> dict[str, dict[str, int]]:
-    """Encode every document into the file of its side, and return counts by side.
+    """Encode every document into the file of its side.
 
     A split is read until its own side is full, with data.max_tokens tokens.
+
+    Args:
+        corpus: its splits, which are read in their order.
+        tokenizer: encodes a text without special tokens.
+        end_id: the token after each document.
+        files: open for writing, by side; ids have the type of `token_dtype`.
+    Returns:
+        The number of documents, text_bytes and tokens that were written, each by side.
+    Raises:
+        ConfigError: the tokenizer cannot encode a text.
     """
     counts = {what: dict.fromkeys(SIDES, 0) for what in ("documents", "text_bytes", "tokens")}
     tokens = counts["tokens"]
@@ -272,8 +298,8 @@ def write_tokens(
                     break
 
             num_documents = sum(counts["documents"].values())
-            words = f"{num_documents:,} documents, {sum(tokens.values()):,} tokens"
-            progress.show(tokens[TRAIN], words)
+            line = f"{num_documents:,} documents, {sum(tokens.values()):,} tokens"
+            progress.show(tokens[TRAIN], line)
             if tokens[split] == limit:
                 break
     return counts
@@ -296,7 +322,8 @@ def _batches(
             num_chars += len(part)
             if num_chars >= BATCH_CHARS:
                 yield batch
-                batch, num_chars = [], 0
+                batch = []
+                num_chars = 0
     if batch:
         yield batch
 
@@ -341,10 +368,10 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
     log("data: training the tokenizer")
     tokenizer = _byte_level(models.BPE())
-    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [words, pre_tokenizers.FixedLength(WORD_BYTES)]
-    )
+    split_words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # For the training alone: words past a length are cut.
+    cut_words = pre_tokenizers.FixedLength(WORD_BYTES)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split_words, cut_words])
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         special_tokens=[END_OF_TEXT],
@@ -355,7 +382,7 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         lambda: tokenizer.train_from_iterator(limited(), trainer),
         lambda: f"data: training the tokenizer, {num_bytes:,} bytes read",
     )
-    tokenizer.pre_tokenizer = words
+    tokenizer.pre_tokenizer = split_words
     reached = tokenizer.get_vocab_size()
     if reached < size:
         reason = f"the corpus yields only {reached} tokens; choose fewer, or tokenizer=bytes"
@@ -364,14 +391,20 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 
 def pieces(text: str, limit: int = PIECE_CHARS, cut: re.Pattern[str] = CUT) -> Iterator[str]:
-    """Cut a text after `limit` characters, where `cut` allows it.
+    """Cut a text into pieces, so that no encoding takes much memory.
 
-    By default, that is where the byte-level pre-tokenizer also cuts it.
+    Args:
+        text: one document; the pieces together are the same text.
+        limit: the characters after which a piece ends, at the next place that allows it.
+        cut: matches the empty text where a cut is allowed. The default is where the byte-level
+            pre-tokenizer also cuts, so pieces have the tokens of the whole text.
     """
     start = 0
-    while (place := cut.search(text, start + limit)) is not None:
+    place = cut.search(text, limit)
+    while place is not None:
         yield text[start : place.start()]
         start = place.start()
+        place = cut.search(text, start + limit)
     yield text[start:]
 
 

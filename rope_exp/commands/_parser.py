@@ -28,14 +28,24 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse_jobs(
-    parser: Parser, words: list[str], *, multirun: bool = False
+    parser: Parser, argv: list[str], *, multirun: bool = False
 ) -> tuple[argparse.Namespace, Composed]:
-    """Return the options and the jobs of a command that takes the overrides of `train`."""
+    """Parse the command line of a command that takes the overrides of `train`.
+
+    Args:
+        parser: has the command's other arguments; the overrides, -m and --config-dir are added.
+        argv: the words after the command's name.
+        multirun: the jobs are a sweep, also without -m.
+    Returns:
+        The parsed arguments, and the jobs of the overrides.
+    Raises:
+        ConfigError: for a mistake in the command line or in a job's config.
+    """
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="as `rope-exp train` takes them"
     )
     parser.add_argument("-m", "--multirun", action="store_true", help="a sweep of several values")
     parser.add_argument("--config-dir", **CONFIG_DIR)
-    asked = parser.parse_intermixed_args(words)
-    multirun = multirun or asked.multirun
-    return asked, compose_jobs(asked.overrides, asked.config_dir, multirun=multirun)
+    args = parser.parse_intermixed_args(argv)
+    multirun = multirun or args.multirun
+    return args, compose_jobs(args.overrides, args.config_dir, multirun=multirun)

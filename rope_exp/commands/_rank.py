@@ -96,10 +96,11 @@ def _number_refusals(world_size: str) -> Iterator[Refusal]:
 def run_as_rank(config: RunConfig) -> int:
     """Train one run in this process, which is a rank, and return the exit code."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    asked = config.launch.num_processes
+    requested = config.launch.num_processes
     # 1 is the default, and `all` leaves the number to the launcher.
-    if asked not in (1, "all", world_size):
-        raise ConfigError("launch.num_processes", asked, f"but this launcher started {world_size}")
+    if requested not in (1, "all", world_size):
+        reason = f"but this launcher started {world_size}"
+        raise ConfigError("launch.num_processes", requested, reason)
     config = finalise(config, world_size)
     name = "ACCELERATE_MIXED_PRECISION"
     precision = os.environ.get(name, "no").lower()

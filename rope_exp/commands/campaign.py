@@ -26,7 +26,7 @@ EXCEED_MEMORY = "launch.exceed_memory"
 ALLOWED = ("launch", "launch.cells_per_job", "launch.runs_per_gpu", EXCEED_MEMORY)
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run the cells of a campaign that have no record yet, and write a record of each that ends."""
     started = time.monotonic()
     parser = Parser("campaign", "Run the cells of a campaign that have no record yet.")
@@ -36,54 +36,54 @@ def main(words: list[str]) -> int:
     about = f"submit its cells as jobs, with hydra.launcher.* and {', '.join(ALLOWED[1:])}; "
     about += f"{EXCEED_MEMORY}=true alone runs them here"
     # Without a default argparse would name it as missing, too.
-    add("words", nargs="*", default=[], metavar="launch=slurm", help=about)
+    add("overrides", nargs="*", default=[], metavar="launch=slurm", help=about)
     add("--hours", type=float, help="begin to stop after so many, each run with a checkpoint")
     add("--on-gpus", type=int, metavar="N", help="use this machine's GPUs, with N runs on each")
     add("--list", action="store_true", help="print its cells, and run none")
     add("--pack", action="store_true", help="only put its records into RECORDS/NAME.jsonl.gz")
     add("--records", type=Path, default=DEFAULT_RECORDS, help="(%(default)s)")
     add("--config-dir", **CONFIG_DIR)
-    asked = parser.parse_intermixed_args(words)
+    args = parser.parse_intermixed_args(argv)
     refuse_rank("the campaign")
-    if asked.pack:
-        print(campaigns.pack(asked.records, asked.name))
+    if args.pack:
+        print(campaigns.pack(args.records, args.name))
         return 0
 
-    campaign = load_campaign(asked.name, asked.config_dir, DEFAULT_OUTPUT)
-    if asked.on_gpus is not None:
-        places = convert(Count, asked.on_gpus, "--on-gpus")
+    campaign = load_campaign(args.name, args.config_dir, DEFAULT_OUTPUT)
+    if args.on_gpus is not None:
+        places = convert(Count, args.on_gpus, "--on-gpus")
         campaign = campaign.with_launch(device="cuda", max_parallel="auto", runs_per_gpu=places)
-    keys = _allowed_keys(asked.words)
+    keys = _allowed_keys(args.overrides)
     if EXCEED_MEMORY in keys:
-        launch = compose_jobs(asked.words, asked.config_dir).configs[0].launch
+        launch = compose_jobs(args.overrides, args.config_dir).configs[0].launch
         campaign = campaign.with_launch(exceed_memory=launch.exceed_memory)
-    progress = Progress(campaign, asked.records)
-    queue = Queue(FOLDER / asked.name)
-    if asked.list:
+    progress = Progress(campaign, args.records)
+    queue = Queue(FOLDER / args.name)
+    if args.list:
         submitted = queue.describe([cell.name for cell in progress.left])
         print("\n".join(progress.lines(submitted)))
         return 0
     if keys - {EXCEED_MEMORY}:
-        for option, value in (("--hours", asked.hours), ("--on-gpus", asked.on_gpus)):
+        for option, value in (("--hours", args.hours), ("--on-gpus", args.on_gpus)):
             if value is not None:
                 raise ConfigError(option, value, "is for a campaign that runs here")
-        print(submit_campaign(progress, asked.words, asked.config_dir, queue))
+        print(submit_campaign(progress, args.overrides, args.config_dir, queue))
         return 0
 
-    if asked.hours is not None:
-        if not 0 < asked.hours < 1e6:
-            raise ConfigError("--hours", asked.hours, "must be above 0 and below 1,000,000")
-        left = 3600 * asked.hours - (time.monotonic() - started)
+    if args.hours is not None:
+        if not 0 < args.hours < 1e6:
+            raise ConfigError("--hours", args.hours, "must be above 0 and below 1,000,000")
+        left = 3600 * args.hours - (time.monotonic() - started)
         # A signal of its own, so that a scheduler's or a person's is no repetition of it.
         signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3))
     return campaigns.run_campaign(progress)
 
 
-def _allowed_keys(words: Sequence[str]) -> set[str]:
-    """Return the keys of a campaign's overrides; refuse what its file says."""
+def _allowed_keys(overrides: Sequence[str]) -> set[str]:
+    """Return the keys of a campaign's overrides; refuse keys that its file decides."""
     keys = set()
-    for word in words:
-        key = word.lstrip("+").partition("=")[0]
+    for override in overrides:
+        key = override.lstrip("+").partition("=")[0]
         if key not in ALLOWED and not key.startswith("hydra.launcher."):
             reason = f"must be {', '.join(ALLOWED)} or hydra.launcher.*: the campaign's file says "
             raise ConfigError(key, ..., f"{reason}everything else about its runs")
@@ -92,11 +92,23 @@ def _allowed_keys(words: Sequence[str]) -> set[str]:
 
 
 def submit_campaign(
-    progress: Progress, words: Sequence[str], config_dir: Path | None, queue: Queue
+    progress: Progress, overrides: Sequence[str], config_dir: Path | None, queue: Queue
 ) -> str:
-    """Submit the cells without a record to a cluster by overrides of the launcher; see `submit`."""
-    keys = _allowed_keys(words)
-    jobs = compose_jobs(words, config_dir)
+    """Submit the cells without a record to a cluster.
+
+    Args:
+        progress: of the campaign, with its folder of records.
+        overrides: launch=slurm, and other keys that say how the cluster runs the cells.
+        config_dir: the user's folder of configs; None: there is none.
+        queue: of the campaign; the new jobs are added.
+    Returns:
+        A line that says what was submitted.
+    Raises:
+        ConfigError: an override says something else, or the launcher cannot follow it.
+        ChildProcessError: the cluster refuses the jobs.
+    """
+    keys = _allowed_keys(overrides)
+    jobs = compose_jobs(overrides, config_dir)
     launch = jobs.configs[0].launch
     launcher = jobs.tree.hydra.launcher
     if all(cell.config.launch.device == "cpu" for cell in progress.left):

@@ -6,14 +6,14 @@ from rope_exp.commands._parser import Parser
 from rope_exp.errors import EXIT_DONE, EXIT_FAILED, ConfigError, RunFolderError
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Check records, such as somebody else's: one sentence for each campaign."""
     from rope_exp.campaign.records import read_records, recorded_campaigns
     from rope_exp.campaign.tables import tables_of
 
     parser = Parser("check-records", "Check records, such as somebody else's.")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="of campaigns' records")
-    folder = parser.parse_args(words).folder
+    folder = parser.parse_args(argv).folder
     names = recorded_campaigns(folder)
     if not names:
         reason = "holds no CAMPAIGN/CELL.json and no CAMPAIGN.jsonl.gz"

@@ -5,7 +5,7 @@ from pathlib import Path
 from rope_exp.commands._parser import Parser
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Write a run's model and tokenizer as a folder that transformers loads."""
     parser = Parser("export", "Write a run's model as a folder that transformers loads.")
     parser.add_argument("folder", metavar="RUN_FOLDER", type=Path)
@@ -18,11 +18,11 @@ def main(words: list[str]) -> int:
     )
     parser.add_argument("--step", type=int, help="of the checkpoint; the newest otherwise")
     parser.add_trust_code()
-    asked = parser.parse_args(words)
+    args = parser.parse_args(argv)
 
     # Imported late, because transformers takes seconds to import.
     from rope_exp.export.write import export, loading
 
-    name = export(asked.folder, asked.out, asked.code, asked.step, trust_code=asked.trust_code)
-    print(f"{asked.out}: {name}; in Python: {loading(name, str(asked.out))}")
+    name = export(args.folder, args.out, args.code, args.step, trust_code=args.trust_code)
+    print(f"{args.out}: {name}; in Python: {loading(name, str(args.out))}")
     return 0

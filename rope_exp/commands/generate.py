@@ -37,7 +37,21 @@ def generate(
     top_p: float = 0.95,
     seed: int = 0,
 ) -> str:
-    """Return the completion of a text, up to the token `end_id`; see _OPTIONS."""
+    """Return a model's completion of a text, without the text itself.
+
+    Args:
+        decoder: in eval mode, on any device.
+        tokenizer: of the run.
+        text: begins a document; it may be empty.
+        end_id: the token that ends a document, and here precedes the text.
+        tokens: the completion's length at most. It ends earlier where the model draws `end_id`.
+        temperature: divides the logits; 0: always the likeliest token.
+        top_p: the share of probability, above 0, that the likeliest tokens have together among
+            which one is drawn.
+        seed: of the draws. The same arguments give the same text.
+    Raises:
+        ConfigError: the text is no UTF-8, or the vocabulary cannot express it.
+    """
     try:
         text.encode()
         ids = tokenizer.encode(text).ids
@@ -69,7 +83,7 @@ def generate(
     return tokenizer.decode(completion)
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Print a completion of each text by a run's model."""
     parser = Parser("generate", "Print what a run's model says after each text.")
     parser.add_argument("folder", metavar="RUN_FOLDER", type=Path)
@@ -80,15 +94,15 @@ def main(words: list[str]) -> int:
         parser.add_argument(flags[key], type=type(default), default=default, help=about)
     parser.add_argument("--step", type=int, help="of the checkpoint; the newest otherwise")
     parser.add_trust_code()
-    asked = parser.parse_args(words)
+    args = parser.parse_args(argv)
     options = {
-        key: convert(allowed, getattr(asked, key), flags[key])
+        key: convert(allowed, getattr(args, key), flags[key])
         for key, (_, allowed, _) in _OPTIONS.items()
     }
 
-    decoder, tokenizer = load_run(asked.folder, asked.step, trust_code=asked.trust_code)
-    end_id = end_of_text(asked.folder, decoder)
-    for text in asked.texts:
+    decoder, tokenizer = load_run(args.folder, args.step, trust_code=args.trust_code)
+    end_id = end_of_text(args.folder, decoder)
+    for text in args.texts:
         completion = generate(decoder, tokenizer, text, end_id, **options)
         print(f"{text}{completion}", end="\n\n")
     return 0

@@ -3,10 +3,10 @@
 from rope_exp.commands._parser import Parser, parse_jobs
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Print the cost of a config, or a sweep of them, before it runs."""
     parser = Parser("plan", "Print what a config, or a sweep of them, costs before it runs.")
-    _, jobs = parse_jobs(parser, words)
+    _, jobs = parse_jobs(parser, argv)
 
     # Imported late: a mistake is told before torch is imported.
     from rope_exp.compose import finalise

@@ -4,10 +4,10 @@ from rope_exp.commands._parser import Parser, parse_jobs
 from rope_exp.corpus import Prepared
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Prepare a corpus ahead of training, verify every block, and print a summary."""
     about = "Prepare a corpus ahead of training; only data, tokenizer and train.seq_len matter."
-    _, jobs = parse_jobs(Parser("prepare", about), words)
+    _, jobs = parse_jobs(Parser("prepare", about), argv)
 
     from rope_exp.prepare import open_data
 

@@ -16,7 +16,7 @@ from rope_exp.report import build, files_of, write_all
 LONGEST_NAME = 255  # bytes of a file's name on Linux
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Compile run folders into the table and its figures, if all runs may share one table."""
     parser = Parser("report", "Compile run folders into the table and its figures.")
     parser.add_argument("--runs", type=Path, help=f"where groups of runs lie ({DEFAULT_OUTPUT})")
@@ -29,26 +29,26 @@ def main(words: list[str]) -> int:
     parser.add_argument("--allow-mixed", action="store_true", default=None, help=allowed)
     parser.add_argument("--campaign", metavar="NAME", help="records of one campaign, or of `all`")
     parser.add_argument("--records", type=Path, default=DEFAULT_RECORDS, help="(%(default)s)")
-    asked = parser.parse_args(words)
-    out = asked.out or DEFAULT_TABLES
+    args = parser.parse_args(argv)
+    out = args.out or DEFAULT_TABLES
     if any(place.is_file() for place in (out, *out.parents)):
         raise ConfigError("--out", str(out), "must be a folder, not a file or below one")
-    if asked.campaign is not None:
+    if args.campaign is not None:
         for flag in ("runs", "group", "reference", "factors", "allow_mixed"):
-            if getattr(asked, flag) is not None:
+            if getattr(args, flag) is not None:
                 reason = "is for the tables of runs, and --campaign takes records; leave one out"
                 raise ConfigError(f"--{flag.replace('_', '-')}", ..., reason)
 
         # Imported late, because figures take a second to import.
         from rope_exp.campaign.tables import write_campaigns
 
-        name = None if asked.campaign == "all" else asked.campaign
-        lines = write_campaigns(asked.records, name, asked.out)
+        name = None if args.campaign == "all" else args.campaign
+        lines = write_campaigns(args.records, name, args.out)
     else:
-        factors = tuple(asked.factors or ["pe"])
-        runs = asked.runs or DEFAULT_OUTPUT
-        mixed = bool(asked.allow_mixed)
-        lines = write(runs, asked.group, asked.out, asked.reference, factors, allow_mixed=mixed)
+        factors = tuple(args.factors or ["pe"])
+        runs = args.runs or DEFAULT_OUTPUT
+        mixed = bool(args.allow_mixed)
+        lines = write(runs, args.group, args.out, args.reference, factors, allow_mixed=mixed)
     print(visible("\n".join(lines)))
     return 0
 
@@ -72,8 +72,11 @@ def write(
         reference: the row that differences are against; None: the default one.
         factors: the keys that distinguish rows.
         allow_mixed: mark rows of blocks that were computed in two ways, instead of refusing them.
+    Returns:
+        The table as a terminal shows it, and the paths of the files.
     Raises:
-        RunFolderError: runs are unreadable or may not share a table. Nothing is written.
+        ReportError, RunFolderError: runs are unreadable, or may not share a table. Nothing is
+            written.
         ConfigError: the table needs an `out`. Nothing is written.
     """
     try:

@@ -3,12 +3,12 @@
 from rope_exp.commands._parser import Parser, parse_jobs
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Submit the runs of a sweep to a cluster that have no result, and do not wait for them."""
     from rope_exp.slurm import list_sweep, submit_sweep
 
     parser = Parser("sweep", "Submit the runs of a sweep to a cluster, and do not wait for them.")
     parser.add_argument("--list", action="store_true", help="print its runs, and submit none")
-    asked, jobs = parse_jobs(parser, words, multirun=True)
-    print(list_sweep(jobs) if asked.list else submit_sweep(jobs))
+    args, jobs = parse_jobs(parser, argv, multirun=True)
+    print(list_sweep(jobs) if args.list else submit_sweep(jobs))
     return 0

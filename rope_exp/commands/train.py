@@ -49,12 +49,12 @@ from rope_exp.sweep import dispatch, give_own_ids
 exit_codes: list[int] = []
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Let Hydra compose and run the jobs of a command line, or print the output of its flags."""
     check_ranks()
     _add_plugin()
     # Hydra's parser expects its flags first.
-    sys.argv[1:] = sorted(words, key=lambda word: "=" in word and not word.startswith("-"))
+    sys.argv[1:] = sorted(argv, key=lambda word: "=" in word and not word.startswith("-"))
     # Make Hydra raise errors instead of printing them.
     shows_all = os.environ.setdefault("HYDRA_FULL_ERROR", "0") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -76,9 +76,9 @@ def main(words: list[str]) -> int:
             raise
         # Hydra's sweeper does not name the key.
         if "does not support sweep type" in str(error):
-            raise range_error(_key_of("interval(", words)) from error
+            raise range_error(_key_of("interval(", argv)) from error
         if re.search(ZERO_STEP, str(error)):
-            raise zero_step_error(_key_of("range(", words)) from error
+            raise zero_step_error(_key_of("range(", argv)) from error
         raise to_config_error(error) from error
     except RuntimeError as error:
         if '"srun"' not in str(error):
@@ -88,11 +88,11 @@ def main(words: list[str]) -> int:
     return max(exit_codes, default=0)
 
 
-def _key_of(function: str, words: Sequence[str]) -> str:
+def _key_of(function: str, overrides: Sequence[str]) -> str:
     """Return the key of the first override that calls a function, or `sweep` if a file does."""
-    for word in words:
-        if function in word:
-            return word.partition("=")[0]
+    for override in overrides:
+        if function in override:
+            return override.partition("=")[0]
     return "sweep"
 
 
@@ -127,7 +127,8 @@ def run_job(values: DictConfig) -> float | None:
     """Run one job, and return its `val/loss` if another launcher started it, in a sweep."""
     if HydraConfig.get().mode == RunMode.RUN:
         # Hydra would print its own line before an exception.
-        if code := run_command(lambda: _run_task(values)[0]):
+        code = run_command(lambda: _run_task(values)[0])
+        if code:
             raise SystemExit(code)
         return None
     check_own_sweep(HydraConfig.get())
@@ -156,6 +157,7 @@ def launch(trees: Sequence[DictConfig], overrides: Sequence[Sequence[str]]) -> l
 
     Args:
         trees: the composed config of each job, with Hydra's node.
+        overrides: the overrides of each job.
     Returns:
         The result of each job, with its `val/loss`; inf for a run that diverged.
     Raises:
@@ -183,8 +185,8 @@ def launch(trees: Sequence[DictConfig], overrides: Sequence[Sequence[str]]) -> l
         raise SystemExit(code)
 
     results = []
-    for tree, words, job in zip(trees, overrides, jobs, strict=True):
-        result = JobReturn(overrides=words, cfg=without_hydra(tree), task_name="train")
+    for tree, job_overrides, job in zip(trees, overrides, jobs, strict=True):
+        result = JobReturn(overrides=job_overrides, cfg=without_hydra(tree), task_name="train")
         result.status = JobStatus.FAILED
         result.return_value = ChildProcessError(f"{job.name}: {job.status}")
         if job.status in ("finished", "diverged"):
@@ -197,4 +199,6 @@ def launch(trees: Sequence[DictConfig], overrides: Sequence[Sequence[str]]) -> l
 def _loss(config: RunConfig) -> float:
     """Return the loss of a run that is done, or infinity if it diverged."""
     result = read_result(config.folder)
-    return math.inf if result is None or result["val/loss"] is None else float(result["val/loss"])
+    if result is None or result["val/loss"] is None:
+        return math.inf
+    return float(result["val/loss"])

@@ -45,7 +45,14 @@ def with_card(data: DataConfig, place: str) -> Corpus:
 def corpus_of(data: DataConfig, splits: Any, reader: str = "", options: Any = None) -> Corpus:
     """Return the corpus of the files of each split.
 
-    `reader` is the key in TEXTS for all files, if not that of their names; `options` are a card's.
+    Args:
+        data: the section of the run's config; its validation_split names one of `splits`.
+        splits: the addresses of files by split, here or on the hub. Others than train and the
+            validation split are never read.
+        reader: the key in TEXTS for all files; empty: the suffix of each file's name says it.
+        options: the builder's config of a dataset card, such as a separator; None without one.
+    Raises:
+        ConfigError: there is no split named train, or it is named for validation.
     """
     if data.validation_split == TRAIN:
         reason = "is trained on; name another split, or null"
@@ -53,14 +60,15 @@ def corpus_of(data: DataConfig, splits: Any, reader: str = "", options: Any = No
     if TRAIN not in splits:
         names = ", ".join(sorted(map(str, splits)))
         raise ConfigError("data.path", data.path, f"has no split named train; it has {names}")
-    # Other splits, such as test, are never read.
     sides = {TRAIN: splits[TRAIN]}
     if data.validation_split in splits:
         sides[VALIDATION] = splits[data.validation_split]
-    keys = ("path", "subset", "revision") if data.kind == "hub" else ("path",)
-    facts = {key: getattr(data, key) for key in keys}
+    keys = ["path"]
+    if data.kind == "hub":
+        keys += ["subset", "revision"]
+    source_info = {key: getattr(data, key) for key in keys}
     read = functools.partial(_read, data=data, reader=reader, options=options)
-    return Corpus(data, sides, read, facts)
+    return Corpus(data, sides, read, source_info)
 
 
 def set_up_datasets() -> None:
@@ -222,16 +230,16 @@ def _csv_texts(
     # Every cell is text: pandas would read NA and null as missing values, and digits as numbers.
     as_text = {"dtype": str, "na_filter": False, "chunksize": ROWS}
     # The separator of .tsv, as `datasets` and pandas' users write it.
-    given = options.pd_read_csv_kwargs if options else {"sep": separator}
+    layout = options.pd_read_csv_kwargs if options else {"sep": separator}
     if options is None:
         # pandas renames the second of two equal names. A card may give names of its own.
         first_row = {"dtype": str, "na_filter": False, "header": None, "nrows": 1}
         head = file.read(HEAD_BYTES)
         with suppress(pd.errors.EmptyDataError):
-            _check_column(data, pd.read_csv(io.BytesIO(head), **given | first_row).iloc[0])
+            _check_column(data, pd.read_csv(io.BytesIO(head), **layout | first_row).iloc[0])
         # A stream of zstd cannot be read from its start again.
         file = io.BufferedReader(_Joined(head, file))
-    with pd.read_csv(file, **given | as_text) as tables:
+    with pd.read_csv(file, **layout | as_text) as tables:
         for table in tables:
             _check_column(data, table.columns)
             if not isinstance(table.index, pd.RangeIndex):

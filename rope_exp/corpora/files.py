@@ -87,8 +87,8 @@ def _splits(data: DataConfig, root: Path) -> dict[str, list[str]]:
     names = [Path(name) for name in listed_names if format_of(name) in TEXTS]
     if any(name.suffix == ".arrow" for name in names):
         # `save_to_disk` of datasets writes JSON beside its .arrow files.
-        own = ("dataset_dict.json", "dataset_info.json", "state.json")
-        names = [name for name in names if name.name not in own]
+        described = ("dataset_dict.json", "dataset_info.json", "state.json")
+        names = [name for name in names if name.name not in described]
     if not names:
         raise ConfigError("data.path", data.path, f"holds no file that ends in {_ENDINGS}")
     for name in names:

@@ -38,5 +38,5 @@ def _lists(value: Any) -> Iterable[list[Any]]:
         inner = []
         if isinstance(value, list):
             yield value
-    for each in inner:
-        yield from _lists(each)
+    for item in inner:
+        yield from _lists(item)

@@ -30,4 +30,5 @@ class Places(dict[str, tuple[str, str]]):
         Runs with other places than the first's are left out.
         """
         answers = [self.of_run(run, probe) for run in row.runs if probe in run.probes]
-        return pd.DataFrame([each for each in answers if each.index.equals(answers[0].index)])
+        alike = [answer for answer in answers if answer.index.equals(answers[0].index)]
+        return pd.DataFrame(alike)

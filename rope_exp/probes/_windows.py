@@ -38,7 +38,15 @@ def always(config: RunConfig) -> str:
 
 
 def batches(model: Finished, rows: Batch, at_once: int) -> Iterator[Batch]:
-    """Yield the rows on the device, `at_once` at a time; raise StopRequested on a stop signal."""
+    """Yield micro-batches of some rows, on the model's device.
+
+    Args:
+        model: the trainer, which also knows whether the run was asked to stop.
+        rows: B rows, as numpy's arrays.
+        at_once: the rows of a micro-batch; the last may have fewer.
+    Raises:
+        StopRequested: the run was asked to stop. The same command starts the probe again.
+    """
     device = model.decoder.lm_head.weight.device
     for part in rows.split(at_once):
         if model.stop.requested:
@@ -57,9 +65,13 @@ def significant(numbers: Iterable[Any]) -> list[float | None]:
 
 
 def windows(model: Finished, length: int, share: int = 4) -> Ints:
-    """Return fixed held-out windows, which have 1/share of the tokens of the held-out loss.
+    """Return windows_NS, held-out windows that are the same for every run of the corpus.
 
-    There are fewer if the held-out set is smaller.
+    Args:
+        model: of a run on text.
+        length: T, the tokens that a window predicts; S = T + 1.
+        share: the windows have 1/share of the tokens of the held-out loss, or fewer if the held-out
+            set is smaller.
     """
     train = model.config.train
     count = train.eval_sequences // share // max(1, length // train.seq_len)
@@ -115,7 +127,15 @@ def attentions(decoder: Decoder) -> list[Attention]:
 
 @contextmanager
 def replaced(decoder: Decoder, name: str, change: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace an attribute of each attention layer, while the context lasts."""
+    """Replace an attribute of each attention layer, while the context lasts.
+
+    Args:
+        decoder: its layers get their attribute back afterwards, also after an error.
+        name: of the attribute, such as "sites" or the method "attend".
+        change: returns the replacement, from the layer as it is.
+    Returns:
+        A context, without a value.
+    """
     with ExitStack() as stack:
         for layer in attentions(decoder):
             stack.enter_context(patch.object(layer, name, change(layer)))

@@ -90,11 +90,12 @@ def ask(model: Finished) -> dict[str, Any]:
         A_M, q_HK, k_GK = (torch.stack(x).mean(dim=0) for x in zip(*parts, strict=True))
         attention[str(number)] = significant(A_M[distances])
         if {"q", "k"} <= layer.sites:
-            own = theta if theta.ndim == 1 else theta[number]
-            bounds.append(decay_bound(own, distance_M).reshape(-1, len(distances)).mean(dim=0))
+            layer_theta = theta if theta.ndim == 1 else theta[number]
+            bound = decay_bound(layer_theta, distance_M)
+            bounds.append(bound.reshape(-1, len(distances)).mean(dim=0))
             # The features that may rotate are a head's last; `kappa` takes them first.
             q_HK, k_GK = (x.roll(layer.rotary_dim, dims=1) for x in (q_HK, k_GK))
-            kappa_HM = kappa(q_HK, k_GK, own, distance_M)
+            kappa_HM = kappa(q_HK, k_GK, layer_theta, distance_M)
             kappas[str(number)] = [significant(kappa_M) for kappa_M in kappa_HM]
 
     # All keys of a query weigh the same.
@@ -165,7 +166,8 @@ def weighed(layer: Attention, see: Callable[..., None]) -> Callable[..., Tensor]
 
     def watched(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, at: Positions) -> Tensor:
         with torch.autocast(q_BTHK.device.type, enabled=False):
-            q, k = at_least_float32(q_BTHK), at_least_float32(k_BTGK)
+            q = at_least_float32(q_BTHK)
+            k = at_least_float32(k_BTGK)
             unit_TT = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)
             unit_BTGT = unit_TT[:, None].expand(*k.shape[:3], -1)
             weights_BHTT = attend(q, k, unit_BTGT, at).transpose(1, 2)

@@ -80,19 +80,19 @@ def notes(report: Report) -> list[str]:
             # A number that was not finite is null.
             medians = np.array([site["median"] for site in learned], dtype=float)
             num_little = int(np.sum(medians < LITTLE))
-            words = f"one seed, {'' if num_little else 'not '}below {LITTLE:g}"
+            spread = f"one seed, {'' if num_little else 'not '}below {LITTLE:g}"
             if len(medians) > 1:
                 some = f"{num_little} of them"
                 where = {0: "no seed", len(medians): "every seed"}.get(num_little, some)
-                words = (
+                spread = (
                     f"{min(medians):.3g} to {max(medians):.3g} over {len(medians)} seeds, "
                     f"below {LITTLE:g} in {where}"
                 )
             counts = [site["crossings"] for site in learned if "crossings" in site]
             if counts:
                 total = sum(counts)
-                words += "; 0 was " + (f"crossed {total:,} times" if total else "never crossed")
-            parts.append(f"{np.mean(medians):.3g} for {PAIRS[pair]} ({words})")
+                spread += "; 0 was " + (f"crossed {total:,} times" if total else "never crossed")
+            parts.append(f"{np.mean(medians):.3g} for {PAIRS[pair]} ({spread})")
         sentences.append(
             f"{report.rows[label].name}: learned frequencies moved by a median |ln(θ/θ₀)| of "
             f"{' and '.join(parts)}."

@@ -195,7 +195,9 @@ def _losses(report: Report) -> pd.DataFrame:
     for label, answers in report.answers("extension").items():
         for method, sites in itertools.product(["as_trained", *METHODS], SITES):
             for answer in answers:
-                by_sites = answer[method] if method in METHODS else {"": answer[method]}
+                by_sites = answer[method]
+                if method == "as_trained":
+                    by_sites = {"": answer[method]}
                 for length, loss in zip(answer["lengths"], by_sites.get(sites, ()), strict=False):
                     line = {"row": label, "seeds": len(answers), "method": method, "sites": sites}
                     times = f"{length // answer['lengths'][0]}×"

@@ -56,7 +56,10 @@ def ask(model: Finished) -> dict[str, Any]:
 def tables(report: Report) -> list[str]:
     """Return R² of each row with any: the mean over seeds, and the extremes."""
     answers = report.answers("fit")
-    r2 = pd.Series({label: [each["r2"] for each in answers[label]] for label in answers}).explode()
+    by_row = {}
+    for label, of_row in answers.items():
+        by_row[label] = [answer["r2"] for answer in of_row]
+    r2 = pd.Series(by_row).explode()
     if r2.empty:
         return []
     frame = r2.astype(float).groupby(level=0, sort=False).agg(["size", "mean", "min", "max"])

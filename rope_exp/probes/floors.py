@@ -57,7 +57,8 @@ def notes(report: Report) -> list[str]:
     for row in report.rows.values():
         for run in row.runs:
             shares = [share or 0.0 for share in run.probes.get("floors", {}).get("share", [])]
-            if largest := max(shares, default=0.0):
+            largest = max(shares, default=0.0)
+            if largest:
                 eps = show(run.config.affecting_value("attn.eps"))
                 sentences.append(
                     f"{row.name}, seed {run.config.seed}: at most {largest:.3%} of a layer's "

@@ -29,7 +29,7 @@ class BaseTracker:
         self.run: Any = None
         with self._warning_on_error():
             env = read_env(folder)
-            facts = {
+            shown = {
                 # A tracker gets no code: its hash identifies it.
                 **config.replace("pe", source=None).to_dict(),
                 "rotate": "".join(config.pe.rotate) or "none",
@@ -38,7 +38,7 @@ class BaseTracker:
                 "group_sha256": config.group_sha256,
                 "env": env,
             }
-            self.run = self.begin(config, without_nulls(facts))
+            self.run = self.begin(config, without_nulls(shown))
             for row in read_metrics(folder):
                 self.row(row)
 
@@ -67,8 +67,8 @@ class BaseTracker:
             with self._warning_on_error():
                 self.finish(without_nulls(read_result(self.folder) or {"status": status}))
 
-    def begin(self, config: RunConfig, facts: dict[str, Any]) -> Any:
-        """Return the tracker's run, new or resumed; `facts` are shown as its config."""
+    def begin(self, config: RunConfig, shown: dict[str, Any]) -> Any:
+        """Return the tracker's run, new or resumed; `shown` is what it shows as the config."""
         raise NotImplementedError
 
     def first_step(self) -> int:

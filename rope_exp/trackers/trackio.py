@@ -11,14 +11,14 @@ from rope_exp.trackers._base import BaseTracker
 class Tracker(BaseTracker):
     """A run at trackio."""
 
-    def begin(self, config: RunConfig, facts: dict[str, Any]) -> Any:
+    def begin(self, config: RunConfig, shown: dict[str, Any]) -> Any:
         # It resumes by name, so two runs must not share one. A sweep names its runs for wandb.
         name = os.environ.get("WANDB_NAME", config.name[:128])
         return import_module("trackio").init(
             project=config.tracker.project,
             name=f"{name}-{self.run_id()}",
             group=config.group,
-            config=facts,
+            config=shown,
             resume="allow",
         )
 

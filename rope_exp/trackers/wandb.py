@@ -48,7 +48,7 @@ class Tracker(BaseTracker):
         advice = "log in with `wandb login` or WANDB_API_KEY; `wandb sync` uploads offline runs"
         log(f"wandb: {fault}; tracking offline; {advice}")
 
-    def begin(self, config: RunConfig, facts: dict[str, Any]) -> Any:
+    def begin(self, config: RunConfig, shown: dict[str, Any]) -> Any:
         tracker = config.tracker
         defaults = {
             "WANDB_RUN_ID": self.run_id(),
@@ -72,7 +72,7 @@ class Tracker(BaseTracker):
         wandb.teardown()
         # A later start writes an offline run again, from the first row.
         is_offline = os.environ["WANDB_MODE"] == "offline"
-        run = wandb.init(config=facts, resume=None if is_offline else "allow")
+        run = wandb.init(config=shown, resume=None if is_offline else "allow")
         run.define_metric("tokens", hidden=True)
         run.define_metric("*", step_metric="tokens")
         return run

@@ -19,7 +19,13 @@ class RopeExpLauncher(Launcher):
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
-        """Store the state that `launch` needs; only other launchers use the task function."""
+        """Store the state that `launch` needs, as Hydra calls it before.
+
+        Args:
+            hydra_context: has the loader of configs.
+            task_function: runs a job; only other launchers use it.
+            config: composed without the swept overrides.
+        """
         self.loader = hydra_context.config_loader
         self.config = config
 
@@ -30,8 +36,8 @@ class RopeExpLauncher(Launcher):
         from rope_exp.commands.train import launch
 
         trees = []
-        for number, words in enumerate(job_overrides, initial_job_idx):
-            tree = self.loader.load_sweep_config(self.config, list(words))
+        for number, overrides in enumerate(job_overrides, initial_job_idx):
+            tree = self.loader.load_sweep_config(self.config, list(overrides))
             with read_write(tree.hydra):
                 tree.hydra.job.num = number
                 tree.hydra.job.id = str(number)

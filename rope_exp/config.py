@@ -26,7 +26,7 @@ from rope_exp.identity import (
 FACTORS = ("pe", "seed")  # the keys in which runs of one group may differ
 DEFAULT_OUTPUT = Path("results/runs")
 DEFAULT_TABLES = Path("results")  # a folder for each group or campaign
-# What lies in `DEFAULT_TABLES` besides, so that no group or campaign may have such a name.
+# Other files of `DEFAULT_TABLES`: no group or campaign may have such a name.
 RESERVED = ("README.md", "bench", "launcher", "records", "report.html", "runs", "slurm")
 CORE_OBJECTIVES = ("causal", "regression")
 MAX_POSITION = 2**24  # float32 represents all integers up to this one
@@ -113,7 +113,9 @@ class RunConfig:
     def objective_module(self) -> "Objective | None":
         """The file of objective/ that is used; None for causal and regression, which have none."""
         name = self.train.objective
-        return None if name in CORE_OBJECTIVES else objective_leaf(name)
+        if name in CORE_OBJECTIVES:
+            return None
+        return objective_leaf(name)
 
     @property
     def num_extra_ids(self) -> int:

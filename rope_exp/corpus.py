@@ -120,16 +120,7 @@ def open_prepared(folder: Path, data: DataConfig, *, verifies: bool) -> Prepared
     if not folder.exists():
         raise DataError(f"{folder} is gone; the same command prepares the corpus again")
     try:
-        meta = read_json(folder / META)
-        if meta.pop("meta_sha256", None) != json_sha256(meta):
-            raise RunFolderError(f"{META} has changed")
-        dtype = token_dtype(meta["vocab_size"])
-        for side, count in meta["corpus"]["tokens"].items():
-            num_bytes = (folder / f"{side}.bin").stat().st_size
-            if num_bytes != count * dtype.itemsize:
-                raise RunFolderError(f"{side}.bin has {num_bytes:,} bytes for {count:,} tokens")
-        if verifies and data_sha256(folder, dtype) != meta["data_sha256"]:
-            raise RunFolderError("its files are not those that were prepared")
+        meta = _read_meta(folder, verifies=verifies)
         tokenizer_json = (folder / TOKENIZER).read_text(encoding="utf-8")
     except (RunFolderError, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{folder} is damaged: {error}; remove it and prepare again") from None
@@ -137,6 +128,7 @@ def open_prepared(folder: Path, data: DataConfig, *, verifies: bool) -> Prepared
     corpus = {"name": data.name, "kind": data.kind, **meta["corpus"]}
     if "path" in corpus:
         corpus["path"] = data.path
+    dtype = token_dtype(meta["vocab_size"])
     # A plain array is sliced faster than a memmap.
     tokens = {}
     for side in SIDES:
@@ -150,6 +142,24 @@ def open_prepared(folder: Path, data: DataConfig, *, verifies: bool) -> Prepared
         folder=folder,
         tokens=tokens,
     )
+
+
+def _read_meta(folder: Path, *, verifies: bool) -> dict[str, Any]:
+    """Return meta.json of a prepared corpus; a RunFolderError says how the folder differs from it.
+
+    `verifies` as for `open_prepared`.
+    """
+    meta = read_json(folder / META)
+    if meta.pop("meta_sha256", None) != json_sha256(meta):
+        raise RunFolderError(f"{META} has changed")
+    dtype = token_dtype(meta["vocab_size"])
+    for side, count in meta["corpus"]["tokens"].items():
+        num_bytes = (folder / f"{side}.bin").stat().st_size
+        if num_bytes != count * dtype.itemsize:
+            raise RunFolderError(f"{side}.bin has {num_bytes:,} bytes for {count:,} tokens")
+    if verifies and data_sha256(folder, dtype) != meta["data_sha256"]:
+        raise RunFolderError("its files are not those that were prepared")
+    return meta
 
 
 def data_sha256(folder: Path, dtype: np.dtype[np.unsignedinteger]) -> str:
@@ -178,7 +188,7 @@ class Corpus:
     data: DataConfig
     splits: Mapping[str, Any]
     read: Callable[[Any], Iterable[str]]
-    # Where the documents come from, for meta.json; complete once all of them have been read.
+    # The source of the documents, for meta.json; complete once all of them have been read.
     source_info: dict[str, Any] = field(default_factory=dict)
 
     def documents(self, split: str) -> Iterator[tuple[str, str]]:

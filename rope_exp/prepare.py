@@ -291,7 +291,7 @@ def write_tokens(
                 if kept:
                     files[side].write(np.array(kept, dtype).tobytes())
                     counts["documents"][side] += is_first
-                    # Of a piece that is cut, as many bytes as its share of tokens.
+                    # A piece that is cut counts as many bytes as its share of tokens.
                     counts["text_bytes"][side] += len(text.encode()) * len(kept) // len(ids)
                     tokens[side] += len(kept)
                 if tokens[split] == limit:

@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
@@ -69,7 +69,7 @@ Sites = Annotated[
     tuple[Literal["q", "k", "v", "o"], ...],
     must("must name each site at most once", lambda sites: len(set(sites)) == len(sites)),
 ]
-# Whether each layer has something (1) or not (0), repeated over the layers.
+# 1 for a layer that has something, 0 for one that has not, repeated over the layers.
 Pattern = tuple[Literal[0, 1], ...]
 _IDENTIFIER = "[A-Za-z_][A-Za-z0-9_]{0,63}"
 ClassOfFile = Annotated[str, Field(pattern=rf"^{_IDENTIFIER}\.{_IDENTIFIER}$")]
@@ -106,6 +106,11 @@ def shortest(pattern: tuple[int, ...] | None) -> tuple[int, ...]:
     # The least shift that keeps the pattern, cyclically, is its period.
     shifts = range(1, len(pattern) + 1)
     return next(pattern[:n] for n in shifts if pattern[n:] + pattern[:n] == pattern)
+
+
+def _null_if(value: Any, meaning: Any) -> Any:
+    """Return a key's value, or None if it equals what null means for the key."""
+    return None if value == meaning else value
 
 
 @section
@@ -171,10 +176,10 @@ class PeConfig:
             self,
             rotate=tuple(site for site in SITES if site in self.rotate),
             trainable=True if self.trainable == "raw" else self.trainable,
-            base_vo=None if self.base_vo == self.base else self.base_vo,
-            fraction_vo=None if self.fraction_vo == self.fraction else self.fraction_vo,
-            layers=None if layers == EVERY else layers,
-            layers_vo=None if layers_vo == layers else layers_vo,
+            base_vo=_null_if(self.base_vo, self.base),
+            fraction_vo=_null_if(self.fraction_vo, self.fraction),
+            layers=_null_if(layers, EVERY),
+            layers_vo=_null_if(layers_vo, layers),
         )
         # So `pe.rotate=[q,v]` alone renames the variant.
         if self.name in OUR_NAMES:
@@ -257,8 +262,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         # One spelling of one architecture.
-        pattern = shortest(self.window_layers)
-        set_keys(self, window_layers=None if pattern == EVERY else pattern)
+        set_keys(self, window_layers=_null_if(shortest(self.window_layers), EVERY))
         if self.hidden_size == self.num_attention_heads * (self.head_dim or 0):
             set_keys(self, head_dim=None)
 
@@ -319,7 +323,7 @@ class DataConfig:
     period: Positive | None = affects_result(None, kinds=("spikes",))
 
     def __post_init__(self) -> None:
-        set_keys(self, period=None if self.period == PERIOD_S else self.period)
+        set_keys(self, period=_null_if(self.period, PERIOD_S))
         if self.name is not None:
             return
         # The corpus's name in tables never is another corpus's.

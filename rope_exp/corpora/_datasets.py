@@ -109,7 +109,9 @@ def _read(paths: Iterable[str], data: DataConfig, reader: str, options: Any) -> 
     manager = StreamingDownloadManager()
     from_hub = data.kind == "hub"
     for path in paths:
-        with refuse_load_errors("data.path", data.path if from_hub else path, from_hub=from_hub):
+        # A user knows the name of a repository, and not the addresses of its files.
+        place = data.path if from_hub else path
+        with refuse_load_errors("data.path", place, from_hub=from_hub):
             texts = TEXTS[reader or format_of(path)]
             # The file itself, unpacked, or each member of an archive.
             for url in manager.iter_files(manager.extract(path)):

@@ -22,7 +22,7 @@ def state(data: DataConfig) -> list[Any]:
         # Version 0.2.0 changed some texts of these formats: what it prepared is not used.
         states.append("as text")
     if any(map(_is_new_since_0_2_0, names)):
-        # What version 0.2.0 prepared without such a file is not used, either.
+        # A corpus that version 0.2.0 prepared without such a file is not used, either.
         states.append("of every format")
     return states
 

@@ -39,7 +39,9 @@ _PLACE = ["split", "bin", "span_first", "span_last"]
 
 def why_not(config: RunConfig) -> str:
     """Return why a run's model cannot be asked, or ""."""
-    return "" if config.task else "answers are asked of generated data, such as data=addition"
+    if config.task is None:
+        return "answers are asked of generated data, such as data=addition"
+    return ""
 
 
 def ask(model: Finished) -> dict[str, Any]:
@@ -120,7 +122,8 @@ def match_relations(report: Report) -> list[dict[Any, Any]]:
     for split, of_split in shares[shares["bin"] == 0].groupby("split", observed=True):
         wrong = 1 - of_split.pivot(index="seed", columns="pe", values="share")
         for pair in judge(wrong, signs, plan=False).to_dict("records"):
-            a, b = pair["a"], pair["b"]
+            a = pair["a"]
+            b = pair["b"]
             of_both = wrong[[a, b]].to_numpy()
             has_room = np.nanmax(of_both) > ROOM and np.nanmin(of_both) < 1 - ROOM
             verdict = outcome(pair, signs[a, b]) if has_room else "open; floor or ceiling effect"
@@ -148,10 +151,11 @@ def _shares(report: Report) -> pd.DataFrame:
     Bin 0 is the whole split. There is no line if the data are of several kinds, or text.
     """
     parts = []
-    for label, run in ((row.label, run) for row in report.rows.values() for run in row.runs):
-        for split, answer in run.probes.get("answers", {}).items():
-            spans = pd.DataFrame(answer, columns=["span", "count", "right"])
-            parts.append(spans.assign(split=split, pe=label, seed=run.config.seed))
+    for row in report.rows.values():
+        for run in row.runs:
+            for split, answer in run.probes.get("answers", {}).items():
+                spans = pd.DataFrame(answer, columns=["span", "count", "right"])
+                parts.append(spans.assign(split=split, pe=row.label, seed=run.config.seed))
     tasks = {run.config.data.kind: run.config.task for run in report.runs}
     if len(tasks) > 1 or not parts:
         return pd.DataFrame()

@@ -39,7 +39,9 @@ ANSWER = Answer
 
 def why_not(config: RunConfig) -> str:
     """Return why a run's model cannot be asked, or ""."""
-    return "" if config.pe.trainable else "drift needs frequencies that are learned: pe.trainable"
+    if not config.pe.trainable:
+        return "drift needs frequencies that are learned: pe.trainable"
+    return ""
 
 
 def ask(model: Finished) -> dict[str, Any]:
@@ -91,7 +93,8 @@ def notes(report: Report) -> list[str]:
             counts = [site["crossings"] for site in learned if "crossings" in site]
             if counts:
                 total = sum(counts)
-                spread += "; 0 was " + (f"crossed {total:,} times" if total else "never crossed")
+                crossed = f"crossed {total:,} times" if total else "never crossed"
+                spread += f"; 0 was {crossed}"
             parts.append(f"{np.mean(medians):.3g} for {PAIRS[pair]} ({spread})")
         sentences.append(
             f"{report.rows[label].name}: learned frequencies moved by a median |ln(θ/θ₀)| of "

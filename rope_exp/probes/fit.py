@@ -32,7 +32,9 @@ ANSWER = Answer
 
 def why_not(config: RunConfig) -> str:
     """Return why a run's model cannot be asked, or ""."""
-    return "" if config.task else "fit is asked of generated data, such as data=spikes"
+    if config.task is None:
+        return "fit is asked of generated data, such as data=spikes"
+    return ""
 
 
 def ask(model: Finished) -> dict[str, Any]:

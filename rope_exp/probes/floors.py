@@ -28,8 +28,9 @@ ANSWER = Answer
 def why_not(config: RunConfig) -> str:
     """Return why a run's model cannot be asked, or ""."""
     attn = config.attn
-    reason = f"attn.kind={attn.kind} cannot be asked for floors"
-    return "" if getattr(attn, "has_floors", False) else reason
+    if not getattr(attn, "has_floors", False):
+        return f"attn.kind={attn.kind} cannot be asked for floors"
+    return ""
 
 
 def ask(model: Finished) -> dict[str, Any]:

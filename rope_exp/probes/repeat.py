@@ -73,11 +73,13 @@ def tables(report: Report) -> list[str]:
         }
         if runs:
             lines.append(line)
+    if not lines:
+        return []
     about = (
         "Runs that copy: reading half a window of held-out text a second time, right after the "
         f"first, lowers the loss by at least {COPIES} nats (means over seeds):"
     )
-    return [about, markdown_table(pd.DataFrame(lines), ".4f")] if lines else []
+    return [about, markdown_table(pd.DataFrame(lines), ".4f")]
 
 
 REPORT = Part(order=5, tables=tables, places=Places(repeat=("reading", "loss")))

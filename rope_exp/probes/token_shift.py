@@ -27,8 +27,9 @@ ANSWER = Annotated[Answer, of_one_length("mean", "sd", "min", "max")]
 
 def why_not(config: RunConfig) -> str:
     """Return why a run's model cannot be asked, or ""."""
-    learns = config.model.token_shift
-    return "" if learns else "token_shift needs mu, which is learned: model.token_shift"
+    if not config.model.token_shift:
+        return "token_shift needs mu, which is learned: model.token_shift"
+    return ""
 
 
 def ask(model: Finished) -> dict[str, Any]:

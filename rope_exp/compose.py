@@ -95,69 +95,107 @@ def run_config(overrides: Sequence[str], config_dir: Path | None = None) -> RunC
 
 
 def compose_jobs(
-    words: Sequence[str], config_dir: Path | None = None, *, multirun: bool = False
+    overrides: Sequence[str], config_dir: Path | None = None, *, multirun: bool = False
 ) -> Composed:
-    """Compose every job of a command line, as `train` does, with the choices of a folder.
+    """Compose every job of a command line, as `train` does.
 
-    It is a sweep if `multirun` is true or the config says so.
+    Args:
+        overrides: as a user types them, such as pe=vo_rope, optim.lr=1e-3 or seed=0,1,2.
+        config_dir: a user's folder, whose choices are found beside ours; None: there is none.
+        multirun: the jobs are a sweep, as by -m. The config can say so, too.
+    Returns:
+        The jobs in their order; a single one unless they are a sweep.
+    Raises:
+        ConfigError: an override, a choice or a config is mistaken, or a key has several values
+            although the jobs are no sweep.
     """
-    search = []
-    if config_dir is not None:
-        if not config_dir.is_dir():
-            raise ConfigError("--config-dir", str(config_dir), "there is no such folder")
-        search = [f"hydra.searchpath=[{json.dumps(f'file://{config_dir.absolute()}')}]"]
-
+    search = _search_path(config_dir)
     try:
         with initialize_config_dir(str(CONFIGS), job_name="train", version_base=HYDRA_VERSION):
-            loader = GlobalHydra.instance().config_loader()
-            options = partial(loader.get_group_options, config_name="config", overrides=search)
-            parser = OverridesParser.create(SimpleNamespace(get_group_options=options))  # type: ignore[arg-type]
-
-            def composed(words: Sequence[str]) -> DictConfig:
-                return compose("config", [*search, *words], return_hydra_config=True)
-
-            parsed = parser.parse_overrides(list(words))
-            ours = [override for override in parsed if not override.is_hydra_override()]
-            swept = [override for override in ours if override.is_sweep_override()]
-            jobs = [[str(override.input_line) for override in parsed if override not in swept]]
-            trees = [tree := composed(jobs[0])]
-
+            parser = _override_parser(search)
+            parsed = parser.parse_overrides(list(overrides))
+            fixed, swept = _split_swept(parsed)
+            tree = _compose_tree(fixed, search)
             if multirun or tree.hydra.mode == RunMode.MULTIRUN:
                 params = (tree.hydra.sweeper.params or {}).items()
                 of_file = parser.parse_overrides([f"{key}={value}" for key, value in params])
+                ours = [override for override in parsed if not override.is_hydra_override()]
                 jobs = split([*of_file, *ours])
-                trees = list(map(composed, jobs))
+                trees = [_compose_tree(job, search) for job in jobs]
                 for job_tree in trees:
                     check_own_sweep(job_tree.hydra)
             elif swept:
                 raise ConfigError(swept[0].get_key_element().lstrip("+"), ..., SEVERAL)
+            else:
+                jobs = [fixed]
+                trees = [tree]
     except MISTAKES as error:
         raise to_config_error(error) from error
-    return Composed(tree, jobs, list(map(to_run_config, trees)))
+    return Composed(tree, jobs, [to_run_config(job_tree) for job_tree in trees])
+
+
+def _search_path(config_dir: Path | None) -> list[str]:
+    """Return the override by which Hydra finds a user's choices; none without a folder."""
+    if config_dir is None:
+        return []
+    if not config_dir.is_dir():
+        raise ConfigError("--config-dir", str(config_dir), "there is no such folder")
+    return [f"hydra.searchpath=[{json.dumps(f'file://{config_dir.absolute()}')}]"]
+
+
+def _override_parser(search: Sequence[str]) -> OverridesParser:
+    """Return Hydra's parser of overrides, which lists the choices of glob(*) by its loader.
+
+    Hydra's own loader would list them without the user's folder, so that the parser gets one that
+    has the search path.
+    """
+    loader = GlobalHydra.instance().config_loader()
+    options = partial(loader.get_group_options, config_name="config", overrides=list(search))
+    return OverridesParser.create(SimpleNamespace(get_group_options=options))  # type: ignore[arg-type]
+
+
+def _split_swept(parsed: Sequence[Override]) -> tuple[list[str], list[Override]]:
+    """Return the overrides of one value, as text, and those of a key with several values.
+
+    Hydra's own keys, such as hydra.sweeper.params, are never swept.
+    """
+    fixed = []
+    swept = []
+    for override in parsed:
+        if override.is_sweep_override() and not override.is_hydra_override():
+            swept.append(override)
+        else:
+            fixed.append(str(override.input_line))
+    return fixed, swept
+
+
+def _compose_tree(overrides: Sequence[str], search: Sequence[str]) -> DictConfig:
+    """Return the config of one job, with Hydra's own node."""
+    return compose("config", [*search, *overrides], return_hydra_config=True)
 
 
 def split(overrides: Sequence[Override]) -> list[list[str]]:
-    """Return the words of each job of a sweep: all combinations, with the last key fastest.
+    """Return the overrides of each job of a sweep: all combinations, with the last key fastest.
 
-    A later word for a key replaces an earlier one, as in Hydra's basic sweeper.
+    A later override of a key replaces an earlier one, as in Hydra's basic sweeper.
     """
-    words = {}
+    choices: dict[str, list[str]] = {}
     for override in overrides:
         key = override.get_key_element()
         if override.is_sweep_override() and not override.is_discrete_sweep():
             raise range_error(key)
         if override.is_discrete_sweep():
             try:
-                words[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+                choices[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
             except (ValueError, HydraException) as error:
                 if re.search(ZERO_STEP, str(error)):
                     raise zero_step_error(key) from None
                 raise
         else:
-            words[key] = [f"{key}={override.get_value_element_as_str()}"]
-        if not words[key]:
+            choices[key] = [f"{key}={override.get_value_element_as_str()}"]
+        if not choices[key]:
             raise ConfigError(key, ..., "the sweep is empty: no choice matches")
-    return [list(job) for job in itertools.product(*words.values())]
+    return [list(job) for job in itertools.product(*choices.values())]
 
 
 def range_error(key: str) -> ConfigError:
@@ -172,12 +210,15 @@ def zero_step_error(key: str) -> ConfigError:
 
 
 def titles(overrides: Sequence[Sequence[str]], configs: Sequence[RunConfig]) -> list[str]:
-    """Return a title for each job, from its words: its variant, its seed, other swept values."""
-    swept = [len(set(values)) > 1 for values in zip(*overrides, strict=True)]
+    """Return a title for each job: its variant, the other values that are swept, and its seed."""
+    is_swept = [len(set(values)) > 1 for values in zip(*overrides, strict=True)]
     titles = []
-    for words, config in zip(overrides, configs, strict=True):
-        own = [word.lstrip("+") for word in itertools.compress(words, swept)]
-        others = [word for word in own if not word.startswith(("pe=", "pe.", "seed="))]
+    for job, config in zip(overrides, configs, strict=True):
+        others = []
+        for override in itertools.compress(job, is_swept):
+            override = override.lstrip("+")
+            if not override.startswith(("pe=", "pe.", "seed=")):
+                others.append(override)
         titles.append("-".join([config.pe.label, *others, f"s{config.seed}"]))
     return titles
 
@@ -189,9 +230,11 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
     configs are saved with every run. `hydra` is Hydra's own node, if the tree has none.
     """
     sources = (hydra or tree.hydra).runtime.config_sources
-    own = [source for source in sources if source.provider not in ("hydra", "main")]
-    own_folders = [Path(source.path) for source in own if source.schema == "file"]
-    for folder in own_folders:
+    user_folders = []
+    for source in sources:
+        if source.provider not in ("hydra", "main") and source.schema == "file":
+            user_folders.append(Path(source.path))
+    for folder in user_folders:
         _check_choices(folder)
 
     def read(name: str, *default: str | None) -> Any:
@@ -219,7 +262,7 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
         return config
     from rope_exp.custom_code import with_source
 
-    return with_source(config, [CONFIGS, *own_folders])
+    return with_source(config, [CONFIGS, *user_folders])
 
 
 @cache
@@ -282,9 +325,11 @@ def to_config_error(error: Exception) -> ConfigError:
 
     text = " ".join(str(error).split())
     for pattern, reason in REASONS.items():
-        if match := re.search(pattern, text):
+        match = re.search(pattern, text)
+        if match:
             return ConfigError(match[1], ..., reason)
-    if match := re.search(r"Could not override '([^']+)'", text):
+    match = re.search(r"Could not override '([^']+)'", text)
+    if match:
         return unknown_key(match[1], KEYS)
     # OmegaConf knows the key of a value that cannot be merged.
     cause = error.__cause__ or error
@@ -309,6 +354,7 @@ def finalise(
     data and tokenizer on the hub, the hash of the weights of run.init_from, and `auto` keys.
 
     Args:
+        config: as `to_run_config` returns it.
         world_size: of the launcher that started this process; None: we start the processes.
         for_plan: no network is asked, and no class of pe.code is measured.
         resolves: false where a node of a cluster does this later.

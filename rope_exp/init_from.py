@@ -48,9 +48,11 @@ def with_weights(config: RunConfig) -> RunConfig:
     if config.pe.learned.keys() & origin.config.pe.learned.keys():
         keys.append("pe.trainable")
     for key in keys:
-        own, other = map(attrgetter(key), (config, origin.config))
-        if own != other:
-            raise ConfigError(key, own, f"must be {other}, as in run.init_from={origin.folder}")
+        value = attrgetter(key)(config)
+        expected = attrgetter(key)(origin.config)
+        if value != expected:
+            reason = f"must be {expected}, as in run.init_from={origin.folder}"
+            raise ConfigError(key, value, reason)
     return replace(config, init_weights=origin.weights_sha256)
 
 
@@ -84,8 +86,8 @@ def _check_trust(config: RunConfig, origin: Origin) -> None:
         raise _unfit(config, f"{reason}allow it by run.trust_code=true")
 
 
-def facts(config: RunConfig) -> dict[str, Any]:
-    """Return the facts about a run's origin in env.json."""
+def origin_metadata(config: RunConfig) -> dict[str, Any]:
+    """Return the entry of env.json about a run's origin."""
     origin = find_origin(config)
     return {
         "pe": origin.config.pe.label,
@@ -98,14 +100,24 @@ def facts(config: RunConfig) -> dict[str, Any]:
 
 @torch.no_grad()
 def load_weights(decoder: Decoder, config: RunConfig, tokenizer_json: str) -> str:
-    """Copy the origin's weights into a decoder that was drawn from its seed; describe them."""
+    """Copy the weights of run.init_from into a decoder.
+
+    Args:
+        decoder: with its usual initial weights. A parameter that the origin lacks keeps these.
+        config: of the decoder's run.
+        tokenizer_json: the run's tokenizer, which must be the origin's.
+    Returns:
+        A line that says which parameters were left out, and which begin anew.
+    Raises:
+        ConfigError: the origin is gone, or its tokenizer or weights do not fit.
+    """
     origin = find_origin(config)
     _check_trust(config, origin)
     source, tokenizer = load_run(origin.folder, origin.step, trust_code=True)
     if tokenizer.to_str() != Tokenizer.from_str(tokenizer_json).to_str():
         raise _unfit(config, "has another tokenizer: its tokens mean others")
 
-    own = weights(decoder)
+    initial = weights(decoder)
     # Learned frequencies are of a pair of sites; the first pair that learns has the first name.
     names = {
         FREQUENCIES + name: FREQUENCIES + config.pe.learned.get(pair, f"{name} of {pair}")
@@ -113,14 +125,18 @@ def load_weights(decoder: Decoder, config: RunConfig, tokenizer_json: str) -> st
     }
     given = {names.get(name, name): tensor for name, tensor in weights(source).items()}
     for name, tensor in sorted(given.items()):
-        is_position = name.startswith(POSITIONS) or CUSTOM in name
-        if own[name].shape != tensor.shape if name in own else not is_position:
+        if name in initial:
+            fits = initial[name].shape == tensor.shape
+        else:
+            # A parameter that encodes positions alone may be left out.
+            fits = name.startswith(POSITIONS) or CUSTOM in name
+        if not fits:
             raise _unfit(config, f"has {name} of {list(tensor.shape)}, which does not fit here")
-    for name in given.keys() & own.keys():
-        own[name].copy_(given[name])
+    for name in given.keys() & initial.keys():
+        initial[name].copy_(given[name])
     start = f"begins with step {origin.step} of {origin.folder}"
-    left_out = ", ".join(sorted(given.keys() - own.keys())) or "nothing"
-    drawn = ", ".join(sorted(own.keys() - given.keys())) or "nothing"
+    left_out = ", ".join(sorted(given.keys() - initial.keys())) or "nothing"
+    drawn = ", ".join(sorted(initial.keys() - given.keys())) or "nothing"
     return f"{start}; left out: {left_out}; begun anew: {drawn}"
 
 

@@ -43,29 +43,37 @@ class Progress:
         self._last_line = time.monotonic()
         self._began: tuple[float, int] | None = None
 
-    def show(self, done: int, words: str, *, at_once: bool = False) -> None:
-        """Log the progress, unless a line was logged a moment ago."""
+    def show(self, done: int, status: str, *, at_once: bool = False) -> None:
+        """Log the progress, unless a line was logged a moment ago.
+
+        Args:
+            done: how far the task is, in the unit of its total.
+            status: the line without the name and the time that is left.
+            at_once: log in any case.
+        """
         now = time.monotonic()
         # Time counts from the first call, after the first steps, which compile.
-        began, first = self._began = self._began or (now, done)
+        if self._began is None:
+            self._began = (now, done)
+        began, first = self._began
         if at_once or now - self._last_line >= LINE_SECONDS:
             self._last_line = now
             if self._total and done < self._total:
                 left = None
                 if done > first:
                     left = (now - began) / (done - first) * (self._total - done)
-                words += f", {spell_left(left)}"
-            log(f"{self._name}: {words}")
+                status += f", {spell_left(left)}"
+            log(f"{self._name}: {status}")
 
 
-def run_aside(call: Callable[[], Result], words: Callable[[], str]) -> Result:
+def run_aside(call: Callable[[], Result], status: Callable[[], str]) -> Result:
     """Return the result of a library's long call, which runs in another thread.
 
     Python handles signals in the main thread, between two steps of its own: here, while it waits.
 
     Args:
         call: releases Python's lock for most of its time.
-        words: returns what a line says every few seconds until the call is done.
+        status: returns the text of the line that is logged every few seconds until then.
     """
     began = time.monotonic()
     outcome: Future[Result] = Future()
@@ -82,12 +90,12 @@ def run_aside(call: Callable[[], Result], words: Callable[[], str]) -> Result:
         wait([outcome], LINE_SECONDS)
         if not outcome.done():
             so_far = timedelta(seconds=round(time.monotonic() - began))
-            log(f"{words()}, {so_far} so far")
+            log(f"{status()}, {so_far} so far")
     return outcome.result()
 
 
 class Watched(Protocol):
-    """What the progress of a sweep reads of each run."""
+    """A run, as the progress of a sweep reads it."""
 
     config: RunConfig
 

@@ -28,7 +28,7 @@ from rope_exp.errors import (
 from rope_exp.files import read_json, write_json
 from rope_exp.machine import output_of
 from rope_exp.signals import on_signal, stop_signals_blocked
-from rope_exp.sweep import Job, check_folders, dispatch, give_own_ids
+from rope_exp.sweep import Job, check_folders, dispatch, drop_tracker_id
 
 FOLDER = Path("results/slurm")
 SWEEPS = FOLDER / "sweeps"
@@ -227,7 +227,11 @@ def _job_parameters(launcher: DictConfig, cluster: str) -> dict[str, Any]:
     # The keys that submitit shares between clusters; others are SLURM's own.
     plugin = import_module("hydra_plugins.hydra_submitit_launcher.config")
     shared = [field.name for field in fields(plugin.BaseQueueConf)]
-    return {key if key in shared else f"{cluster}_{key}": values[key] for key in values}
+    parameters = {}
+    for key, value in values.items():
+        name = key if key in shared else f"{cluster}_{key}"
+        parameters[name] = value
+    return parameters
 
 
 # -- sweeps ----------------------------------------------------------------------------------------
@@ -266,7 +270,7 @@ def _runs(jobs: Composed) -> dict[str, Job]:
 
 def run_configs(runs: Sequence[tuple[RunConfig, str]]) -> int:
     """Run the configs of one job, each with its title; return the exit code."""
-    give_own_ids()
+    drop_tracker_id()
     configs, titles = zip(*runs, strict=True)
     code, jobs = dispatch(configs, titles)
     # A run that diverged is done, even as the only run of a job.

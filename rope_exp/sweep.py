@@ -9,9 +9,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from rope_exp import gpu_leases
 from rope_exp.compose import check_memory, finalise
@@ -74,7 +75,7 @@ class Job:
     title: str = ""  # shown to users; empty: its variant and seed
     log: Path | None = None  # of its ranks' output; None: the terminal
     corpus: Path | None = None  # the folder of its prepared corpus; None: its data are generated
-    lock: int = -1  # the descriptor that holds the folder's lock; -1 without one
+    lock: int = -1  # the descriptor that holds the folder's lock; -1: there is none
     # The descriptors of lock files that hold each of its GPUs.
     leases: dict[str, list[int]] = field(default_factory=dict)
     ranks: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -129,6 +130,44 @@ class Job:
 
     def start(self) -> None:
         """Start one process per rank, which inherit the run's lock and leases."""
+        num_ranks = int(self.config.launch.num_processes)
+        environment = self._environment()
+        if num_ranks > 1:
+            self.num_ports += 1
+            environment["WORLD_SIZE"] = str(num_ranks)
+            environment["LOCAL_WORLD_SIZE"] = str(num_ranks)
+            environment["MASTER_ADDR"] = "127.0.0.1"
+            environment["MASTER_PORT"] = str(free_port())
+        argv = [sys.executable, "-m", "rope_exp.worker", str(self.folder)]
+        if self.corpus is not None:
+            argv.append(str(self.corpus))
+
+        # Without a log, both streams of a rank are this process's.
+        stdout: BinaryIO | None = None
+        stderr: int | None = None
+        # A stop signal before a rank has installed its handlers would make it fail.
+        with ExitStack() as stack:
+            stack.enter_context(stop_signals_blocked())
+            if self.log is not None:
+                stdout = stack.enter_context(self.log.open("ab"))
+                stderr = subprocess.STDOUT
+            for rank in range(num_ranks):
+                if num_ranks > 1:
+                    environment["RANK"] = str(rank)
+                    environment["LOCAL_RANK"] = str(rank)
+                process = subprocess.Popen(
+                    argv,
+                    env=environment,
+                    stdout=stdout,
+                    stderr=stderr,
+                    pass_fds=[self.lock, *itertools.chain(*self.leases.values())],
+                    # A terminal's Ctrl-C reaches only the dispatcher, which passes it on once.
+                    start_new_session=True,
+                )
+                self.ranks.append(process)
+
+    def _environment(self) -> dict[str, str]:
+        """Return the environment variables of every rank: threads, devices, the tracker's name."""
         launch = self.config.launch
         num_ranks = int(launch.num_processes)
         environment = child_environment(**{DISPATCHER_ID: str(os.getpid())})
@@ -145,30 +184,7 @@ class Job:
             environment["ACCELERATE_USE_CPU"] = "true"
         if self.leases:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.leases)
-        if num_ranks > 1:
-            self.num_ports += 1
-            port = free_port()
-            environment["WORLD_SIZE"] = environment["LOCAL_WORLD_SIZE"] = str(num_ranks)
-            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-
-        words = [sys.executable, "-m", "rope_exp.worker", str(self.folder)]
-        if self.corpus is not None:
-            words.append(str(self.corpus))
-        # A stop signal before a rank has installed its handlers would make it fail.
-        with stop_signals_blocked(), self.log.open("ab") if self.log else nullcontext() as output:
-            for rank in range(num_ranks):
-                if num_ranks > 1:
-                    environment["RANK"] = environment["LOCAL_RANK"] = str(rank)
-                process = subprocess.Popen(
-                    words,
-                    env=environment,
-                    stdout=output,
-                    stderr=output and subprocess.STDOUT,
-                    pass_fds=[self.lock, *itertools.chain(*self.leases.values())],
-                    # A terminal's Ctrl-C reaches only the dispatcher, which passes it on once.
-                    start_new_session=True,
-                )
-                self.ranks.append(process)
+        return environment
 
     def poll(self) -> None:
         """Set the exit code once all ranks have ended, or kill the rest after a grace period.
@@ -179,15 +195,19 @@ class Job:
         ended = [code for code in codes if code is not None]
         if not ended:
             return
-        self.ended_at = self.ended_at or time.monotonic()
+        if not self.ended_at:
+            self.ended_at = time.monotonic()
 
+        # Popen's code of a process that a signal ended is the signal's number, negated.
         lowest = min(ended)
         if lowest < 0 and not self.was_killed and not self.reason:
             process = f"process {codes.index(lowest)} of {len(codes)}"
             self.reason = f"{process} was ended by {_signal_name(-lowest)}"
             if lowest == -signal.SIGKILL:
                 self.reason += " (the kernel does that where memory runs out)"
-        has_failed = bool(self.reason) or not {*ended} <= {*EXIT_CODES.values(), -signal.SIGKILL}
+        # A rank that we have killed has not failed.
+        no_failure = {*EXIT_CODES.values(), -signal.SIGKILL}
+        has_failed = bool(self.reason) or any(code not in no_failure for code in ended)
 
         if len(ended) < len(codes):
             grace = GRACE_SECONDS if has_failed else STOP_SECONDS
@@ -251,8 +271,11 @@ def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]
     check_folders(jobs)
 
     # One run represents all runs of a group that may share a table.
-    grouped = [config for config in configs if config.run.dir is None]
-    for config in {(config.group_sha256, config.group): config for config in grouped}.values():
+    representatives = {}
+    for config in configs:
+        if config.run.dir is None:
+            representatives[config.group_sha256, config.group] = config
+    for config in representatives.values():
         _check_group(config)
 
     left = [job for job in jobs if job.exit_code is None]
@@ -260,7 +283,8 @@ def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]
         # `finalise` has checked each run alone.
         check_memory([job.config for job in left])
     for section in {job.config.tracker for job in left}:
-        if (tracker := tracker_class(section.name)) is not None:
+        tracker = tracker_class(section.name)
+        if tracker is not None:
             tracker.check(section)
     _prepare_corpora(left)
     for job in left:
@@ -386,7 +410,8 @@ def acquire(job: Job) -> bool:
 
     # Without a checkpoint the run begins anew, and drops metrics from before the first save.
     if not list_steps(job.folder / "checkpoints"):
-        if lost := last_step(job.folder):
+        lost = last_step(job.folder)
+        if lost:
             log(f"{job.name}: begins anew, since step {lost} came before any checkpoint")
         (job.folder / METRICS).unlink(missing_ok=True)
 
@@ -430,10 +455,12 @@ def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, 
     if job.reason:
         keep_log(job.folder / LOG)
         log(f"error: {job.name}: {job.reason}")
-    return EXIT_STOPPED if job.exit_code is None else job.exit_code, jobs
+    if job.exit_code is None:
+        return EXIT_STOPPED, jobs
+    return job.exit_code, jobs
 
 
-def give_own_ids() -> None:
+def drop_tracker_id() -> None:
     """Drop the id of one run that `wandb agent` sets: each run of a sweep has its own."""
     os.environ.pop("WANDB_RUN_ID", None)
 
@@ -442,7 +469,7 @@ def run_all(
     jobs: Sequence[Job], on_end: Callable[[Sequence[Job]], None] = lambda ended: None
 ) -> int:
     """Bring a sweep to its end and return its exit code; ranks write to a log in each folder."""
-    give_own_ids()
+    drop_tracker_id()
     for job in jobs:
         job.log = job.folder / LOG
     run_until_done(jobs, [on_end, SweepProgress(jobs).show])
@@ -466,7 +493,9 @@ def run_until_done(
 ) -> None:
     """Start runs in their order, and poll them until all have ended or a stop is requested.
 
-    `on_poll` is called after every poll, with the runs that have ended since the last one.
+    Args:
+        jobs: admitted; their exit codes are set here.
+        on_poll: called after every poll, with the runs that have ended since the last one.
     """
     signals = StopSignal(is_rank=False)
     try:
@@ -476,10 +505,11 @@ def run_until_done(
         deadline = time.monotonic() + STOP_SECONDS
         for job in jobs:
             job.stop()
-        processes = [*itertools.chain(*(job.ranks for job in jobs))]
+        processes = [process for job in jobs for process in job.ranks]
         while None in [process.poll() for process in processes] and time.monotonic() < deadline:
-            for job in jobs if signals.repeated else ():
-                job.kill()
+            if signals.repeated:
+                for job in jobs:
+                    job.kill()
             time.sleep(POLL_SECONDS)
         raise
     finally:
@@ -490,7 +520,10 @@ def _poll_all(
     jobs: Sequence[Job], on_poll: Sequence[Callable[[Sequence[Job]], None]], signals: StopSignal
 ) -> None:
     try_again_at = 0.0
-    while left := [job for job in jobs if job.exit_code is None]:
+    while True:
+        left = [job for job in jobs if job.exit_code is None]
+        if not left:
+            return
         now = time.monotonic()
         running = [job for job in left if job.ranks]
         for job in running:

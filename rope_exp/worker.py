@@ -13,7 +13,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +86,15 @@ def run_rank(read: Callable[[], RunConfig], corpus: Path | None, stop: StopSigna
 
 
 def run(config: RunConfig, corpus: Path | None, stop: StopSignal) -> int:
-    """Train a run; arguments, errors and exit codes as of `run_rank`."""
+    """Train a run as this rank of it; arguments and exit codes as of `run_rank`.
+
+    Args:
+        config: of the run.
+        corpus: the folder of its prepared corpus; None: its data are generated.
+        stop: catches requests to stop.
+    Returns:
+        The exit code. Errors are raised.
+    """
     # Several ranks stop together, in the loop.
     if stop.requested and config.launch.num_processes == 1:
         return EXIT_STOPPED
@@ -123,15 +130,17 @@ def run(config: RunConfig, corpus: Path | None, stop: StopSignal) -> int:
 
     gc.collect()
     gc.freeze()
-    code = config.pe.code
-    with refuse_code_errors(code, every=False) if code else nullcontext():
+    if config.pe.code is None:
         status = trainer.train()
+    else:
+        with refuse_code_errors(config.pe.code, every=False):
+            status = trainer.train()
 
     del trainer
     if parallel.group is not None:
         parallel.group.end(parallel.accelerator)
     if parallel.is_main:
-        log(f"{config.name}: {words_at_end(folder, status)}")
+        log(f"{config.name}: {describe_end(folder, status)}")
     return EXIT_CODES[status]
 
 
@@ -145,9 +154,11 @@ def open_data(config: RunConfig, corpus: Path | None, parallel: Any) -> DataSet:
         config: of the run.
         corpus: the folder of its prepared corpus; None: its data are generated.
         parallel: the ranks of the run.
+    Returns:
+        The data set. Its tokens have been hashed on the ranks that hash.
     Raises:
-        DataError: text has no corpus: a dispatcher of an older version names none.
-        ConfigError: the corpus does not verify.
+        DataError: the corpus is gone, or damaged; or text has none, because a dispatcher of an
+            older version names none.
     """
     if corpus is None:
         if config.task is None:
@@ -163,8 +174,8 @@ def open_data(config: RunConfig, corpus: Path | None, parallel: Any) -> DataSet:
     return data
 
 
-def words_at_end(folder: Path, status: str) -> str:
-    """Return how a run has ended, or where a stopped run resumes, as words after its name."""
+def describe_end(folder: Path, status: str) -> str:
+    """Return how a run has ended, or where a stopped run resumes, as text after its name."""
     if status != "stopped":
         return f"{describe(read_json(folder / RESULT))}, in {folder}"
     steps = list_steps(folder / "checkpoints")
@@ -185,16 +196,18 @@ def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
     accelerator = parallel.accelerator
     old = read_env(trainer.folder)
     here = {"world_size": parallel.world_size, **machine_environment(parallel.device.type)}
-    marks = [
-        f"went on with {key} {environment_text(here[key])} after {environment_text(old[key])}"
-        for key in MARKED
-        if key in old and old[key] != here[key]
-    ]
-    other_git = [old["git"]] if old.get("git", here["git"]) != here["git"] else []
+    marks = []
+    for key in MARKED:
+        if key in old and old[key] != here[key]:
+            now = environment_text(here[key])
+            marks.append(f"went on with {key} {now} after {environment_text(old[key])}")
+    earlier_git = [*old.get("earlier_git", [])]
+    if "git" in old and old["git"] != here["git"]:
+        earlier_git.append(old["git"])
     env = {
         **here,
         "marks": [*old.get("marks", []), *marks],
-        "earlier_git": [*old.get("earlier_git", []), *other_git],
+        "earlier_git": earlier_git,
         "started": [*old.get("started", []), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())],
         "deterministic": train.deterministic,
         "accelerate": {
@@ -208,9 +221,9 @@ def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
         "corpus": trainer.data.corpus,
     }
     if config.init_weights is not None:
-        from rope_exp.init_from import facts
+        from rope_exp.init_from import origin_metadata
 
-        env["init_from"] = old.get("init_from") or facts(config)
+        env["init_from"] = old.get("init_from") or origin_metadata(config)
     write_json(trainer.folder / ENV, env)
     write_atomically(trainer.folder / "tokenizer.json", trainer.data.tokenizer_json)
 

@@ -43,7 +43,7 @@ from rope_exp.errors import (
 )
 from rope_exp.folder import read_result
 from rope_exp.machine import PACKAGE, child_environment
-from rope_exp.sweep import dispatch, give_own_ids
+from rope_exp.sweep import dispatch, drop_tracker_id
 
 # The exit code of each sweep that our launcher has run in this process.
 exit_codes: list[int] = []
@@ -132,7 +132,7 @@ def run_job(values: DictConfig) -> float | None:
             raise SystemExit(code)
         return None
     check_own_sweep(HydraConfig.get())
-    give_own_ids()
+    drop_tracker_id()
     code, config = _run_task(values)
     if code not in (EXIT_DONE, EXIT_DIVERGED):
         raise ChildProcessError(f"the run ended with exit code {code}; see its own words")
@@ -178,7 +178,7 @@ def launch(trees: Sequence[DictConfig], overrides: Sequence[Sequence[str]]) -> l
             reason = "a sweep has one launcher, so launch takes one value"
             raise ConfigError("launch", configs[-1].launch.name, reason)
     # A sweeper such as optuna's may ask for one run at a time.
-    give_own_ids()
+    drop_tracker_id()
     code, jobs = dispatch(configs, titles(overrides, configs))
     exit_codes.append(code)
     if code == EXIT_STOPPED:

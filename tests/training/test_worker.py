@@ -15,7 +15,7 @@ from support.trainers import Make
 from rope_exp.config import RunConfig
 from rope_exp.errors import CheckpointError, ConfigError, DataError, LawError, run_command
 from rope_exp.folder import read_env, step_folder
-from rope_exp.worker import open_data, record_start, words_at_end
+from rope_exp.worker import describe_end, open_data, record_start
 
 
 def test_a_rank_listens_before_it_imports_torch() -> None:
@@ -72,9 +72,9 @@ def test_another_world_than_asked_for_is_refused(arguments: str, backend: str, w
 
 def test_a_stopped_run_names_a_checkpoint_that_is_there(tmp_path: Path) -> None:
     """A run that was stopped before its first step has none."""
-    assert "checkpoint" not in words_at_end(tmp_path, "stopped")
+    assert "checkpoint" not in describe_end(tmp_path, "stopped")
     step_folder(tmp_path / "checkpoints", 14).mkdir(parents=True)
-    assert f"its checkpoint of step 14 is in {tmp_path}" in words_at_end(tmp_path, "stopped")
+    assert f"its checkpoint of step 14 is in {tmp_path}" in describe_end(tmp_path, "stopped")
 
 
 def test_what_changed_since_the_last_start_is_noted(

@@ -11,13 +11,13 @@ from rope_exp.trackers._base import BaseTracker
 class Tracker(BaseTracker):
     """A run's event files, with its curves, and its config and result as texts."""
 
-    def begin(self, config: RunConfig, facts: dict[str, Any]) -> Any:
+    def begin(self, config: RunConfig, shown: dict[str, Any]) -> Any:
         # The package is optional, and `check` needs this file without it.
         from torch.utils.tensorboard import SummaryWriter
 
         # Each start sends every row: this hides those of earlier starts, perhaps cut off.
         self.writer = SummaryWriter(self.folder / "tensorboard", purge_step=0, flush_secs=10)
-        self.text("config", facts)
+        self.text("config", shown)
         return self
 
     def log(self, values: Mapping[str, float], step: int) -> None:

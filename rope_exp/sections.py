@@ -237,13 +237,21 @@ class PeConfig:
 class ModelConfig:
     """The decoder's sizes, under LlamaConfig's names."""
 
+    # Name of the size, in the names of groups.
     name: Name = no_effect_on_result("nano")
+    # D, the width of the residual stream.
     hidden_size: Size = 128
+    # Width of the MLP.
     intermediate_size: Size = 352
+    # Number of layers, each with attention and an MLP.
     num_hidden_layers: Annotated[int, Field(ge=1, le=4096)] = 4
+    # Number of query heads of a layer.
     num_attention_heads: Size = 2
+    # Number of key and value heads; fewer than query heads: grouped-query attention.
     num_key_value_heads: Size = 2
+    # Added to the mean square in each RMS norm.
     rms_norm_eps: Positive = 1e-5
+    # Use one matrix for the embeddings and for the output.
     tie_word_embeddings: bool = affects_result(False, needs="predicts_tokens")
     # null: hidden_size / num_attention_heads.
     head_dim: Size | None = affects_result(None, needs="attn.takes_heads")
@@ -342,14 +350,17 @@ class DataConfig:
 class TokenizerConfig:
     """The tokenizer, which converts text to token ids."""
 
+    # Name of the choice in configs/tokenizer.
     name: Name = no_effect_on_result("bpe_2k")
     # task: the tokens of generated data.
     kind: Literal["bpe", "bytes", "pretrained", "task"] = "bpe"
+    # bpe: number of tokens; null for the other kinds.
     vocab_size: VocabSize | None = 2048
     # bpe: bytes of text from which merges are learned.
     train_bytes: Count | None = 20_000_000
     # pretrained: a folder, or a repository on the hub.
     path: PathText | None = None
+    # pretrained: the commit or branch on the hub; null: the default branch. Its commit is recorded.
     revision: Text | None = affects_result(None, needs="tokenizer.path")
 
 
@@ -357,10 +368,13 @@ class TokenizerConfig:
 class OptimConfig:
     """AdamW; the keys of every optimizer."""
 
+    # adamw, or a file of optim/.
     name: str = "adamw"
     # Learning rate at the peak of the schedule.
     lr: Positive = 3e-3
+    # AdamW's decay of the mean of gradients, and of their squares.
     betas: tuple[Momentum, Momentum] = (0.9, 0.95)
+    # Added to the denominator of AdamW's update.
     eps: Positive = 1e-8
     # For matrices only.
     weight_decay: NonNegative = 0.1
@@ -372,6 +386,7 @@ class OptimConfig:
 class ScheduleConfig:
     """Warm-up, then half a cosine down to the last rate; the keys of every schedule."""
 
+    # cosine, or a file of schedule/.
     name: str = "cosine"
     # Share of train.num_steps over which the rate rises to optim.lr.
     warmup_fraction: Share = 0.05
@@ -383,8 +398,11 @@ class ScheduleConfig:
 class TrainConfig:
     """The budget and the training loop. Batch sizes are in sequences, periods in steps."""
 
+    # Name of the choice in configs/train.
     name: Name = no_effect_on_result("nano")
+    # Number of steps; each updates the weights once.
     num_steps: Count = 500
+    # Sequences of a step, over all processes.
     global_batch_size: Count = 16
     # Sequences of a micro-batch; null: a process's whole share.
     micro_batch_size: Count | None = None
@@ -481,7 +499,9 @@ class TrackerConfig:
 
     # none, wandb, trackio, or another file of trackers/.
     name: Name = "none"
+    # offline: wandb keeps the curves in the run folder, to be uploaded by wandb sync.
     mode: Literal["online", "offline"] = "online"
+    # Project to which the tracker adds the run.
     project: Name = "rope_exp"
 
 
@@ -489,7 +509,9 @@ class TrackerConfig:
 class LaunchConfig:
     """Placement of runs on the machine."""
 
+    # Name of the choice in configs/launch.
     name: Name = "local"
+    # auto: a GPU if there is one, else the CPU.
     device: Literal["auto", "cpu", "cuda"] = "auto"
     # Processes of one run; all: one per GPU.
     num_processes: Count | Literal["all"] = 1
@@ -523,6 +545,7 @@ class RunFolderConfig:
 class AttentionConfig:
     """Base class of attention kinds: dataclasses of config keys, starting with the kind's name."""
 
+    # softmax, or a file of attn/.
     kind: str = ""
 
     # Facts of the class, not keys: they have no annotation.

@@ -3,7 +3,7 @@
     python scripts/config_doc.py
 
 All of it comes from the dataclasses of sections.py, config.py and the leaves. A meaning is the
-comment above a field.
+comment above a field; a field that a leaf declares again keeps its base's.
 """
 
 import dataclasses
@@ -63,12 +63,13 @@ def _table(prefix: str, section: Any) -> Iterator[str]:
     hints = typing.get_type_hints(section, include_extras=True)
     meanings: dict[str, str] = {}
     for base in reversed(section.__mro__[:-1]):
-        meanings |= {name: comment for comment, name in FIELD.findall(inspect.getsource(base))}
+        for comment, name in FIELD.findall(inspect.getsource(base)):
+            meanings[name] = comment or meanings.get(name, "")
 
     yield "| key | default | values | meaning |\n|---|---|---|---|"
     for field in dataclasses.fields(section):
         if not dataclasses.is_dataclass(field.default):
-            meaning = re.sub(r"\s*\n?    # ", " ", meanings.get(field.name, "")).strip()
+            meaning = re.sub(r"\s*\n?    # ", " ", meanings[field.name]).strip()
             cells = [f"`{json.dumps(field.default)}`", _values(hints[field.name]), meaning]
             yield " | ".join([f"| `{prefix}{field.name}`", *cells]) + " |"
 
@@ -85,6 +86,11 @@ def _values(hint: Any) -> str:
         texts = [f"{LIMITS[key]} {value:,}" for key, value in limits.items() if value != 2**63]
         if texts:
             return " ".join([_values(options[0]), *texts])
+    if typing.get_origin(hint) is Annotated and typing.get_origin(options[0]) is tuple:
+        return _values(options[0])
+    if typing.get_origin(hint) is tuple:
+        # All items of a key's list have one type.
+        return f"a list, each item {_values(options[0])}"
     if hint is type(None):
         return "null"
     # The words of the error for a wrong value.

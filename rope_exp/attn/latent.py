@@ -31,13 +31,17 @@ class Config(AttentionConfig):
     """
 
     kind: Literal["latent"] = "latent"
+    # Width of the latent for keys and values.
     kv_rank: Size = 64
     # null: queries are projected from x itself.
     q_rank: Size | None = None
+    # Features of a head's queries and keys that never rotate.
     nope_dim: Size = 48
+    # Features of a head's queries and keys that may rotate.
     rope_dim: Even = 16
     # Width of v_C.
     value_dim: Size = 64
+    # Append k_R to the values, so that v and o can rotate.
     value_rope: bool = False
 
     takes_heads = False

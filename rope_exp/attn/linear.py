@@ -27,7 +27,9 @@ class Config(AttentionConfig):
     """
 
     kind: Literal["linear"] = "linear"
+    # The similarity: one of the three above.
     form: Literal["numerator", "both", "one_plus_cos"] = "numerator"
+    # The least value of the denominator.
     eps: Positive = 1e-6
 
     keeps_keys = False

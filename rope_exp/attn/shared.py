@@ -34,9 +34,13 @@ class Config(AttentionConfig):
     """
 
     kind: Literal["shared"] = "shared"
+    # What the values share: one of the three above.
     form: Literal["s1", "s2", "s3"] = "s2"
+    # Number of shared tensors; it must divide model.num_attention_heads.
     groups: Size = 1
+    # Features of the shared tensor that never rotate.
     nope_dim: Size = 48
+    # Features of a key that may rotate.
     rope_dim: Even = 16
     # Normalize the shared tensor, and queries without a weight, before rotation.
     norm: bool = False

@@ -31,6 +31,7 @@ class Config(OptimConfig):
     """
 
     name: Literal["muon"] = "muon"
+    # Decay of the mean of gradients of the layers' matrices.
     momentum: Momentum = 0.95
 
     # The numbers that it keeps for each element of a matrix, for `plan`; AdamW keeps two.

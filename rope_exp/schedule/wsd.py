@@ -13,6 +13,7 @@ class Config(ScheduleConfig):
 
     name: Literal["wsd"] = "wsd"
     final_fraction: Share = 0.0
+    # Share of train.num_steps over which the rate falls at the end.
     decay_fraction: Share = 0.2
 
     def __post_init__(self) -> None:

@@ -10,3 +10,4 @@ def test_the_page_is_that_of_the_dataclasses() -> None:
     page = config_doc.text()
     assert config_doc.PAGE.read_text(encoding="utf-8") == page
     assert all(f"| `{key}` |" in page for key in flat(RunConfig().to_dict()))
+    assert "|  |" not in page, "give each key a comment, its meaning"

@@ -3,8 +3,9 @@
 import ast
 import graphlib
 import re
-import tomllib
+import runpy
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from support.configs import NINE, REPOSITORY
@@ -156,13 +157,14 @@ def test_every_choice_is_listed_for_the_type_checker() -> None:
     assert loaded <= protocols
 
 
-def test_what_is_installed_is_all_there_is() -> None:
-    """setuptools installs only the packages that are listed, so the list must name them all."""
-    listed = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+def test_what_is_installed_is_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """setup.py finds each folder with code, and names the packages that lie elsewhere."""
     found = {path.parent for path in PACKAGE.rglob("*.py") if "plugin" not in path.parts}
     names = {".".join(path.relative_to(REPOSITORY).parts) for path in found}
-    packages = set(listed["tool"]["setuptools"]["packages"])
-    assert packages == names | {"hydra_plugins", "rope_exp.configs"}
+    monkeypatch.chdir(REPOSITORY)
+    with patch("setuptools.setup") as setup:
+        runpy.run_path("setup.py")
+    assert {*setup.call_args.kwargs["packages"]} == names | {"hydra_plugins", "rope_exp.configs"}
 
 
 def test_nothing_private_of_hydra_is_imported() -> None:

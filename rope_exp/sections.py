@@ -237,7 +237,6 @@ class PeConfig:
 class ModelConfig:
     """The decoder's sizes, under LlamaConfig's names."""
 
-    # Name of the size, in the names of groups.
     name: Name = no_effect_on_result("nano")
     # D, the width of the residual stream.
     hidden_size: Size = 128
@@ -350,7 +349,6 @@ class DataConfig:
 class TokenizerConfig:
     """The tokenizer, which converts text to token ids."""
 
-    # Name of the choice in configs/tokenizer.
     name: Name = no_effect_on_result("bpe_2k")
     # task: the tokens of generated data.
     kind: Literal["bpe", "bytes", "pretrained", "task"] = "bpe"
@@ -368,7 +366,6 @@ class TokenizerConfig:
 class OptimConfig:
     """AdamW; the keys of every optimizer."""
 
-    # adamw, or a file of optim/.
     name: str = "adamw"
     # Learning rate at the peak of the schedule.
     lr: Positive = 3e-3
@@ -386,7 +383,6 @@ class OptimConfig:
 class ScheduleConfig:
     """Warm-up, then half a cosine down to the last rate; the keys of every schedule."""
 
-    # cosine, or a file of schedule/.
     name: str = "cosine"
     # Share of train.num_steps over which the rate rises to optim.lr.
     warmup_fraction: Share = 0.05
@@ -398,7 +394,6 @@ class ScheduleConfig:
 class TrainConfig:
     """The budget and the training loop. Batch sizes are in sequences, periods in steps."""
 
-    # Name of the choice in configs/train.
     name: Name = no_effect_on_result("nano")
     # Number of steps; each updates the weights once.
     num_steps: Count = 500
@@ -411,8 +406,7 @@ class TrainConfig:
     # Successive lengths, each [length, steps] with global_batch_size x seq_len tokens a step, or
     # [length, steps, sequences]; null: seq_len only.
     stages: tuple[LengthAndSteps, ...] | None = None
-    # causal: predict every next token; mlm: hidden tokens, from both sides; regression: real
-    # numbers at some places, from tokens on both sides.
+    # causal: predict next tokens; mlm: hidden tokens; regression: real numbers at some places.
     objective: str = affects_result("causal", assumption="departing")
     # Steps between evaluations.
     eval_every: Count = no_effect_on_result(50)
@@ -509,7 +503,6 @@ class TrackerConfig:
 class LaunchConfig:
     """Placement of runs on the machine."""
 
-    # Name of the choice in configs/launch.
     name: Name = "local"
     # auto: a GPU if there is one, else the CPU.
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -545,7 +538,6 @@ class RunFolderConfig:
 class AttentionConfig:
     """Base class of attention kinds: dataclasses of config keys, starting with the kind's name."""
 
-    # softmax, or a file of attn/.
     kind: str = ""
 
     # Facts of the class, not keys: they have no annotation.

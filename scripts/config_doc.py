@@ -3,7 +3,8 @@
     python scripts/config_doc.py
 
 All of it comes from the dataclasses of sections.py, config.py and the leaves. A meaning is the
-comment above a field; a field that a leaf declares again keeps its base's.
+comment above a field; a field that a leaf declares again keeps its base's, and the key that names
+a choice needs none.
 """
 
 import dataclasses
@@ -43,10 +44,15 @@ FIELD = re.compile(r"((?:^    # .*\n)*)^    (\w+): ", re.MULTILINE)
 
 def text() -> str:
     """Return the page."""
-    parts = [HEAD, *_table("", RunConfig)]
+    parts = [HEAD, *_table("", RunConfig, {})]
     for field in dataclasses.fields(RunConfig):
         choice = field.metadata.get("choice")
-        names = [getattr(field.default, choice), *choice_names(field.name)] if choice else [""]
+        named = {"name": f"Name of the choice in configs/{field.name}."}
+        names = [""]
+        if choice:
+            core = getattr(field.default, choice)
+            named = {choice: f"{core}, or a file of {field.name}/."}
+            names = [core, *choice_names(field.name)]
         for name in names:
             section = class_of(field, {choice: name})
             if not dataclasses.is_dataclass(section):
@@ -54,12 +60,18 @@ def text() -> str:
             where = f", where `{field.name}.{choice}={name}`" if choice else ""
             about = inspect.cleandoc(section.__doc__ or "")
             parts += ["", f"## {field.name}{where}", "", about, ""]
-            parts += _table(f"{field.name}.", section)
+            parts += _table(f"{field.name}.", section, named)
     return "\n".join(parts) + "\n"
 
 
-def _table(prefix: str, section: Any) -> Iterator[str]:
-    """Yield the lines of the table of a dataclass's own keys."""
+def _table(prefix: str, section: Any, named: dict[str, str]) -> Iterator[str]:
+    """Yield the lines of the table of a dataclass's own keys.
+
+    Args:
+        prefix: the section and a dot; empty for keys of no section.
+        section: the dataclass.
+        named: the meaning of the key that names the choice, if no comment says it.
+    """
     hints = typing.get_type_hints(section, include_extras=True)
     meanings: dict[str, str] = {}
     for base in reversed(section.__mro__[:-1]):
@@ -69,7 +81,8 @@ def _table(prefix: str, section: Any) -> Iterator[str]:
     yield "| key | default | values | meaning |\n|---|---|---|---|"
     for field in dataclasses.fields(section):
         if not dataclasses.is_dataclass(field.default):
-            meaning = re.sub(r"\s*\n?    # ", " ", meanings[field.name]).strip()
+            comment = meanings[field.name] or named.get(field.name, "")
+            meaning = re.sub(r"\s*\n?    # ", " ", comment).strip()
             cells = [f"`{json.dumps(field.default)}`", _values(hints[field.name]), meaning]
             yield " | ".join([f"| `{prefix}{field.name}`", *cells]) + " |"
 

@@ -75,7 +75,8 @@ def look(label: str, number: int = 0) -> dict[str, Any]:
         # Different digits choose hue and marker. After nine settings, hues have other markers.
         place = 10 * number if is_setting else int(digest, 16)
         color, dash = _OTHER_HUES[place % 9], _DASHES[""] if is_setting else _CUSTOM_DASH
-        outline = filled = _OTHER_MARKERS[place // 9 % 9]
+        outline = _OTHER_MARKERS[place // 9 % 9]
+        filled = outline
     return {"color": color, "dash": dash, "outline": outline, "filled": filled}
 
 

@@ -105,7 +105,9 @@ def pack(folder: Path, campaigns: Sequence[str], config_dir: Path | None, python
     """Write a folder with all that `unpack` needs.
 
     Args:
+        folder: is removed first, with all that it holds.
         campaigns: their corpora are packed, and prepared first if necessary.
+        config_dir: a folder of further campaigns and configs; None if there is none.
         python: version of the other machine's Python.
     """
     from rope_exp.campaign.cells import load_campaign

@@ -73,10 +73,11 @@ class LayerCache:
     states: dict[str, Tensor] = field(default_factory=dict)
 
     def append(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Append the rows of new tokens, [B, T, ...], and return all rows that are kept.
+        """Append the rows of new tokens, [B, T, ...], whose names are the same at each call.
 
-        The names must be the same at each call. With a window, rows that no later query can attend
-        to are dropped.
+        Returns:
+            All rows that are kept. With a window, those that no new or later query can attend to
+            are dropped.
         """
         for name, x in rows.items():
             x = x.detach()

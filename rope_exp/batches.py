@@ -147,10 +147,10 @@ def _windows(tokens: Tokens, window_N: Ints, seq_len: int) -> Ints:
 
 
 def chain_sha256(previous: str, ids: NDArray[np.integer]) -> str:
-    """Extend the hash of the order of batches by one batch; resuming needs only the last digest.
+    """Return the hash of the order of batches, extended by one batch.
 
     h_s = sha256(h_{s-1} || x_s), where h_0 is empty and x_s are the ids of step s's global batch,
-    row by row, as 32-bit little-endian words.
+    row by row, as 32-bit little-endian words. So resuming needs only the last digest.
     """
     return hashlib.sha256(bytes.fromhex(previous) + ids.astype("<u4").tobytes()).hexdigest()
 

@@ -126,7 +126,7 @@ def _drop(path: Path) -> None:
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
-    """Load the newest checkpoint that verifies; None if there is none at all.
+    """Return the newest checkpoint that verifies; None if there is none at all.
 
     Raises:
         CheckpointError: there are checkpoints, and none verifies.
@@ -147,7 +147,7 @@ def load_newest(folder: Path) -> Checkpoint | None:
 
 
 def load(folder: Path, step: int) -> Checkpoint:
-    """Load the checkpoint of `step` after verifying every byte.
+    """Return the checkpoint of `step`, with every byte verified.
 
     Raises:
         CheckpointError: it is missing or damaged.

@@ -115,7 +115,7 @@ class Published(NamedTuple):
 
 
 def rows_of(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
-    """Sort runs into rows by label, in the order of their values.
+    """Return runs as rows by label, in the order of their values.
 
     Raises:
         ReportError: runs differ in another numeric key than these, the seed and, within a campaign,

@@ -224,7 +224,7 @@ def titles(overrides: Sequence[Sequence[str]], configs: Sequence[RunConfig]) -> 
 
 
 def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
-    """Convert a composed config, once, with the file of `pe.code`.
+    """Return a composed config as a RunConfig, with the text of `pe.code`'s file.
 
     `${oc.env:NAME}` becomes its value. If the name looks secret it stays unresolved, because
     configs are saved with every run. `hydra` is Hydra's own node, if the tree has none.
@@ -299,7 +299,7 @@ def without_hydra(tree: DictConfig) -> DictConfig:
 
 
 def to_config_error(error: Exception) -> ConfigError:
-    """Convert an error of Hydra, OmegaConf or PyYAML into one sentence.
+    """Return an error of Hydra, OmegaConf or PyYAML as one sentence.
 
     A value that cannot be parsed, or has an unknown key, is not shown: it may be a secret.
     """

@@ -273,7 +273,8 @@ def differing_keys(
     """Return the differences between two configs as text, `key: old -> new`, sorted by key.
 
     Args:
-        old, new: nested values, as `RunConfig.affecting_values`. A missing key counts as null.
+        old: nested values, as `RunConfig.affecting_values`. A missing key counts as null.
+        new: the other's.
         but: keys (optim.lr) or whole sections (optim) that may differ.
     """
     flat_old = flat(old)

@@ -196,7 +196,7 @@ def checkpoint_bytes(config: RunConfig, vocab_size: int) -> int:
 
 
 def memory_bytes(config: RunConfig, vocab_size: int) -> int:
-    """Estimate one process's peak memory in bytes, roughly.
+    """Return a rough estimate of one process's peak memory, in bytes.
 
     Counts weights, gradients and two moments in float32, which every process holds; the activations
     of the largest micro-batch, at 34 bytes a feature, token and layer in bf16, twice that in

@@ -60,9 +60,12 @@ class DataError(RuntimeError):
 
 
 def run_command(command: Callable[[], int], *, prints: bool = True) -> int:
-    """Run a command and return its exit code; errors become one sentence on standard error.
+    """Run a command; errors become one sentence on standard error.
 
     If it `prints`, a reader may close its output, which is no error.
+
+    Returns:
+        The exit code for the shell.
     """
     try:
         code = command()

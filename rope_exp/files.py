@@ -192,10 +192,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def try_lock(path: Path, *, shared: bool = False) -> int | None:
-    """Acquire the lock of `path`, unless it is held already; return its descriptor, or None.
+    """Acquire the lock of `path`, unless it is held already.
 
     The lock is held as long as any process has the descriptor open, including children that
     received it, and ends with the last one. A `shared` lock may be held by others, too.
+
+    Returns:
+        The lock's descriptor; None if somebody else holds the lock.
     """
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
@@ -205,10 +208,15 @@ def try_lock(path: Path, *, shared: bool = False) -> int | None:
 
 
 def lock(path: Path, flags: int = fcntl.LOCK_EX) -> int:
-    """Acquire the lock of `path`, and return its descriptor.
+    """Acquire the lock of `path`.
 
     `flags` are those of flock(2). By default the lock is exclusive, and the call waits until it is
-    free. With LOCK_NB it raises BlockingIOError instead.
+    free.
+
+    Returns:
+        The lock's descriptor, which holds it until it is closed.
+    Raises:
+        BlockingIOError: the flags have LOCK_NB, and somebody else holds the lock.
     """
     while True:
         # Open for writing: on NFS an exclusive lock needs that.
@@ -242,7 +250,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def open_file(path: Path) -> BufferedReader:
-    """Open a regular file for reading.
+    """Return a regular file, opened for reading.
 
     A folder that somebody else made may hold a named pipe, and opening that would wait for ever.
 

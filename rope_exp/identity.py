@@ -27,7 +27,7 @@ class Refusal(NamedTuple):
 
 @dataclass_transform(frozen_default=True)
 def section(cls: type[Any]) -> type[Any]:
-    """Make a class a section of a config: a frozen dataclass, checked by pydantic.
+    """Return a class as a section of a config: a frozen dataclass, checked by pydantic.
 
     Strict: neither true nor "3" is a number. A whole number is also a float.
     """
@@ -36,9 +36,10 @@ def section(cls: type[Any]) -> type[Any]:
 
 
 def affects_result(default: Any, **metadata: Any) -> Any:
-    """Declare a key of any type that can change a number, as any with a bare default can.
+    """Return the declaration of a key that can change a number, as one with a bare default can.
 
     Args:
+        default: the key's value in a config that leaves it out; of any type.
         metadata: statements about the key:
             needs: dotted attributes of the run's config, or NAME=VALUE, without which it is void.
             kinds: the kinds of data that have the key; by default all.

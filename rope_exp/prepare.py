@@ -391,7 +391,7 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 
 def pieces(text: str, limit: int = PIECE_CHARS, cut: re.Pattern[str] = CUT) -> Iterator[str]:
-    """Cut a text into pieces, so that no encoding takes much memory.
+    """Yield a text in pieces, so that no encoding takes much memory.
 
     Args:
         text: one document; the pieces together are the same text.

@@ -134,7 +134,7 @@ class Course:
 
 
 def seconds_left(courses: Sequence[Course], now: float) -> float | None:
-    """Estimate the time until all runs have ended; None while nothing was measured.
+    """Return an estimate of the time until all runs have ended; None while nothing was measured.
 
     A run takes its start, such as imports and compiling, and its steps. Both are measured.
     """

@@ -121,7 +121,8 @@ def alike(first: Run, second: Run, but: Sequence[str]) -> bool:
     """Return whether two runs may stand side by side.
 
     Args:
-        first, second: runs of any campaigns.
+        first: a run of any campaign.
+        second: a run of the same campaign or another.
         but: the keys or sections in which they may differ.
     Returns:
         True if they read one corpus, and all other keys that can change a number are equal.

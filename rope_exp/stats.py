@@ -100,9 +100,11 @@ def table_of(losses: Mapping[str, Mapping[int, float]]) -> pd.DataFrame:
 
 
 def additive_fit(table_SV: Array) -> tuple[Array, int]:
-    """Fit loss = seed + row by least squares; return all fitted losses and the design's rank.
+    """Fit loss = seed + row by least squares to the losses that are not NaN.
 
-    The rank is S + V - 1 if shared seeds connect all rows, so that any two can be compared.
+    Returns:
+        The fitted losses of all seeds and rows, and the rank of the design. It is S + V - 1 if
+        shared seeds connect all rows, so that any two can be compared.
     """
     num_seeds, num_rows = table_SV.shape
     seed_N, row_N = np.nonzero(~np.isnan(table_SV))
@@ -193,7 +195,7 @@ def judge(
 
 
 def paired_test(differences: Array, family: int = 1) -> PairedTest:
-    """Test the mean of some differences, as a pair of a family of so many pairs.
+    """Return the test of the mean of some differences, as one pair of a family of so many pairs.
 
     scipy's `ttest_rel` gives the same numbers, but warns and gives nan if all differences are
     equal.

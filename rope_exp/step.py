@@ -126,9 +126,11 @@ class TrainingStep:
         self.optimizer.zero_grad(set_to_none=True)
 
     def __call__(self, step: int) -> Callable[[], Outcome] | None:
-        """Update the model once, and return a function that waits for the step's Outcome.
+        """Update the model once.
 
-        None, with nothing updated, if a rank was asked to stop before the last micro-batch.
+        Returns:
+            A function that waits for the step's Outcome. None, with nothing updated, if a rank was
+            asked to stop before the last micro-batch.
         """
         inputs, num_targets, order_sha256 = self.get_batch(step)
         groups = self.optimizer.param_groups

@@ -102,7 +102,8 @@ def interval(low: float | None, high: float | None, form: str = "+.4f") -> str:
     """Return an interval as text.
 
     Args:
-        low, high: its ends; NaN or None if it is missing.
+        low: its lower end; NaN or None if the interval is missing.
+        high: its upper end.
         form: the format of both.
     Returns:
         Empty text if it is missing.

@@ -106,8 +106,10 @@ class Trainer:
                 self.train_step.settle_sums(self.step + 1)
 
     def load(self) -> dict[str, Any]:
-        """Load the newest checkpoint, if there is one, and return its state or that of step 0.
+        """Load the newest checkpoint, if there is one, into the model and the optimizer.
 
+        Returns:
+            The checkpoint's state; without a checkpoint, the state of step 0.
         Raises:
             CheckpointError: checkpoints are damaged, or the newest is of another run.
         """
@@ -207,7 +209,7 @@ class Trainer:
         return "stopped"
 
     def _outcomes(self) -> Iterator[Outcome]:
-        """Make steps until the end or a stop, and yield the outcome of each.
+        """Yield the outcome of each step that is made until the end or a stop.
 
         On a GPU the next step starts before an outcome is read, unless more than a row is due:
         evaluations and checkpoints are of the step's own weights.

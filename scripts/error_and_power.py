@@ -101,6 +101,13 @@ def lagging(random: Generator, shape_DSV: Shape, sd: float) -> Array:
     """Draw losses of which three in ten of the first variant are 30 SDs higher.
 
     All of its losses are lowered by 9 SDs, so its true mean is that of the others.
+
+    Args:
+        random: the generator.
+        shape_DSV: of the losses.
+        sd: the standard deviation of a loss that is not raised, in nats.
+    Returns:
+        Losses with the true mean 0.
     """
     loss_DSV = random.normal(scale=sd, size=shape_DSV)
     lags_DS = random.random(shape_DSV[:-1]) < 0.3
@@ -134,7 +141,7 @@ class Judged(NamedTuple):
 
 
 def judge_many(loss_DSV: Array, family: list[tuple[int, int]]) -> Judged:
-    """Judge the pairs of a family in each experiment, as `rope_exp.stats.judge` does in one.
+    """Return each experiment's judged pairs of a family, as `rope_exp.stats.judge` does for one.
 
     A test compares the two on drawn tables.
     """

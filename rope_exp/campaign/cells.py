@@ -219,10 +219,10 @@ def _cell(
 
 
 def _named(cells: Sequence[Cell]) -> Sequence[Cell]:
-    """Set `row_name` in all configs if rows differ in more than the variant, else in none.
+    """Return the cells, with `row_name` in all configs if rows differ in more than the variant.
 
-    Rows are mere variants if those of equal factors have the same attention and the same size, and
-    no two of them the same variant.
+    Otherwise no config has it. Rows are mere variants if those of equal factors have the same
+    attention and the same size, and no two of them the same variant.
     """
     kinds: dict[str, Any] = {}
     rows: dict[tuple[str, str], str] = {}

@@ -64,7 +64,8 @@ def write_record(path: Path, run_dir: Path, row: str, factors: Mapping[str, Any]
     Args:
         path: <records>/<campaign>/<cell>.json.
         run_dir: the run's folder.
-        row, factors: the cell's.
+        row: the cell's row.
+        factors: the cell's level of each factor, and its seed.
     Raises:
         RunFolderError: the run is not done, its code was not committed, or the record could not be
             read back.
@@ -139,6 +140,8 @@ def recorded_campaigns(records: Path) -> list[str]:
 def read_record(path: Path, content: bytes | None = None) -> folder.Run:
     """Read and verify the record at a place, whose content may be given.
 
+    Returns:
+        The run as its folder would give it, with the record's path as its folder.
     Raises:
         RunFolderError: it cannot be read, was changed since it was written, or is of another place.
     """

@@ -28,13 +28,15 @@ CLOSE = 0.02
 
 
 def patch(model: nn.Module, rotate: Iterable[str]) -> Callable[[], None]:
-    """Rotate these sites in every layer that rotates, and return a function that takes it back.
+    """Rotate these sites in every layer that rotates.
 
     A patch is not saved with the model.
 
     Args:
         model: a model of transformers, with or without its language-model head.
         rotate: some of q, k, v, o, by the model's own tables; no other site rotates.
+    Returns:
+        A function without arguments that removes the patch.
     Raises:
         ConfigError: it is no such model, or something acts between our rotations and its attention.
     """

@@ -53,7 +53,8 @@ def spread(wanted: pd.Series, gap: float, low: float, high: float) -> pd.Series:
     Args:
         wanted: the heights, in any order.
         gap: the least distance of two neighbours, in the unit of the heights.
-        low, high: the limits, within which all are if they fit.
+        low: the lower limit. All heights lie between the two limits if they fit.
+        high: the upper limit.
     Returns:
         The heights in ascending order, by the index of `wanted`.
     """

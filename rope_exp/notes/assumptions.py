@@ -77,7 +77,7 @@ def _documents(config: RunConfig) -> str:
 
 
 def _choices(config: RunConfig, section: str) -> str:
-    """List every value of a section that can change a number.
+    """Return a sentence that lists every value of a section that can change a number.
 
     Optional additions to a variant are listed only for runs that use them.
     """

@@ -45,9 +45,10 @@ def why_not(config: RunConfig) -> str:
 
 
 def ask(model: Finished) -> dict[str, Any]:
-    """Return, by pair of sites that learns, its initial `theta0`, and the `theta` of its layers.
+    """Return how far the frequencies of each pair of sites moved, if the pair learns.
 
-    Beside them are the median of |ln(theta/theta0)| and the `crossings` of 0, if counted.
+    An answer has the pair's initial `theta0`, the `theta` of its layers, the median of
+    |ln(theta/theta0)|, and the `crossings` of 0, if they were counted.
     """
     pe = model.decoder.architecture.pe
     rotary: Any = model.decoder.model.rotary_emb

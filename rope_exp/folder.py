@@ -354,7 +354,8 @@ class MetricsWriter:
         self.last: dict[str, Any] = rows[-1] if rows else {}
         self._path = folder / METRICS
         write_atomically(self._path, "".join(map(_to_line, rows)))
-        self._file = self._path.open("ab", buffering=0)
+        with refuse_full_disk(folder, None, "its metrics"):
+            self._file = self._path.open("ab", buffering=0)
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one row; if the disk is full, no part of it remains in the file."""

@@ -135,7 +135,7 @@ class StepGraphs:
         # Off the default stream, as capturing is, and on the stream of the captures: autograd adds
         # up gradients on the stream on which it first met a parameter.
         if self._side is None:
-            self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._side = torch.cuda.Stream()
         side = self._side
         side.wait_stream(torch.cuda.current_stream())
         try:

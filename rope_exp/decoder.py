@@ -245,7 +245,7 @@ class Trunk(nn.Module):
 
         # nn.Embedding() would draw: on the meta device that imports torch's compiler, for a second.
         undrawn_VD = torch.empty(architecture.vocab_size, config.hidden_size)
-        self.embed_tokens = nn.Embedding.from_pretrained(undrawn_VD, freeze=False)  # type: ignore[no-untyped-call]
+        self.embed_tokens = nn.Embedding.from_pretrained(undrawn_VD, freeze=False)
         self.layers = nn.ModuleList(Block(architecture, number) for number in range(num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         rotary = LearnedRotary if pe.trainable else Rotary

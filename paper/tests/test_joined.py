@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,10 +27,12 @@ def test_a_relation_decides_in_both_directions() -> None:
     """NoPE > V is published from NoPE's side, QKV > NoPE from the other."""
     report = build(runs_of("nine_26m"), ["pe"], reference="nope")
     primary = by_pair(report)
-    decided, straight = report.decided["v_rope"], primary.loc[("nope", "v_rope")]
+    decided = report.decided["v_rope"]
+    straight: Any = primary.loc[("nope", "v_rope")]
     for key in ("delta", "p_adjusted", "delta_wide_low", "verdict"):
         assert decided[key] == straight[key]
-    turned, straight = report.decided["qkv_rope"], primary.loc[("qkv_rope", "nope")]
+    turned = report.decided["qkv_rope"]
+    straight = primary.loc[("qkv_rope", "nope")]
     assert turned["delta"] == -straight["delta"]
     assert turned["delta_ci_low"] == -straight["delta_ci_high"]
     assert (straight["verdict"], turned["verdict"]) == ("better", "worse")
@@ -49,7 +52,8 @@ def test_further_seeds_of_a_configuration_are_joined() -> None:
     for run in [*runs_of("nine_26m"), *runs_of("tokens")]:
         if run.config.train.num_steps == 6400:
             losses.setdefault(run.row, {})[run.config.seed] = run.loss or 0.0
-    for (a, b), pair in relations.iterrows():
+    for pair in relations.reset_index().to_dict("records"):
+        a, b = pair["a"], pair["b"]
         delta_S = np.array([losses[b][seed] - losses[a][seed] for seed in sorted(losses[a])])
         assert pair["num_seeds"] == len(delta_S) == 11
         assert pair["delta"] == pytest.approx(delta_S.mean())

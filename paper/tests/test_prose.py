@@ -4,6 +4,7 @@ import itertools
 import re
 from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 import pandas as pd
 import power
@@ -36,9 +37,10 @@ def losses(campaign: str) -> pd.DataFrame:
 
 def paired_t(differences: pd.Series) -> tuple[int, str, str, float]:
     """Return the count, the mean and the interval as written, and p, of a paired t test."""
-    test = stats.ttest_1samp(differences.dropna(), 0)
+    known = differences.dropna()
+    test = stats.ttest_1samp(known, 0)
     low, high = test.confidence_interval()
-    return test.df + 1, f"{differences.mean():.4f}", f"{low:.4f} to {high:.4f}", float(test.pvalue)
+    return len(known), f"{differences.mean():.4f}", f"{low:.4f} to {high:.4f}", float(test.pvalue)
 
 
 def copying_runs(campaign: str) -> tuple[int, list[str]]:
@@ -65,7 +67,7 @@ BINS = (0, 1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256)
 
 def mean_loss(bins: pd.DataFrame, first: int, end: int) -> pd.Series:
     """Return each run's mean loss at the positions from `first` to before `end`."""
-    total = 0
+    total = pd.Series(0.0, index=bins.index)
     for start, stop in itertools.pairwise(BINS):
         if first <= start < end:
             total += bins[start] * (stop - start)
@@ -89,7 +91,8 @@ def test_runs_of_seed_200_that_probably_copy() -> None:
 
 def test_third_test_a() -> None:
     table = losses("lead_26m")
-    by_rate = table["qk"] - table["qkvo"]
+    # Each has a column for each rate.
+    by_rate: Any = table["qk"] - table["qkvo"]
     lead = by_rate.mean(axis="columns")
     _, copying = copying_runs("lead_26m")
     seeds = {int(re.findall("s([0-9]+)$", where)[0]) for where in copying}
@@ -111,7 +114,8 @@ def test_third_test_a() -> None:
 def test_differences_from_nope_over_all_seeds() -> None:
     later = losses("open_26m").join(losses("lead_26m").loc[20:23])
     table = pd.concat([losses("nine_26m"), losses("tokens"), later])
-    columns = {pe: table[pe, TUNED.get(pe, 0.0015)] for pe in table.columns.levels[0]}
+    variants = table.columns.get_level_values(0).unique()
+    columns = {pe: table[pe, TUNED.get(pe, 0.0015)] for pe in variants}
     rows = re.findall(r"^\| (\w+) \|.*\| (\S+) \((\S+) to (\S+)\) \| ([0-9]+) \|", README, re.M)
     assert len(rows) == 8
     assert f" | reference | {columns['nope'].count()} | " in README
@@ -131,7 +135,7 @@ def significant(p: Iterable[float]) -> int:
 def test_rates_chosen_on_two_seeds() -> None:
     """`rates_26m` alone gives them: of the two rates on both seeds, that with less mean loss."""
     means = losses("rates_26m").dropna(axis="columns").mean()
-    best = {pe: means[pe].idxmin() for pe in means.index.levels[0]}
+    best = {pe: means[pe].idxmin() for pe in means.index.get_level_values(0).unique()}
     assert best == {pe.removesuffix("_rope"): 0.0015 for pe in NINE} | TUNED
 
 

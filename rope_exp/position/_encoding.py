@@ -54,7 +54,7 @@ class Position(nn.Module):
             return x.to(made.device) if is_narrower else made
 
         # Not super(): the rotation of an exported model borrows this method.
-        return nn.Module._apply(self, narrowed, recurse)  # type: ignore[no-untyped-call]
+        return nn.Module._apply(self, narrowed, recurse)
 
     def embed(self, x_BTD: Tensor, position_T: Tensor) -> Tensor:
         """Return the token embeddings with something added; positions are [T] or [B, T]."""

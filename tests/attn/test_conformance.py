@@ -22,6 +22,7 @@ from support.models import (
 from torch import Tensor
 
 from rope_exp.attention import Attention, LayerCache, Positions
+from rope_exp.attn._recurrence import StateAttention
 from rope_exp.costs import kept as kept_of
 from rope_exp.decoder import Decoder
 from rope_exp.errors import LawError
@@ -116,6 +117,8 @@ def test_a_cache_holds_what_the_config_says(attn: AttentionConfig, sizes: dict[s
     """A layer keeps `costs.kept` elements: some per token, and some that do not grow."""
     decoder = decoder_of(attn, all_sites(attn), sizes)
     a_token, at_all = kept_of(attn, decoder.architecture.model, decoder.architecture.pe)
+    assert a_token is not None
+    assert at_all is not None
     for length in (LENGTH, 2 * LENGTH):
         cache = decoder.new_cache()
         fed(decoder, tokens(3, length), [length], cache)
@@ -144,7 +147,8 @@ def test_one_rotation_has_one_row(
 def test_the_gradient_is_the_slope(attn: AttentionConfig, sizes: dict[str, Any]) -> None:
     """Finite differences check the gradients of input and parameters, also across chunks."""
     layer = make_layer(attn, all_sites(attn), sizes=make_sizes(**sizes)).double()
-    layer.chunk_size = 5
+    if isinstance(layer, StateAttention):
+        layer.chunk_size = 5
     at = make_positions(LENGTH, layer.rotary_dim)
     names, parameters = zip(*layer.named_parameters(), strict=True)
     direction = normal(SIZES.hidden_size, seed=3)

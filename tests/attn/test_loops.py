@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.kinds import CASES, all_sites, make_layer, subsets_of
+from support.kinds import CASES, CASES_WITH_KEYS, all_sites, make_layer, subsets_of
 from support.models import BASE, SIZES, make_positions, make_sizes, normal, rotation_matrix
 from torch import Tensor
 
@@ -246,7 +246,7 @@ def test_every_subset_equals_the_loop(
         assert float((ours - by_loop).abs().max() / by_loop.abs().max()) < tolerance, sites
 
 
-@pytest.mark.parametrize(("attn", "sizes"), [case for case in CASES if case.values[0].keeps_keys])
+@pytest.mark.parametrize(("attn", "sizes"), CASES_WITH_KEYS)
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("documents", [(0,) * LENGTH, (3, 3, 8, 9, 3, 3, 3)], ids=["one", "many"])
 @torch.no_grad()
@@ -267,7 +267,7 @@ def test_every_head_that_may_learn_its_decay_begins_at_retnets(normalise: Any) -
     """Even the last head begins inside the clamped range, so that it has a gradient."""
     sizes = make_sizes(num_attention_heads=MAX_LEARNED_HEADS, num_key_value_heads=1, head_dim=2)
     attn = DecayConfig(gamma="learned", normalise=normalise)
-    layer = make_layer(attn, (), sizes=sizes).double()
+    layer: Any = make_layer(attn, (), sizes=sizes).double()
     begins_H = [math.log1p(-(2.0 ** (-5 - head))) for head in range(MAX_LEARNED_HEADS)]
     expected_H = torch.tensor(begins_H, dtype=torch.float64)
     torch.testing.assert_close(layer.log_gamma(), expected_H, rtol=1e-5, atol=0)

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,13 @@ import torch.nn.functional as F
 from support.kinds import make_layer
 from support.models import SIZES, make_positions, normal
 from torch import Tensor, nn
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV4Config,
+    Gemma4TextConfig,
+    GptOssConfig,
+    RoFormerConfig,
+)
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as v4
 from transformers.models.gemma4 import modeling_gemma4 as gemma
@@ -27,6 +35,11 @@ CAUSAL = torch.full((LENGTH, LENGTH), -math.inf, dtype=torch.float64).triu(1)[No
 TOLERANCE = 1e-5
 
 
+def make_config(config_class: type, **keys: Any) -> Any:
+    """Return a config of transformers, whose classes accept more keys than they declare."""
+    return config_class(hidden_size=WIDTH, num_attention_heads=HEADS, **keys)
+
+
 def doubled(tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the tables for both halves of the features and a batch, as in transformers."""
     cos, sin = (torch.cat([table, table], dim=-1)[None] for table in tables)
@@ -38,11 +51,17 @@ def doubled(tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 def test_latent_is_deepseek_v3s(q_rank: int | None) -> None:
     attn = LatentConfig(kv_rank=10, q_rank=q_rank, nope_dim=6, rope_dim=4, value_dim=5)
     ours = make_layer(attn, ("q", "k")).double()
-    config = v3.DeepseekV3Config(
-        hidden_size=WIDTH, num_attention_heads=HEADS, num_key_value_heads=HEADS,
-        q_lora_rank=q_rank, kv_lora_rank=10, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5,
-        rope_interleave=False, attn_implementation="eager",
-    )  # fmt: skip
+    config = make_config(
+        DeepseekV3Config,
+        num_key_value_heads=HEADS,
+        q_lora_rank=q_rank,
+        kv_lora_rank=10,
+        qk_nope_head_dim=6,
+        qk_rope_head_dim=4,
+        v_head_dim=5,
+        rope_interleave=False,
+        attn_implementation="eager",
+    )
     theirs = v3.DeepseekV3Attention(config, 0).double().eval()
     theirs.load_state_dict(ours.state_dict())
 
@@ -68,7 +87,8 @@ def halves(nope_dim: int, rope_dim: int) -> list[int]:
 
 def rows(weight: Tensor, order: list[int]) -> Tensor:
     """Return a projection to heads with the features of each head in another order."""
-    return weight.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
+    heads: Tensor = weight.unflatten(0, (-1, len(order)))
+    return heads[:, order].flatten(0, 1)
 
 
 @pytest.mark.parametrize("has_norms", [False, True], ids=["bare", "whole"])
@@ -80,12 +100,19 @@ def test_shared_s2_is_deepseek_v4s(has_norms: bool) -> None:
     """
     attn = SharedConfig(form="s2", groups=1, nope_dim=6, rope_dim=4, norm=has_norms, sink=has_norms)
     ours = make_layer(attn, ("q", "k", "v", "o")).double()
-    config = v4.DeepseekV4Config(
-        hidden_size=WIDTH, rms_norm_eps=SIZES.rms_norm_eps, num_hidden_layers=1,
-        num_attention_heads=HEADS, head_dim=10, q_lora_rank=WIDTH, o_groups=1, o_lora_rank=WIDTH,
-        sliding_window=LENGTH, layer_types=["sliding_attention"], partial_rotary_factor=0.4,
+    config = make_config(
+        DeepseekV4Config,
+        rms_norm_eps=SIZES.rms_norm_eps,
+        num_hidden_layers=1,
+        head_dim=10,
+        q_lora_rank=WIDTH,
+        o_groups=1,
+        o_lora_rank=WIDTH,
+        sliding_window=LENGTH,
+        layer_types=["sliding_attention"],
+        partial_rotary_factor=0.4,
         attn_implementation="eager",
-    )  # fmt: skip
+    )
     theirs = v4.DeepseekV4Attention(config, 0).double().eval()
     order = interleaved(6, 4)
     theirs.sinks.fill_(-math.inf)
@@ -95,7 +122,8 @@ def test_shared_s2_is_deepseek_v4s(has_norms: bool) -> None:
     else:
         ours.sink_H.copy_(torch.tensor([-1.0, 0.0, 1.0, 3.0]))
         theirs.sinks.copy_(ours.sink_H)
-        theirs.kv_norm.weight.copy_(rows(ours.k_norm.weight[:, None], order)[:, 0])
+        norm_K = ours.get_parameter("k_norm.weight")
+        theirs.kv_norm.weight.copy_(rows(norm_K[:, None], order)[:, 0])
     theirs.q_a_proj.weight.copy_(torch.eye(WIDTH))
     theirs.q_b_proj.weight.copy_(rows(ours.q_proj.weight, order))
     theirs.kv_proj.weight.copy_(rows(ours.k_proj.weight, order))
@@ -115,11 +143,18 @@ def test_shared_s2_with_values_unrotated_is_gemma_4s() -> None:
     """Gemma's scale is 1, so ours is folded into its queries. Its pairs are half a head apart."""
     attn = SharedConfig(form="s2", groups=2, nope_dim=6, rope_dim=4)
     ours = make_layer(attn, ("q", "k")).double()
-    config = gemma.Gemma4TextConfig(
-        hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=HEADS, num_key_value_heads=2,
-        num_global_key_value_heads=2, head_dim=10, global_head_dim=10, attention_k_eq_v=True,
-        num_kv_shared_layers=0, layer_types=["full_attention"], attn_implementation="eager",
-    )  # fmt: skip
+    config = make_config(
+        Gemma4TextConfig,
+        num_hidden_layers=1,
+        num_key_value_heads=2,
+        num_global_key_value_heads=2,
+        head_dim=10,
+        global_head_dim=10,
+        attention_k_eq_v=True,
+        num_kv_shared_layers=0,
+        layer_types=["full_attention"],
+        attn_implementation="eager",
+    )
     theirs = gemma.Gemma4TextAttention(config, 0).double().eval()
     for norm in ("q_norm", "k_norm", "v_norm"):
         setattr(theirs, norm, nn.Identity())
@@ -146,9 +181,8 @@ def test_qkv_is_roformers_with_rotary_value(causal: bool) -> None:
     ours = make_layer(SoftmaxConfig(), ("q", "k", "v")).double()
     ours.causal = causal
     dim = WIDTH // HEADS
-    config = roformer.RoFormerConfig(
-        hidden_size=WIDTH,
-        num_attention_heads=HEADS,
+    config = make_config(
+        RoFormerConfig,
         rotary_value=True,
         attention_probs_dropout_prob=0.0,
         max_position_embeddings=LENGTH,
@@ -184,9 +218,8 @@ def test_a_sink_is_gpt_oss_s() -> None:
     ours = make_layer(attn, ("q", "k")).double()
     assert ours.sink_H is not None
     ours.sink_H.copy_(torch.tensor([-1.0, 0.0, 1.0, 3.0]))
-    config = oss.GptOssConfig(
-        hidden_size=WIDTH,
-        num_attention_heads=HEADS,
+    config = make_config(
+        GptOssConfig,
         num_key_value_heads=SIZES.num_key_value_heads,
         head_dim=SIZES.features_per_head,
         attention_bias=False,

@@ -127,7 +127,8 @@ def test_a_value_that_leads_elsewhere_is_a_name_here(
     """A record from somebody else can be whole, and have any text as a factor."""
     out = tmp_path / "a/b/c/out"
     for cell in ("qk_rope-s0", "nope-s0"):
-        move_to(*copy_records(tmp_path / "records", "english", cell), "../../../../<img>")
+        [record] = copy_records(tmp_path / "records", "english", cell)
+        move_to(record, "../../../../<img>")
     assert check_records([str(tmp_path / "records")]) == 0
     write_campaigns(tmp_path / "records", None, out)
     tables = {path.relative_to(out) for path in tmp_path.rglob("table.md")}
@@ -138,7 +139,8 @@ def test_a_value_that_leads_elsewhere_is_a_name_here(
 def test_two_values_with_one_name_are_refused(tmp_path: Path) -> None:
     """Otherwise, one table would take the other's place."""
     for cell, path in (("qk_rope-s0", "a/b"), ("nope-s0", "a_b")):
-        move_to(*copy_records(tmp_path / "records", "english", cell), path)
+        [record] = copy_records(tmp_path / "records", "english", cell)
+        move_to(record, path)
     with refused("are not comparable (data.path"):
         write_campaigns(tmp_path / "records", None, tmp_path / "out")
     assert not (tmp_path / "out").exists()

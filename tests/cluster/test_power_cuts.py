@@ -24,7 +24,8 @@ from support.runs import (
     train,
 )
 
-from rope_exp.checkpoint import list_steps, load
+from rope_exp.checkpoint import load
+from rope_exp.folder import list_steps
 
 pytestmark = pytest.mark.cluster
 

@@ -76,8 +76,8 @@ def test_the_needs_of_every_key_can_be_met() -> None:
         name, _, wanted = needed.partition("=")
         attrgetter(name)(RunConfig())
         if wanted:
-            section, _, key = name.partition(".")
-            RunConfig.from_dict({section: {key: wanted}})
+            of_section, _, key = name.partition(".")
+            RunConfig.from_dict({of_section: {key: wanted}})
 
 
 @pytest.mark.parametrize("words", HASHES)

@@ -39,7 +39,7 @@ def test_a_kind_with_its_own_sizes_takes_any_width(name: str) -> None:
     words = "model.hidden_size=16 model.num_attention_heads=32 model.num_key_value_heads=32"
     decoder = Decoder(run_config([f"attn={name}", *words.split()]).architecture(17))
     decoder.initialise(0)
-    assert decoder.model.layers[0].self_attn.o_proj.weight.any()
+    assert decoder.get_parameter("model.layers.0.self_attn.o_proj.weight").any()
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -17,7 +17,7 @@ from rope_exp.sweep import Job, admit
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     show_gpus(monkeypatch, 2)
-    monkeypatch.setattr(machine.shutil, "which", lambda name: name)
+    monkeypatch.setattr("shutil.which", lambda name: name)
 
 
 @pytest.fixture
@@ -69,13 +69,13 @@ def test_only_runs_that_pay_it_back_are_compiled(
     def which(name: str) -> str | None:
         return None if name == "nvidia-smi" else name
 
-    monkeypatch.setattr(machine.shutil, "which", which)
+    monkeypatch.setattr("shutil.which", which)
     assert settled("train.num_steps=10000").train.compile is True
     assert settled("train.num_steps=20").train.compile is False
     assert settled("train.num_steps=20", "model=10m").train.compile is True
     assert settled("train.num_steps=20", "train.compile=true").train.compile is True
 
-    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
     assert settled("train.num_steps=10000").train.compile is False
 
 

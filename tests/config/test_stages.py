@@ -12,7 +12,7 @@ from rope_exp.costs import flops_per_token, operations
 from rope_exp.sections import TrainConfig
 
 # 6,144 tokens a step.
-SIZES = {"global_batch_size": 12, "seq_len": 512}
+SIZES: dict[str, Any] = {"global_batch_size": 12, "seq_len": 512}
 
 
 def make_train(*stages: tuple[int, ...], **changes: Any) -> TrainConfig:

@@ -120,8 +120,13 @@ WORDS = {
     "tokenizer.json": byte_tokenizer().to_str().encode(),
     "tokenizer_config.json": SETTINGS,
 }
-UNPINNED = ("data=hub", "data.path=owner/corpus", "data.holdout_fraction=0.1")
-UNPINNED += ("tokenizer=pretrained", "tokenizer.path=owner/words")
+UNPINNED = (
+    "data=hub",
+    "data.path=owner/corpus",
+    "data.holdout_fraction=0.1",
+    "tokenizer=pretrained",
+    "tokenizer.path=owner/words",
+)
 PINNED = (*UNPINNED, f"data.revision={Hub.revision}", f"tokenizer.revision={Hub.revision}")
 
 Run = Callable[..., Done]

@@ -150,7 +150,8 @@ PREPARED = text_of(TOKENS, len(TOKENS), end_id=7)
 
 def make_config(**changes: Any) -> RunConfig:
     train = {"num_steps": NUM_STEPS, "global_batch_size": 8, "seq_len": 16, "stages": STAGES}
-    sections = {name: changes.pop(name) for name in ("pe", "data") if name in changes}
+    names = {"pe", "data"} & changes.keys()
+    sections = {name: changes.pop(name) for name in names}
     values: dict[str, Any] = {"seed": 3, "train": train | changes, **sections}
     return RunConfig.from_dict(values)
 

@@ -58,7 +58,11 @@ def test_what_was_prepared_is_found_without_reading_or_network(
     shutil.copy2(path, copied)
     monkeypatch.setattr(socket, "socket", None)
     monkeypatch.setattr("rope_exp.corpora.files.open_corpus", None)
-    changes = {"reset_positions": True, "document_mask": True, "random_start": 256}
+    changes: dict[str, Any] = {
+        "reset_positions": True,
+        "document_mask": True,
+        "random_start": 256,
+    }
     data = data_config(path=copied, name="other", seed=5, **changes)
     again = prepare(data, dataclasses.replace(BYTES, name="x"), seq_len=16)
     assert again.folder == first.folder
@@ -258,9 +262,9 @@ def test_a_damaged_folder_is_refused(tmp_path: Path, name: str) -> None:
     tokenizer = hashlib.sha256(prepared.tokenizer_json.encode()).hexdigest()
     assert prepared.data_sha256 == json_sha256([tokenizer, "uint16", *digests])
 
-    content = bytearray((prepared.folder / name).read_bytes())
-    content[-9] ^= 1
-    (prepared.folder / name).write_bytes(content)
+    damaged = bytearray((prepared.folder / name).read_bytes())
+    damaged[-9] ^= 1
+    (prepared.folder / name).write_bytes(damaged)
     words = f"{prepared.folder} is damaged: ", "; remove it and prepare again"
     with refused(*words, by=DataError):
         prepare(data, BYTES)

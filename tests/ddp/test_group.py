@@ -24,8 +24,8 @@ def test_ranks_that_begin_differently_are_refused(
 def test_ranks_may_wait_for_hours_but_not_for_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 answers probes alone; gloo's 30 minutes would end a large run each time."""
     new_group = Mock()
-    monkeypatch.setattr(group.distributed, "new_group", new_group)
-    monkeypatch.setattr(group.threading, "Thread", Mock())
+    monkeypatch.setattr("torch.distributed.new_group", new_group)
+    monkeypatch.setattr("threading.Thread", Mock())
     group.Group()
     waits = [call.kwargs["timeout"] for call in new_group.call_args_list]
     assert max(waits) >= timedelta(hours=12)

@@ -35,13 +35,13 @@ def size(width: int, pe: str = "qk_rope", **result: Any) -> dict[str, Any]:
 
 
 FIRST, SECOND = (begun_from(sha256_of(name)) for name in ("first", "second"))
-LARGE = {"params": 7, "init_sha256": OTHER}
+LARGE: dict[str, Any] = {"params": 7, "init_sha256": OTHER}
 MLM = "train.objective=mlm"
 STAGES = "train.stages=[[256,400],[512,100]]"
 # A variant with learned frequencies has more parameters; the shared weights must be equal. An older
 # run has no `shared_init_sha256`, so its weights cannot be checked.
-LEARNED = {"params": 1328288, "init_sha256": OTHER}
-SHARED = {"shared_init_sha256": sha256_of("init 0")}
+LEARNED: dict[str, Any] = {"params": 1328288, "init_sha256": OTHER}
+SHARED: dict[str, Any] = {"shared_init_sha256": sha256_of("init 0")}
 
 # The runs, the factors, and the labels of the rows.
 COMPARED: dict[str, tuple[Runs, tuple[str, ...], list[str]]] = {

@@ -48,7 +48,12 @@ PE: list[dict[str, Any]] = [
     {"rotate": "", "own": "Wave", "start": 2},
     {"rotate": "qkvo", "own": "Wider"},
 ]
-SIZES = [{"tie_word_embeddings": True}, {"qk_norm": True}, {"window": 5}, {"head_dim": 6}]
+SIZES: list[dict[str, Any]] = [
+    {"tie_word_embeddings": True},
+    {"qk_norm": True},
+    {"window": 5},
+    {"head_dim": 6},
+]
 CASES = [*((pe, {}) for pe in PE), *(({}, sizes) for sizes in SIZES)]
 # In bfloat16, matrices round; angles at position 257 and sums of 300 gates must not.
 ACCURATE = ["Polar", "Forget", "Pull", "Number"]
@@ -156,7 +161,7 @@ def test_generate_takes_the_likeliest_by_every_way(
 ) -> None:
     """A loop over our decoder gives the same tokens, behind padding, with any cache or none."""
     decoder = decoder_of(sizes, pe)
-    made = exported(decoder, "always")
+    made: Any = exported(decoder, "always")
     ids_BT = tokens(1, 10)
     padded_BT = torch.cat([torch.zeros(1, 4, dtype=torch.long), ids_BT], dim=1)
     batch_BT = torch.cat([padded_BT, tokens(1, 14)])
@@ -173,7 +178,7 @@ def test_generate_takes_the_likeliest_by_every_way(
 @pytest.mark.parametrize("own", ["Forget", "Number"])
 def test_a_narrow_model_writes_the_same_with_any_cache(own: str) -> None:
     """Facts about tokens are cached in float32, beside keys and values of bfloat16."""
-    made = exported(decoder_of({}, {"rotate": "vo", "own": own})).to(torch.bfloat16)
+    made: Any = exported(decoder_of({}, {"rotate": "vo", "own": own})).bfloat16()
     greedy: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
     ways: list[dict[str, Any]] = [{"use_cache": False}, {}, {"cache_implementation": "static"}]
     greedy |= {"return_dict_in_generate": True, "output_logits": True}
@@ -200,8 +205,10 @@ def test_a_loss_is_ours_and_every_parameter_learns(causal: bool) -> None:
     logits_NV = decoder(ids_BT)[:, : LENGTH - first].flatten(0, 1)
     torch.testing.assert_close(loss, cross_entropy(logits_NV, ids_BT[:, first:].flatten()))
     loss.backward()
-    assert all(float(parameter.grad.abs().sum()) > 0 for parameter in made.parameters())
-    rotary = made.to(torch.bfloat16).model.rotary_emb
+    for parameter in made.parameters():
+        assert parameter.grad is not None
+        assert float(parameter.grad.abs().sum()) > 0
+    rotary = made.bfloat16().model.rotary_emb
     assert {parameter.dtype for parameter in rotary.parameters()} == {torch.float32}
 
 

@@ -12,7 +12,7 @@ from rope_exp import patch
 from rope_exp.decoder import Decoder, weights
 
 LENGTH = 20
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 48,

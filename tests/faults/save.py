@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from rope_exp import checkpoint
+from rope_exp.folder import list_steps
 
 KILLED_BEFORE, KILLED_AFTER, DISK_FULL, INPUT_OUTPUT_ERROR = range(1, 5)
 # How a child ends that is not killed: it met no fault, went on in spite of one, or failed by one.
@@ -60,7 +61,7 @@ for how in (KILLED_BEFORE, KILLED_AFTER, DISK_FULL, INPUT_OUTPUT_ERROR):
             assert code < 0 if how in (KILLED_BEFORE, KILLED_AFTER) else code in (WENT_ON, FAILED)
             assert code != FAILED or not list(folder.glob(".saving-*"))
 
-            steps = checkpoint.list_steps(folder)
+            steps = list_steps(folder)
             assert steps in ([1, 2], [1, 2, 3], [2, 3])
             for step in steps:
                 tensors = checkpoint.load(folder, step).model

@@ -105,6 +105,7 @@ def test_the_grid_names_rows_that_are_no_subset(nine: Report) -> None:
 def test_curves_end_at_the_differences(nine: Report) -> None:
     """A band is one standard deviation of the differences over seeds."""
     chart = curves.figure(nine)
+    assert chart is not None
     [panel] = [panel for panel in chart.hconcat if isinstance(panel, alt.LayerChart)]
     # Below the line are the zero line and the band.
     points = panel.layer[2].data

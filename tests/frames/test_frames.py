@@ -65,7 +65,7 @@ def test_a_table_is_by_variant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for where in (folder, folder / "table.csv"):
         table = load_table(where)
         assert table.loc["nope", "rotate"] == ""
-        assert table.loc["vo_rope", "delta"] > 0
+        assert table["delta"]["vo_rope"] > 0
     with refused("is not a table.csv"):
         load_table(tmp_path)
     with refused("holds neither runs nor records"):

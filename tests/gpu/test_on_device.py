@@ -22,7 +22,7 @@ DEVICE = os.environ.get("ROPE_EXP_DEVICE", "cuda" if torch.cuda.is_available() e
 pytestmark = pytest.mark.skipif(not DEVICE, reason="there is no GPU")
 
 # Tolerances of float32 without TF32, for logits of about 1.
-CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
 # Sizes at which the fused kernels need no padding.
 SIZES = make_sizes(hidden_size=128, intermediate_size=256, num_key_value_heads=4)
 # The kernel gets a bias as a mask, which has a gradient if the bias is learned. Some kinds have

@@ -143,9 +143,10 @@ def test_biases_documents_and_sinks_with_all_gradients(
         masks["document_BT"] = torch.tensor([[0] * 7 + [1] * 33, [4] * 20 + [5] + [4] * 19])
     if has_sink:
         masks["sink_H"] = leaves[4]
-    expected = direct(*leaves[:3], bias=leaves[3], **masks)
+    q, k, v = leaves[:3]
+    expected = direct(q, k, v, bias=leaves[3], **masks)
     with mock.patch.object(cpu, "MAX_LENGTH", longest):
-        ours = attention(*leaves[:3], bias_HTE=leaves[3], **masks)
+        ours = attention(q, k, v, bias_HTE=leaves[3], **masks)
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-11)
 
     slopes = torch.autograd.grad(ours, leaves, gradient)

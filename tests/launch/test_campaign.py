@@ -23,6 +23,19 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
+def requested(monkeypatch: pytest.MonkeyPatch) -> list[Progress]:
+    """Return the campaigns that commands start; they do not run."""
+    campaigns_started: list[Progress] = []
+
+    def run(campaign: Progress) -> int:
+        campaigns_started.append(campaign)
+        return 0
+
+    monkeypatch.setattr(campaigns, "run_campaign", run)
+    return campaigns_started
+
+
+@pytest.fixture
 def trained(home: Path, recorded: Path) -> Path:
     """Return a folder whose runs are done, but have no records."""
     shutil.copytree(recorded / RUNS, home / RUNS)
@@ -109,33 +122,31 @@ def test_a_cell_that_diverged_is_done(trained: Path, capsys: Capture) -> None:
     assert "mine: diverged, and so done: qk-" in "\n".join(progress(trained).lines({}))
 
 
-def test_the_cells_of_a_cpu_run_on_gpus(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cells_of_a_cpu_run_on_gpus(
+    clone: Path, requested: list[Progress], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two GPUs run 14 cells each; a cell trained on the CPU stays done."""
-    asked: list[Progress] = []
-    monkeypatch.setattr(campaigns, "run_campaign", lambda mine: asked.append(mine) or 0)
     monkeypatch.setattr(compose, "gpus", lambda: ["one", "other"])
     records_of(clone)[0].unlink()
     assert command(["mine", "--config-dir", str(clone), "--on-gpus", "14"]) == 0
-    [cell] = asked[0].left
+    [cell] = requested[0].left
     settled = compose.resolve(cell.config)
     assert (settled.launch.device, settled.launch.max_parallel) == ("cuda", 28)
     assert settled.affecting_values == progress(clone).left[0].config.affecting_values
-    assert len(asked[0].done) == 1
+    assert len(requested[0].done) == 1
 
 
-def test_a_campaign_may_exceed_the_memory(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_campaign_may_exceed_the_memory(clone: Path, requested: list[Progress]) -> None:
     """Its command says so, here and on a node, whose job runs some of the cells."""
-    asked: list[Progress] = []
-    monkeypatch.setattr(campaigns, "run_campaign", lambda mine: asked.append(mine) or 0)
     for record in records_of(clone):
         record.unlink()
     words = ["mine", "--config-dir", str(clone)]
     assert command([*words, "launch.exceed_memory=true"]) == 0
     assert command(words) == 0
-    names = [cell.name for cell in asked[0].left]
+    names = [cell.name for cell in requested[0].left]
     for exceed_memory in (True, None):
         run_cells("mine", clone, Path("records"), 1, names[:1], exceed_memory=exceed_memory)
-    exceeding = [mine.left[0].config.launch.exceed_memory for mine in asked]
+    exceeding = [mine.left[0].config.launch.exceed_memory for mine in requested]
     assert exceeding == [True, False, True, False]
 
     with refused("--hours=1.0: is for a campaign that runs here"):

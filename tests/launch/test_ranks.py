@@ -77,12 +77,17 @@ def test_a_run_whose_port_was_taken_waits_and_chooses_another(
     """The ranks that another process at that port kept waiting are ended first."""
     monkeypatch.setattr(sweep, "GRACE_SECONDS", 0.2)
     processes = []
+
+    def is_over() -> bool:
+        job.poll()
+        return job.status != "running"
+
     for _ in range(sweep.PORT_ATTEMPTS - 1):
         job.num_ports += 1
         scripts = (f"exit {EXIT_NO_PORT}", "exec sleep 60")
         job.ranks = [subprocess.Popen(["sh", "-c", script]) for script in scripts]
         processes += job.ranks
-        until(lambda: job.poll() or job.status != "running")
+        until(is_over)
         assert (job.status, job.reason, job.was_killed) == ("waiting", "", False)
     assert None not in [process.poll() for process in processes]
 
@@ -174,7 +179,7 @@ def test_a_handler_that_raises_waits_for_ranks_to_save(job: Job) -> None:
     """submitit's handler raises in the dispatcher ahead of the job's time limit."""
     start_shell(job, "trap 'sleep 0.3; touch saved; exit 75' INT")
     with pytest.raises(SystemExit):
-        sweep.run_until_done([job], [sys.exit])
+        sweep.run_until_done([job], [lambda jobs: sys.exit()])
     assert (job.folder / "saved").exists()
 
 

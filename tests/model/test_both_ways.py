@@ -40,7 +40,8 @@ def test_both_ways_it_is_llama_without_a_causal_mask(bias: str) -> None:
     """Logits equal LLaMA's with an additive mask."""
     decoder = make_decoder("q", "k", bias=bias)
     ids_BT = tokens(2, LENGTH)
-    config = LlamaConfig(**keys_of(decoder.architecture.model), rope_theta=100.0)
+    keys = keys_of(decoder.architecture.model) | {"rope_theta": 100.0}
+    config = LlamaConfig(**keys)
     llama = LlamaForCausalLM(config).double().eval()
     assert not llama.load_state_dict(decoder.state_dict(), strict=False).missing_keys
     mask_BHTT = torch.zeros(2, 4, LENGTH, LENGTH, dtype=torch.float64)

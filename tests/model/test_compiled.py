@@ -5,7 +5,7 @@ import torch
 from support.configs import REPOSITORY, composed
 from support.models import tokens
 
-from rope_exp import attention
+from rope_exp import cpu_attention
 from rope_exp.decoder import Decoder
 
 # Raised by torch's compiler.
@@ -33,7 +33,7 @@ def breaks(*words: str) -> list[str]:
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use torch's attention at every length, as a GPU does."""
-    monkeypatch.setattr(attention.cpu_attention, "MAX_LENGTH", 0)
+    monkeypatch.setattr(cpu_attention, "MAX_LENGTH", 0)
 
 
 # The other rotations of the nine are parts of QKVO's.

@@ -8,6 +8,7 @@ from support.models import VOCAB, make_decoder, make_sizes
 from torch import Tensor, nn
 
 from rope_exp.decoder import Decoder
+from rope_exp.probes._windows import attentions
 from rope_exp.rope import rotate
 
 Rotation = Callable[..., Tensor]
@@ -33,8 +34,7 @@ def mirror(decoder: Decoder) -> None:
     sign_K = torch.ones(head_dim, dtype=torch.float64)
     sign_K[num_features // 2 : num_features] = -1
 
-    for layer in decoder.model.layers:
-        attention = layer.self_attn
+    for attention in attentions(decoder):
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
             rows = projection.weight.shape[0]
             projection.weight *= sign_K.repeat(rows // head_dim)[:, None]

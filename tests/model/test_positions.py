@@ -18,6 +18,7 @@ from support.models import (
 
 from rope_exp.attention import rotate_last
 from rope_exp.errors import ConfigError
+from rope_exp.probes._windows import attentions
 from rope_exp.rotary import Rotary
 
 LENGTH = 9
@@ -35,7 +36,7 @@ LENGTH = 9
 )
 def test_a_pattern_says_which_layers_rotate(changes: Any, expected: list[str]) -> None:
     decoder = make_decoder(*"qkvo", sizes=make_sizes(num_hidden_layers=5), **changes)
-    sites = [layer.self_attn.sites for layer in decoder.model.layers]
+    sites = [attention.sites for attention in attentions(decoder)]
     assert sites == [set(names) for names in expected]
 
 
@@ -120,7 +121,7 @@ def test_a_learned_frequency_moves_who_has_it(scope: str) -> None:
     rotary = decoder.model.rotary_emb
     before = rotary(torch.arange(3))
     with torch.no_grad():
-        first = rotary.inv_freq.view(-1, 4)[0]
+        first = rotary.get_parameter("inv_freq").view(-1, 4)[0]
         first += 0.5
     after = rotary(torch.arange(3))
     changed = []
@@ -136,16 +137,16 @@ def test_a_learned_frequency_moves_who_has_it(scope: str) -> None:
 
     ids_BT = tokens(2, LENGTH)
     decoder(ids_BT[:, :-1], ids_BT[:, 1:]).backward()
-    gradient = rotary.inv_freq.grad
+    gradient = rotary.get_parameter("inv_freq").grad
     assert gradient is not None
-    assert bool((gradient != 0).view(-1, 4).any(-1).all())
+    assert bool(gradient.ne(0).view(-1, 4).any(-1).all())
 
 
 @torch.no_grad()
 def test_raw_frequencies_turn_by_their_absolute_value() -> None:
     decoder = make_decoder("q", "k", trainable=True)
     before = decoder(tokens(1, LENGTH))
-    decoder.model.rotary_emb.inv_freq.neg_()
+    decoder.model.rotary_emb.get_parameter("inv_freq").neg_()
     assert torch.equal(decoder(tokens(1, LENGTH)), before)
 
 
@@ -153,8 +154,12 @@ def test_raw_frequencies_turn_by_their_absolute_value() -> None:
 def test_sines_and_cosines_are_as_large_as_embeddings() -> None:
     """The default RMS is that of initial embeddings, 0.02; unscaled, it is 35 times larger."""
     zero = torch.zeros(1, 300, 32)
-    for changes, expected in (({}, 0.02), ({"input_scale": 1.0}, math.sqrt(0.5))):
-        added = make_decoder(input="sinusoidal", **changes).model.added_positions
+    cases: list[tuple[dict[str, Any], float]] = [
+        ({}, 0.02),
+        ({"input_scale": 1.0}, math.sqrt(0.5)),
+    ]
+    for changes, expected in cases:
+        [added] = make_decoder(input="sinusoidal", **changes).model.at_input
         rms = added.embed(zero, torch.arange(300)).square().mean().sqrt()
         assert float(rms) == pytest.approx(expected, rel=1e-6)
 

@@ -6,6 +6,7 @@ formulas: features 2f and 2f + 1 are a pair, the first half of a head's pairs ro
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ POYO = {"fraction": 0.5, "base": 40000.0, "vocab_size": len(SPEC.tokens)}
 
 def make_spikes_decoder(*rotate: str) -> Decoder:
     sizes = make_sizes(num_key_value_heads=4)
-    given = {"sizes": sizes, "causal": False, "num_outputs": 2, **POYO}
+    given: dict[str, Any] = {"sizes": sizes, "causal": False, "num_outputs": 2, **POYO}
     return opinionated(*rotate, scale=8, **given).double()
 
 
@@ -39,7 +40,8 @@ def make_inputs(count: int = 2) -> Batch:
 
 @torch.no_grad()
 def predicted(decoder: Decoder, inputs: Batch) -> Tensor:
-    return decoder(inputs.ids_BT, **inputs.model_kwargs)
+    predicted_BPD: Tensor = decoder(inputs.ids_BT, **inputs.model_kwargs)
+    return predicted_BPD
 
 
 @pytest.mark.parametrize("rotate", ["", "qk", "vo", "qkvo"])

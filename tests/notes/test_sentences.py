@@ -41,8 +41,8 @@ def test_interrupted_and_unequal_runs_are_noted() -> None:
     report = build(runs, ["pe"], left_out={"g/scraps": "it holds no run <pe>/seed<k>"})
     notes = report.texts("notes")
     assert f"QK-RoPE, seed 0: went on with world_size 2 after 1 ({qk.where})." in notes
-    unmeasured = [note for note in notes if "its laws were not measured" in note]
-    assert unmeasured == [f"VO-RoPE, seed 0: its laws were not measured before it ({vo.where})."]
+    of_laws = [note for note in notes if "its laws were not measured" in note]
+    assert of_laws == [f"VO-RoPE, seed 0: its laws were not measured before it ({vo.where})."]
     assert "Runs of seed 0 differ in device: A100, H200." in notes
     assert "g/scraps was left out: it holds no run <pe>/seed<k>." in notes
     assert {*notes} >= {*report.texts("terminal")[-3:]}

@@ -74,7 +74,7 @@ def test_each_place_and_each_reading_has_its_share() -> None:
 
     def near(number: int, trials: int, share: float) -> bool:
         deviation = (trials * share * (1 - share)) ** 0.5
-        return abs(number - trials * share) < 5 * deviation
+        return bool(abs(number - trials * share) < 5 * deviation)
 
     of_places = np.bincount(found.place_BP.ravel(), minlength=20)
     assert all(near(number, count, 3 / 20) for number in of_places)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from rope_exp.custom_code import refuse_code_errors, with_source
 from rope_exp.decoder import Decoder
 from rope_exp.errors import ConfigError
 from rope_exp.laws import certificate
+from rope_exp.probes._windows import attentions
 from rope_exp.rope import frequencies, rotate
 from rope_exp.sections import SOFTMAX, PeConfig
 
@@ -103,13 +105,14 @@ def weighed(score_BHTT: Tensor, v_BTHK: Tensor) -> Tensor:
 def test_forgetting_is_its_definition(sites: tuple[str, ...]) -> None:
     """To each score are added the logarithms of later gates, up to the query's."""
     decoder = decoder_of(example("Forget", *sites))
-    attention = decoder.model.layers[0].self_attn
+    attention = attentions(decoder)[0]
+    forget: Any = attention.own
     x_BTD = normal(2, 7, 32)
     position_T = torch.arange(7)
     at = decoder.model.rotary_emb.double()(position_T)[0]._replace(position_T=position_T)
 
     q, k, v = projections(attention, x_BTD)
-    gate_BTH = torch.sigmoid(x_BTD @ attention.own.weight.T + attention.own.bias)
+    gate_BTH = torch.sigmoid(x_BTD @ forget.weight.T + forget.bias)
     gates_BHT = gate_BTH.log().cumsum(1).transpose(1, 2)
     score_BHTT = torch.einsum("bihk,bjhk->bhij", q, k) / math.sqrt(attention.head_dim)
     score_BHTT += gates_BHT[..., None] - gates_BHT[..., None, :]
@@ -124,8 +127,8 @@ def test_forgetting_is_its_definition(sites: tuple[str, ...]) -> None:
 def test_polar_scores_are_their_definition() -> None:
     """Scores are sums of softplus(q) softplus(k) cos((i - j) theta - delta)."""
     decoder = decoder_of(example("Polar"))
-    attention = decoder.model.layers[0].self_attn
-    phase = attention.own.phase
+    attention = attentions(decoder)[0]
+    phase = attention.get_parameter("own.phase")
     phase.copy_(-3 * torch.rand(phase.shape, generator=torch.Generator().manual_seed(0)))
     x_BTD = normal(1, 6, 32)
     position_T = torch.arange(6)

@@ -82,11 +82,12 @@ def test_learned_positions_are_gpt_2s() -> None:
     )
     theirs = GPT2Model(config).double().eval()
     theirs.wte.weight.copy_(ours.embed_tokens.weight)
-    theirs.wpe.weight.copy_(ours.added_positions.weight)
+    theirs.wpe.weight.copy_(ours.get_parameter("added_positions.weight"))
 
     ids_BT = tokens(2, LENGTH)
     expected = theirs(ids_BT, output_hidden_states=True).hidden_states[0]
-    read = ours.added_positions.embed(ours.embed_tokens(ids_BT), torch.arange(LENGTH))
+    [added] = ours.at_input
+    read = added.embed(ours.embed_tokens(ids_BT), torch.arange(LENGTH))
     assert torch.equal(read, expected)
 
 
@@ -96,7 +97,8 @@ def test_a_learned_bias_is_t5s(causal: bool) -> None:
     ours = decoder_of(bias="t5", causal=causal)
     config = T5Config(d_model=WIDTH, num_heads=HEADS, d_kv=8, is_decoder=causal)
     theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).double()
-    theirs.relative_attention_bias.weight.copy_(ours.model.score_bias.weight)
+    table = ours.get_parameter("model.score_bias.weight")
+    theirs.relative_attention_bias.weight.copy_(table)
     bias_HTT = bias_of(ours, 300)
     visible = torch.ones(300, 300, dtype=torch.bool)
     visible = visible.tril() if causal else visible

@@ -104,7 +104,7 @@ def test_kappa_is_the_score_where_all_tokens_are_alike(changes: dict[str, Any]) 
     with torch.no_grad():
         for parameter in decoder.model.rotary_emb.parameters():
             shape = parameter.shape
-            parameter += torch.linspace(-0.2, 0.3, shape.numel()).view(shape)
+            parameter.add_(torch.linspace(-0.2, 0.3, shape.numel()).view(shape))
 
     alike = np.full_like(HELD_OUT, 3)
     found = ask(decoder, alike)["kappa"]
@@ -121,7 +121,7 @@ def test_kappa_is_the_score_where_all_tokens_are_alike(changes: dict[str, Any]) 
 def test_kappa_and_bound_are_of_layers_that_rotate_both() -> None:
     decoder = opinionated("q", "k", layers=(0, 1), trainable=True, trainable_scope="layer")
     with torch.no_grad():
-        decoder.model.rotary_emb.inv_freq[0] *= 0.1
+        decoder.model.rotary_emb.get_parameter("inv_freq")[0] *= 0.1
     found = ask(decoder)
     assert list(found["kappa"]) == ["1"]
     assert len(found["kappa"]["1"]) == 4

@@ -21,6 +21,7 @@ from rope_exp.decoder import Decoder
 from rope_exp.probes._windows import attentions
 from rope_exp.probes.extension import extended, ntk_aware, yarn
 from rope_exp.rope import frequencies
+from rope_exp.rotary import LearnedRotary
 
 # The probe reads only this window of eight training lengths.
 LONG = validation_ids(HELD_OUT, 1, 8 * LENGTH)
@@ -62,8 +63,10 @@ def test_yarn_also_sharpens_scores(pairs: str, bias: str) -> None:
     for factor, at_length in zip(FACTORS, of_sites("qkvo", bias)["yarn"][pairs], strict=True):
         decoder = opinionated(*"qkvo", trainable=True, bias=bias)
         with torch.no_grad():
-            for pair, name in decoder.model.rotary_emb.learned.items():
-                theta_F = decoder.model.rotary_emb.get_parameter(name)
+            rotary = decoder.model.rotary_emb
+            assert isinstance(rotary, LearnedRotary)
+            for pair, name in rotary.learned.items():
+                theta_F = rotary.get_parameter(name)
                 if pair in pairs:
                     theta_F.copy_(yarn(theta_F, factor, LENGTH, BASE))
             for layer in attentions(decoder) if "qk" in pairs else ():
@@ -96,7 +99,7 @@ def test_a_kind_without_a_softmax_has_no_scale() -> None:
         found = decoder(ids)
     other = opinionated("q", "k", attn=RetentionConfig(), trainable=True)
     with torch.no_grad():
-        other.model.rotary_emb.inv_freq.copy_(theta_F)
+        other.model.rotary_emb.get_parameter("inv_freq").copy_(theta_F)
         torch.testing.assert_close(found, other(ids))
 
 
@@ -134,7 +137,11 @@ def test_ntk_aware_is_transformers_dynamic(half: int, base: float, factor: float
 @given(HALVES, BASES, STRETCHES, st.integers(8, 8192))
 def test_yarn_is_transformers_yarn(half: int, base: float, factor: float, trained: int) -> None:
     found_F = yarn(frequencies(2 * half, base), factor, trained, base)
-    rope = {"rope_theta": base, "factor": factor, "original_max_position_embeddings": trained}
+    rope: dict[str, Any] = {
+        "rope_theta": base,
+        "factor": factor,
+        "original_max_position_embeddings": trained,
+    }
     expected_F = transformers_theta("yarn", half, **rope)
     torch.testing.assert_close(found_F, expected_F, rtol=2e-5, atol=0)
 

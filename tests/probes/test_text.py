@@ -23,10 +23,12 @@ each_data = pytest.mark.parametrize("data", [DataConfig(), DOCUMENTS], ids=["tex
 @torch.no_grad()
 def by_hand(decoder: Decoder, ids: np.ndarray, data: DataConfig | None = None) -> list[float]:
     """Return -log p of each token of one window but the first, of each document read alone."""
-    begins = np.flatnonzero(ids[1:-1] == END) + 1 if data == DOCUMENTS else []
+    begins = [0]
+    if data == DOCUMENTS:
+        begins += (np.flatnonzero(ids[1:-1] == END) + 1).tolist()
     nats: list[float] = []
-    for first, last in itertools.pairwise([0, *begins, len(ids) - 1]):
-        part = torch.from_numpy(ids[first : last + 1])
+    for first, last in itertools.pairwise([*begins, len(ids) - 1]):
+        part = torch.from_numpy(ids[first : last + 1].astype(np.int64))
         log_p_TV = decoder(part[None, :-1])[0].double().log_softmax(-1)
         nats += (-log_p_TV.gather(1, part[1:, None])).flatten().tolist()
     return nats
@@ -141,7 +143,8 @@ def test_the_floors_are_counted_one_by_one() -> None:
     found = ask(decoder, "floors")["share"][0]
 
     ids_NT = torch.from_numpy(validation_ids(HELD_OUT, 4, LENGTH))[:, :-1]
-    x_BTD = decoder.model.layers[0].input_layernorm(decoder.model.embed_tokens(ids_NT))
+    norm = decoder.get_submodule("model.layers.0.input_layernorm")
+    x_BTD = norm(decoder.model.embed_tokens(ids_NT))
     at = decoder.model.rotary_emb(torch.arange(LENGTH))[0]
     q, k = (
         layer.rotate(site, layer._feature(split_heads(project(x_BTD), layer.head_dim)), at)

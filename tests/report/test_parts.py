@@ -94,7 +94,7 @@ def test_numbers_of_a_probe_are_by_row_and_seed(monkeypatch: pytest.MonkeyPatch)
     for label, frame in numbers.items():
         for run in report.rows[label].runs:
             answer = run.probes["shift"]
-            of_seed = frame.loc[run.config.seed, "shift"]
+            of_seed = frame["shift"].loc[run.config.seed]
             assert of_seed.to_dict() == dict(zip(answer["start"], answer["loss"], strict=True))
 
     with monkeypatch.context() as patched:

@@ -39,8 +39,14 @@ def test_differences_are_within_a_seed(tmp_path: Path) -> None:
     for pe, of_rates in losses.items():
         for rate, of_seeds in zip(RATES, of_rates, strict=True):
             for seed, loss in enumerate(of_seeds):
-                words = {"group": f"lr{rate}", "overrides": [f"optim.lr={rate}"]}
-                make_run(tmp_path, pe=pe, seed=seed, loss=loss, **words)
+                make_run(
+                    tmp_path,
+                    pe=pe,
+                    seed=seed,
+                    loss=loss,
+                    group=f"lr{rate}",
+                    overrides=[f"optim.lr={rate}"],
+                )
     text = markdown(all_runs(tmp_path))
     cells = ["1 to 2", "3.7000", "+0.1000 (1)", "+0.1800 (2)", "0.003"]
     assert line_of(text, "QK-RoPE", 1) == cells

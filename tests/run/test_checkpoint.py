@@ -19,7 +19,8 @@ from support.refused import refused
 
 from rope_exp import checkpoint
 from rope_exp.errors import CheckpointError
-from rope_exp.files import write_json
+from rope_exp.files import open_file, write_json
+from rope_exp.folder import list_steps
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
 
@@ -157,7 +158,7 @@ def test_pruning_drops_what_was_passed_over(tmp_path: Path) -> None:
         save(tmp_path, step)
     assert newest_step(tmp_path) == 9
     checkpoint.prune(tmp_path, keep=2, newest=4)
-    assert checkpoint.list_steps(tmp_path) == [3, 4]
+    assert list_steps(tmp_path) == [3, 4]
 
 
 def test_a_checkpoint_is_renamed_durably_before_its_deletion(
@@ -178,7 +179,6 @@ def test_a_file_that_cannot_be_read_now_is_not_damaged(
 ) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
-    open_file = checkpoint.open_file
 
     def forbidden(path: Path) -> Any:
         if path.name == "optimizer.safetensors" and "00000002" in str(path):
@@ -188,4 +188,4 @@ def test_a_file_that_cannot_be_read_now_is_not_damaged(
     monkeypatch.setattr(checkpoint, "open_file", forbidden)
     with refused("step_00000002/optimizer.safetensors", by=PermissionError):
         checkpoint.load_newest(tmp_path)
-    assert checkpoint.list_steps(tmp_path) == [1, 2]
+    assert list_steps(tmp_path) == [1, 2]

@@ -42,7 +42,7 @@ def try_harms(check: Callable[..., None], effort: int, *drawn: st.SearchStrategy
 # -- values of JSON --------------------------------------------------------------------------------
 
 GONE = object()
-HARMS = (None, "x", [], -1, 3.5, float("nan"), 1e308, 10**30, True, GONE)
+HARMS: tuple[Any, ...] = (None, "x", [], -1, 3.5, float("nan"), 1e308, 10**30, True, GONE)
 Place = tuple[str | int, ...]
 
 

@@ -15,8 +15,8 @@ from rope_exp.attn.shared import Config as SharedConfig
 from rope_exp.sections import AttentionConfig, ModelConfig, SoftmaxConfig
 from support.models import SIZES, SUBSETS, make_sizes
 
-_LATENT = {"kv_rank": 10, "nope_dim": 6, "rope_dim": 4, "value_dim": 5}
-_SHARED = {"groups": 2, "nope_dim": 6, "rope_dim": 4}
+_LATENT: dict[str, Any] = {"kv_rank": 10, "nope_dim": 6, "rope_dim": 4, "value_dim": 5}
+_SHARED: dict[str, Any] = {"groups": 2, "nope_dim": 6, "rope_dim": 4}
 
 KINDS: list[AttentionConfig] = [
     SoftmaxConfig(),
@@ -38,11 +38,13 @@ KINDS: list[AttentionConfig] = [
 ]
 
 # With what softmax takes besides, as the arguments of tests that hold for every kind.
-CASES = [
-    *(pytest.param(attn, {}, id=str(attn)) for attn in KINDS),
+_OF_SOFTMAX = [
     pytest.param(SoftmaxConfig(), {"token_shift": True}, id="token shift"),
     pytest.param(SoftmaxConfig(), {"qk_norm": True}, id="norms"),
 ]
+CASES = [*(pytest.param(attn, {}, id=str(attn)) for attn in KINDS), *_OF_SOFTMAX]
+WITH_KEYS = [attn for attn in KINDS if attn.keeps_keys]
+CASES_WITH_KEYS = [*(pytest.param(attn, {}, id=str(attn)) for attn in WITH_KEYS), *_OF_SOFTMAX]
 
 
 def sizes_for(attn: AttentionConfig, **changes: Any) -> ModelConfig:

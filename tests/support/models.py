@@ -32,7 +32,8 @@ SIZES = make_sizes()
 
 
 def make_pe(*rotate: Any, **changes: Any) -> PeConfig:
-    return PeConfig(**({"name": "test", "rotate": rotate, "base": BASE} | changes))
+    values: dict[str, Any] = {"name": "test", "rotate": rotate, "base": BASE}
+    return PeConfig(**(values | changes))
 
 
 def make_architecture(*rotate: str, sizes: ModelConfig = SIZES, **changes: Any) -> Architecture:
@@ -104,8 +105,15 @@ def make_positions(
 
 def keys_of(sizes: ModelConfig) -> dict[str, Any]:
     """Return these sizes under the keys of transformers' configs."""
-    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    names += ("num_key_value_heads", "rms_norm_eps", "tie_word_embeddings")
+    names = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "rms_norm_eps",
+        "tie_word_embeddings",
+    )
     keys = {name: getattr(sizes, name) for name in names}
     return {"vocab_size": VOCAB, "attn_implementation": "eager", **keys}
 
@@ -113,6 +121,7 @@ def keys_of(sizes: ModelConfig) -> dict[str, Any]:
 def bias_of(decoder: Decoder, length: int) -> Tensor:
     """Return the bias that a decoder adds to attention scores at this length, [H, T, T]."""
     kept = {"position_BE": torch.arange(length)[None]}
+    assert decoder.model.score_bias is not None
     bias_HTT = decoder.model.score_bias.scores(kept, length)
     assert bias_HTT is not None
     return bias_HTT

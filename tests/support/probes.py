@@ -1,9 +1,9 @@
 """A finished model with a held-out text of its own, to be asked for probes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from support.models import VOCAB
 
 LENGTH = 16
 END = 0  # ends a document
-HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=8 * LENGTH * 3 + 1)
+HELD_OUT = np.random.default_rng(0).integers(0, VOCAB, size=8 * LENGTH * 3 + 1).astype(np.uint16)
 
 
 @dataclass
@@ -28,11 +28,12 @@ class Finished:
     rows_at_once: int
     should_stop: Callable[[], bool] = lambda: False
 
-    ask = Trainer.ask
-
     @property
     def stop(self) -> Any:
         return SimpleNamespace(requested=self.should_stop())
+
+    def ask(self, probes: Sequence[str]) -> dict[str, Any] | None:
+        return Trainer.ask(cast("Trainer", self), probes)
 
     def answer(self, name: str) -> dict[str, Any]:
         answers = self.ask([name])

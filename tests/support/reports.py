@@ -131,7 +131,8 @@ def _write_curve(folder: Path, loss: float | None, last_step: int, num_steps: in
             row["val/loss"] = loss if step == num_steps and loss is not None else value
         writer.write(row)
     writer.close()
-    return writer.last.get("train/loss")
+    last_loss: float = writer.last["train/loss"]
+    return last_loss
 
 
 def compared(runs: Path, *, keys: tuple[str, ...] = ("pe",)) -> dict[str, Row]:

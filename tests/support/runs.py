@@ -66,7 +66,7 @@ class Trial:
     def words(self) -> list[str]:
         return [*self.command, f"run.dir={self.folder}"]
 
-    def start(self, *overrides: str, rows: int = 0, **environment: str) -> Process:
+    def start(self, *overrides: str, rows: int = 0, **environment: Any) -> Process:
         process = start(*self.words, *overrides, cwd=self.folder.parent, **environment)
         wait_for(lambda: self.num_rows() >= rows, process)
         return process

@@ -17,7 +17,8 @@ from rope_exp.folder import PROBES, read_metrics, write_config
 from rope_exp.optimizer import optimizer_tensors
 from rope_exp.parallel import Parallel
 from rope_exp.prepare import open_data, prepare
-from rope_exp.trainer import Outcome, Trainer
+from rope_exp.step import Outcome
+from rope_exp.trainer import Trainer
 
 Make = Callable[..., Trainer]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from rope_exp import errors as console
-from rope_exp import progress
 from rope_exp.progress import Progress, describe_row
 
 Capture = pytest.CaptureFixture[str]
@@ -19,7 +18,7 @@ ROW = {"train/loss": 3.25, "tokens_per_s": 1234.0}
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the moments of a fake monotonic clock, which reads the last of them."""
     moments = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: moments[-1])
+    monkeypatch.setattr("time.monotonic", lambda: moments[-1])
     return moments
 
 

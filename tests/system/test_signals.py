@@ -16,7 +16,7 @@ from rope_exp.signals import STOP_SIGNALS, StopSignal
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[StopSignal]:
     """Return what a rank has heard; it does not exit at a second signal."""
-    monkeypatch.setattr(signals.os, "_exit", lambda code: None)
+    monkeypatch.setattr("os._exit", lambda code: None)
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
     heard = StopSignal()
     assert (heard.requested, heard.repeated) == (False, False)
@@ -52,7 +52,7 @@ def test_each_signal_has_a_burst_of_its_own(
 ) -> None:
     """A campaign at its deadline asks its runs to save; a scheduler's signals must not kill."""
     send(signal.SIGALRM)
-    monkeypatch.setattr(signals.time, "monotonic", lambda: float("1e9"))
+    monkeypatch.setattr("time.monotonic", lambda: float("1e9"))
     send(signal.SIGUSR1, signal.SIGUSR1)
     assert (heard.requested, heard.repeated) == (True, False)
 

@@ -9,8 +9,8 @@ from support.configs import composed
 from support.corpora import spell
 
 from rope_exp.batches import held_out_rows, training_batch
-from rope_exp.config import RunConfig, task_of
-from rope_exp.corpus import Batch
+from rope_exp.config import RunConfig
+from rope_exp.corpus import Batch, TaskSpec
 from rope_exp.costs import known_vocab_size
 from rope_exp.decoder import Decoder
 from rope_exp.identity import choice_names
@@ -31,6 +31,16 @@ def data_of(config: RunConfig) -> Generated:
     found = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
     assert isinstance(found, Generated)
     return found
+
+
+def spec_of(config: RunConfig) -> TaskSpec:
+    assert config.task is not None
+    return config.task
+
+
+def rows_of(config: RunConfig, split: str, indices: range, seed: int = 0) -> Any:
+    """Return rows with the fields of their own task."""
+    return data_of(config).rows(split, indices, seed)
 
 
 def batch_of(kind: str, step: int, *overrides: str) -> Batch:
@@ -55,7 +65,7 @@ def test_a_row_is_a_pure_function_of_seed_split_and_number(kind: str) -> None:
     data = data_of(config)
     picked = [8, 2, 2, 5]
     hashed = []
-    for split in config.task.splits:
+    for split in spec_of(config).splits:
         whole = data.rows(split, range(9), 3)
         some = data.rows(split, np.array(picked), 3)
         for name, value in vars(some).items():
@@ -70,9 +80,10 @@ def test_a_row_is_a_pure_function_of_seed_split_and_number(kind: str) -> None:
 def test_shapes_types_and_ids(kind: str) -> None:
     """The specification holds for the shortest rows: vocabulary, predictions, the first bin."""
     config = config_of(kind)
-    task = config.task
+    task = spec_of(config)
     assert len(set(task.tokens)) == len(task.tokens) == known_vocab_size(config)
     data = open_data(config.data, config.tokenizer, seq_len=task.least_seq_len)
+    assert isinstance(data, Generated)
     for split in task.splits:
         rows = data.rows(split, range(9))
         batch = rows.batch
@@ -100,8 +111,8 @@ def test_the_rows_are_those_that_were_published(name: str) -> None:
     """Golden values: with every numpy on every machine, or results could not be compared."""
     words = ["addition", f"data.order={name}"] if name in ("plain", "reversed") else [name]
     config = config_of(*words, *(["train.seq_len=512"] if name == "retrieval" else []))
-    (ids_S,) = data_of(config).rows("train", [0], 3).ids_NS
-    assert spell(ids_S, config.task.tokens).startswith(GOLDEN_STARTS[name])
+    (ids_S,) = rows_of(config, "train", range(1), 3).ids_NS
+    assert spell(ids_S, spec_of(config).tokens).startswith(GOLDEN_STARTS[name])
 
 
 # -- batches ---------------------------------------------------------------------------------------
@@ -109,7 +120,7 @@ def test_the_rows_are_those_that_were_published(name: str) -> None:
 
 def test_step_after_step_reads_row_after_row() -> None:
     """The target at a place of an answer is the token that is read at the next place."""
-    rows = data_of(config_of("addition")).rows("train", range(12), 5)
+    rows = rows_of(config_of("addition"), "train", range(12), 5)
     batches = [batch_of("addition", step, "seed=5") for step in (1, 2, 3)]
     ids_NT = np.concatenate([batch.ids_BT for batch in batches])
     np.testing.assert_array_equal(ids_NT, rows.ids_NS[:, :-1])
@@ -137,7 +148,7 @@ def test_spikes_stand_at_their_times(period: float) -> None:
     """Positions are radians of the fastest pair, queries last, padding a document of its own."""
     config = config_of("spikes", f"data.period={period}")
     batch = training_batch(config, data_of(config), 1)
-    rows = data_of(config).rows("train", range(4))
+    rows = rows_of(config, "train", range(4))
     np.testing.assert_allclose(batch.position_BT * period / (2 * np.pi), rows.times_NT)
     np.testing.assert_array_equal(batch.place_BP, [range(240, 256)] * 4)
     np.testing.assert_array_equal(batch.document_BT, rows.ids_NT == PADDING)
@@ -153,13 +164,14 @@ def test_spikes_stand_at_their_times(period: float) -> None:
 @each_kind
 def test_the_hash_is_of_what_rows_follow_from(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hash leaves out the seed and the length of rows, in which runs may differ."""
-    data = data_of(config_of(kind))
+    config = config_of(kind)
+    data = data_of(config)
     same = data_of(config_of(kind, "seed=9", "data.seed=4", "train.seq_len=320", "data.name=mine"))
     before = data.data_sha256
     assert same.data_sha256 == before
     assert len({data_of(config_of(each)).data_sha256 for each in KINDS}) == len(KINDS)
 
-    task = task_of(data.data)
+    task = spec_of(config)
     if task.key:
         default = getattr(data.data, task.key)
         is_count = isinstance(default, int)
@@ -174,7 +186,7 @@ def test_the_hash_is_of_what_rows_follow_from(kind: str, monkeypatch: pytest.Mon
 def test_the_choice_of_data_is_enough(kind: str) -> None:
     """It chooses its tokenizer, whatever the size prefers, its objective and its head."""
     config = composed(f"data={kind}", "model=10m")
-    task = config.task
+    task = spec_of(config)
     assert (config.tokenizer.name, config.tokenizer.kind) == ("task", "task")
     assert config.train.objective == task.objective
     assert config.causal == (task.objective == "causal")
@@ -185,10 +197,11 @@ def test_the_choice_of_data_is_enough(kind: str) -> None:
 
 @each_kind
 def test_its_tokenizer_reads_and_writes_its_characters(kind: str, tmp_path: Any) -> None:
-    data = data_of(config_of(kind))
+    config = config_of(kind)
+    data = data_of(config)
     (tmp_path / "tokenizer.json").write_text(data.tokenizer_json)
     tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
-    tokens = task_of(data.data).tokens
+    tokens = spec_of(config).tokens
     between = " " if max(map(len, tokens)) > 1 else ""
     text = between.join(tokens)
     assert tokenizer.encode(text).ids == list(range(data.vocab_size))

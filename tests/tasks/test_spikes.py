@@ -42,7 +42,8 @@ def test_a_row_is_events_padding_and_queries() -> None:
     np.testing.assert_array_equal(short.times_NT[:, :30], found.times_NT[:, :30])
     assert found.ids_NT.shape == found.times_NT.shape == (50, 256)
     assert found.latent_NQD.shape == (50, 16, 2)
-    assert (found.ids_NT.dtype, found.times_NT.dtype) == (np.int64, np.float64)
+    assert found.ids_NT.dtype == np.int64
+    assert found.times_NT.dtype == np.float64
     assert found.latent_NQD.dtype == np.float32
 
     for ids_T, times_T in zip(found.ids_NT, found.times_NT, strict=True):

@@ -214,7 +214,7 @@ def test_a_tracker_that_is_not_installed_is_refused(
     if has_folder:
         (tmp_path / name).mkdir()
     else:
-        monkeypatch.setitem(sys.modules, name, None)  # type: ignore[misc]
+        monkeypatch.setitem(sys.modules, name, None)
     config = tiny(f"tracker={name}")
     with refused(f"tracker={name}: is not installed; `pip install {name}`"):
         admit([config])
@@ -224,7 +224,7 @@ def test_a_tracker_that_is_not_installed_is_refused(
 def test_trackio_is_sent_every_row_once(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first start dies after row 3; the second resumes from step 2 and repeats row 3."""
     init = mock.Mock(side_effect=lambda **_: mock.Mock(_next_step=0))
-    monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=init))  # type: ignore[misc]
+    monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=init))
     config, folder = write("tracker=trackio", num_rows=1)
     # A power cut may empty this file, and then another id is drawn.
     (folder / "trackio_id").touch()
@@ -262,7 +262,7 @@ def test_tensorboard_has_every_row_once(whole: tuple[Path, list[str]], tmp_path:
     sent = []
     for name in events.Tags()["scalars"]:
         sent += [(f"{name} at {event.step}", event.value) for event in events.Scalars(name)]
-    recorded = {}
+    recorded: dict[str, float] = {}
     for row in read_metrics(trial.folder):
         step = row.pop("step")
         recorded |= {f"{name} at {step}": value for name, value in without_nulls(row).items()}

@@ -2,6 +2,7 @@
 
 import itertools
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,12 @@ def test_the_learned_token_shift_is_told_by_layer(make: Make) -> None:
     found = read_json(trainer.folder / "probes.json")["token_shift"]
     assert read_run(trainer.folder).probes["token_shift"] == found
     saved = checkpoint.load(trainer.folder / "checkpoints", trainer.step).model
-    summaries = {"mean": statistics.fmean, "sd": statistics.pstdev, "min": min, "max": max}
+    summaries: dict[str, Callable[[list[float]], float]] = {
+        "mean": statistics.fmean,
+        "sd": statistics.pstdev,
+        "min": min,
+        "max": max,
+    }
     for layer in (0, 1):
         mus = saved[f"model.layers.{layer}.self_attn.token_shift"].tolist()
         for name, summary in summaries.items():

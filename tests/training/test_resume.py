@@ -11,6 +11,7 @@ from support.refused import refused
 from support.trainers import Make, losses, same, snapshot
 
 from rope_exp import checkpoint
+from rope_exp.folder import step_folder
 from rope_exp.trainer import Trainer
 
 
@@ -96,7 +97,7 @@ def test_a_run_goes_on_past_a_checkpoint_that_is_broken(make: Make, finished: Tr
 
     Leftovers of interrupted saves are cleared.
     """
-    broken = checkpoint.step_folder(finished.folder / "checkpoints", 6) / "state.json"
+    broken = step_folder(finished.folder / "checkpoints", 6) / "state.json"
     broken.write_text("{}")
     (broken.parent.parent / ".saving-00000009").mkdir()
     (broken.parent.parent / ".dropped-step_00000001").mkdir()

@@ -7,8 +7,8 @@ import pytest
 import torch
 from support.trainers import Make, losses, same, snapshot
 
-from rope_exp import checkpoint
 from rope_exp.files import read_json
+from rope_exp.folder import list_steps
 
 
 @pytest.mark.parametrize("log_every", [1, 2, 5])
@@ -45,18 +45,19 @@ def test_a_bad_gradient_stops_the_run_at_its_step(
     assert (result["status"], result["diverged_step"], result["steps"]) == ("diverged", 8, 7)
     assert result["order_sha256"] == healthy.train_step.order_sha256
     assert [step for step, _, _ in losses(sick)] == [3, 6]
-    assert checkpoint.list_steps(sick.folder / "checkpoints") == [3, 6]
+    assert list_steps(sick.folder / "checkpoints") == [3, 6]
 
 
 def test_weights_without_a_finite_held_out_loss_diverged(make: Make) -> None:
     """Weights are spoilt after the last update before an evaluation, so no step's loss shows it."""
     trainer = make("run", "train.eval_every=3")
 
+    def overflow(*_: object) -> None:
+        trainer.decoder.lm_head.weight.data.fill_(math.inf)
+
     def spoil(*_: object) -> None:
         if trainer.step == 5:
-            trainer.train_step.optimizer.register_step_post_hook(
-                lambda *_: trainer.decoder.lm_head.weight.data.fill_(math.inf)
-            )
+            trainer.train_step.optimizer.register_step_post_hook(overflow)
 
     trainer.decoder.register_forward_pre_hook(spoil)
     assert trainer.train() == "diverged"
@@ -81,7 +82,7 @@ def test_a_stop_in_an_evaluation_waits_for_its_end(make: Make, reads_late: bool)
     stopped.decoder.register_forward_pre_hook(ask)
     assert stopped.train() == "stopped"
     assert losses(stopped) == losses(whole)[:3]
-    assert checkpoint.list_steps(stopped.folder / "checkpoints") == [3]
+    assert list_steps(stopped.folder / "checkpoints") == [3]
     resumed = make("run", *command)
     assert resumed.train() == "finished"
     assert losses(whole) == losses(resumed)
@@ -95,8 +96,8 @@ def test_evaluation_begins_at_0_and_knows_documents(make: Make) -> None:
     assert started.position_BT is started.document_BT is None
 
     # Documents of the small corpus are longer than 64 tokens; some rows hold the end of one.
-    words += ("data.reset_positions=true", "data.document_mask=true", "train.eval_sequences=64")
-    rows = make("reset", *words).held_out_rows
+    documents = ("data.reset_positions=true", "data.document_mask=true", "train.eval_sequences=64")
+    rows = make("reset", *words, *documents).held_out_rows
     begins_BT = rows.ids_BT == 256
     assert 0 < begins_BT.sum() < begins_BT.size / 16
     assert (rows.position_BT[begins_BT] == 0).all()

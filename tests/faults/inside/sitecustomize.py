@@ -27,7 +27,7 @@ if "SABOTAGE" in os.environ and "ROPE_EXP_DISPATCHER" in os.environ:
     if harms:
         import torch
 
-        from rope_exp.trainer import TrainingStep
+        from rope_exp.step import TrainingStep
 
         healthy = TrainingStep.__call__
 

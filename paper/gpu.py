@@ -39,9 +39,17 @@ LEAST_S = 20.0  # with fewer seconds no part starts
 # A run imports these beyond the packages named above; the last three are for tests/gpu, and need
 # pyarrow, pandas and fsspec, which are there, too.
 PACKAGES = (
-    "pydantic", "pydantic-core", "typing-inspection", "annotated-types", "typing-extensions",
-    "hydra-core", "omegaconf", "datasets", "dill", "multiprocess",
-)  # fmt: skip
+    "pydantic",
+    "pydantic-core",
+    "typing-inspection",
+    "annotated-types",
+    "typing-extensions",
+    "hydra-core",
+    "omegaconf",
+    "datasets",
+    "dill",
+    "multiprocess",
+)
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 

@@ -30,9 +30,16 @@ MEMORY_LIMITS = (
 DISPATCHER_ID = "ROPE_EXP_DISPATCHER"
 
 PACKAGES = (
-    "torch", "accelerate", "datasets", "hydra-core", "numpy", "safetensors", "tokenizers",
-    "transformers", "wandb",
-)  # fmt: skip
+    "torch",
+    "accelerate",
+    "datasets",
+    "hydra-core",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "transformers",
+    "wandb",
+)
 # A run that resumes with another of these values notes it, as does a table of differing runs.
 MARKED = ("world_size", "device", "cpu", "torch", "num_threads", "git")
 

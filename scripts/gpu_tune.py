@@ -40,17 +40,25 @@ BATCH = {"125m": 64, "1b": 16, "10m": 32, "nano": 16}
 # informative first.
 SETTINGS: dict[str, list[tuple[Any, ...]]] = {
     "125m": [
-        (32, "cudnn", "compiled"), (32, "cudnn", "graph"), (32, "cudnn", "compiled", ""),
-        (32, "cudnn", "compiled", "qkvo"), (32, "flash", "compiled"), (8, "cudnn", "eager"),
-        (8, "cudnn", "compiled"), (64, "cudnn", "compiled"), (8, "cudnn", "graph"),
+        (32, "cudnn", "compiled"),
+        (32, "cudnn", "graph"),
+        (32, "cudnn", "compiled", ""),
+        (32, "cudnn", "compiled", "qkvo"),
+        (32, "flash", "compiled"),
+        (8, "cudnn", "eager"),
+        (8, "cudnn", "compiled"),
+        (64, "cudnn", "compiled"),
+        (8, "cudnn", "graph"),
     ],
     "1b": [(8, "cudnn", "compiled"), (8, "flash", "compiled"), (16, "cudnn", "compiled")],
     "10m": [
-        (32, "cudnn", "graph"), (32, "cudnn", "compiled"), (32, "flash", "graph"),
+        (32, "cudnn", "graph"),
+        (32, "cudnn", "compiled"),
+        (32, "flash", "graph"),
         (16, "cudnn", "graph"),
     ],
     "nano": [(16, "cudnn", "graph"), (16, "cudnn", "compiled"), (16, "flash", "graph")],
-}  # fmt: skip
+}
 WARM_UP = 4  # steps, of which the first ones compile and capture
 NEVER = 10**9  # a step that no measurement reaches
 EACH_S = 1.5  # seconds of a measurement

@@ -54,7 +54,9 @@ def test_the_harness_works_without(without: list[str], tmp_path: Path) -> None:
     data += ["data.cache_dir=cache"]
     done = subprocess.run(
         [sys.executable, "-c", CORE, *TINY, *data, "train.num_steps=2"],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr

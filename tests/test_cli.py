@@ -189,10 +189,13 @@ def test_a_signal_in_the_first_second(
     subprocess.run([sys.executable, "-c", "import rope_exp.errors"], check=True)
     first = 2 * (time.monotonic() - started)
     process = subprocess.Popen(
-        [sys.executable, str(REPOSITORY / "train.py"), *words.split()], cwd=tmp_path,
+        [sys.executable, str(REPOSITORY / "train.py"), *words.split()],
+        cwd=tmp_path,
         env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "ROPE_EXP_CACHE": "cache"},
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     time.sleep(first + delay)
     process.send_signal(number)
     _, stderr = process.communicate(timeout=30)

@@ -46,8 +46,11 @@ def test_further_seeds_of_a_configuration_are_joined() -> None:
     assert joined is not None
     relations = by_pair(joined)
     assert {*relations.index} == {
-        ("k_rope", "vo_rope"), ("nope", "o_rope"), ("nope", "q_rope"), ("nope", "v_rope")
-    }  # fmt: skip
+        ("k_rope", "vo_rope"),
+        ("nope", "o_rope"),
+        ("nope", "q_rope"),
+        ("nope", "v_rope"),
+    }
     losses: dict[str, dict[int, float]] = {}
     for run in [*runs_of("nine_26m"), *runs_of("tokens")]:
         if run.config.train.num_steps == 6400:

@@ -18,11 +18,40 @@ from rope_exp.sections import DataConfig
 PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip")
 # Names that say that a file holds a corpus or a part of one, in a format that is not read here.
 UNREAD = {
-    "7z", "avro", "conll", "conllu", "fa", "faa", "fasta", "fastq", "fq", "h5", "hdf5", "lance",
-    "lz4", "msgpack", "ods", "orc", "parq", "pq", "rar", "sqlite",
-    "sqlite3", "tar", "tbz2", "text", "tfrecord", "tgz", "txz", "vortex", "warc", "wet", "xls",
-    "xlsx", "xml",
-}  # fmt: skip
+    "7z",
+    "avro",
+    "conll",
+    "conllu",
+    "fa",
+    "faa",
+    "fasta",
+    "fastq",
+    "fq",
+    "h5",
+    "hdf5",
+    "lance",
+    "lz4",
+    "msgpack",
+    "ods",
+    "orc",
+    "parq",
+    "pq",
+    "rar",
+    "sqlite",
+    "sqlite3",
+    "tar",
+    "tbz2",
+    "text",
+    "tfrecord",
+    "tgz",
+    "txz",
+    "vortex",
+    "warc",
+    "wet",
+    "xls",
+    "xlsx",
+    "xml",
+}
 ROWS = 64  # are read at once
 HEAD_BYTES = 2**20  # of a CSV file, which hold its header
 IPC_FILE = b"ARROW1"  # the first bytes of an Arrow file that is no stream

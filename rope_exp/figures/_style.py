@@ -38,9 +38,16 @@ _MARKERS = {
 
 # Paul Tol's "muted" scheme, for rows that are no subset.
 _OTHER_HUES = (
-    "#332288", "#88CCEE", "#44AA99", "#CC6677", "#117733",
-    "#777777", "#DDCC77", "#882255", "#AA4499",
-)  # fmt: skip
+    "#332288",
+    "#88CCEE",
+    "#44AA99",
+    "#CC6677",
+    "#117733",
+    "#777777",
+    "#DDCC77",
+    "#882255",
+    "#AA4499",
+)
 # A square, a plus, two triangles, a pentagon, a hexagon, a cross, a star and a thin diamond.
 _OTHER_MARKERS = (
     "M-.85,-.85L.85,-.85L.85,.85L-.85,.85Z",

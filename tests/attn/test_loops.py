@@ -31,9 +31,12 @@ class Loop:
     """One layer, evaluated by dense rotation matrices, one position and head at a time."""
 
     def __init__(
-        self, layer: Attention, x_TD: Tensor, base_vo: float | None = None,
+        self,
+        layer: Attention,
+        x_TD: Tensor,
+        base_vo: float | None = None,
         documents: tuple[int, ...] = (0,) * LENGTH,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.layer = layer
         self.base_vo = base_vo or BASE
         self.x_TD = x_TD

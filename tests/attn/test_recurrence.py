@@ -19,9 +19,13 @@ def inputs(length: int, *, with_scores: bool, seed: int = 0) -> tuple[Scores, Te
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.integers(1, 30), st.integers(1, 30), st.integers(1, 9), st.booleans(), st.integers(0, 99),
+    st.integers(1, 30),
+    st.integers(1, 30),
+    st.integers(1, 9),
+    st.booleans(),
+    st.integers(0, 99),
     st.sampled_from(LOG_GAMMAS),
-)  # fmt: skip
+)
 def test_a_state_carries_all_that_came_before(
     first: int, second: int, size: int, with_scores: bool, seed: int, log_gamma_H: Tensor
 ) -> None:

@@ -108,9 +108,12 @@ class Slurm:
         log = (self.folder / f"{words[0]}.out").open("wb")
         with log:
             return subprocess.Popen(
-                words, env=os.environ | self.environment, stdout=log, stderr=log,
+                words,
+                env=os.environ | self.environment,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
     def command(self, *words: str, check: bool = True) -> str:
         done = subprocess.run(

@@ -40,10 +40,14 @@ class Host:
         torchrun = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
         torchrun += [f"--node-rank={self.node_rank}", "--master-addr=10.77.0.1"]
         return start(
-            *trial.words, "launch.device=cpu", cwd=trial.folder.parent,
-            within=("ip", "netns", "exec", self.name), launcher=tuple(torchrun),
-            ACCELERATE_USE_CPU="true", GLOO_SOCKET_IFNAME=self.name,
-        )  # fmt: skip
+            *trial.words,
+            "launch.device=cpu",
+            cwd=trial.folder.parent,
+            within=("ip", "netns", "exec", self.name),
+            launcher=tuple(torchrun),
+            ACCELERATE_USE_CPU="true",
+            GLOO_SOCKET_IFNAME=self.name,
+        )
 
     def processes(self) -> list[int]:
         """Return the ids of all processes on this host."""

@@ -57,20 +57,28 @@ def test_every_beginning_is_balanced(tmp_path: Path) -> None:
     """
     mine = load(tmp_path, cells=["seed=7,3 train.num_steps=2,6"])
     assert names(mine) == [
-        "qk-train.num_steps=6-s7", "vo-train.num_steps=6-s7",
-        "qk-train.num_steps=2-s7", "vo-train.num_steps=2-s7",
-        "qk-train.num_steps=6-s3", "vo-train.num_steps=6-s3",
-        "qk-train.num_steps=2-s3", "vo-train.num_steps=2-s3",
-    ]  # fmt: skip
+        "qk-train.num_steps=6-s7",
+        "vo-train.num_steps=6-s7",
+        "qk-train.num_steps=2-s7",
+        "vo-train.num_steps=2-s7",
+        "qk-train.num_steps=6-s3",
+        "vo-train.num_steps=6-s3",
+        "qk-train.num_steps=2-s3",
+        "vo-train.num_steps=2-s3",
+    ]
 
 
 def test_the_first_seeds_of_all_entries_come_first(tmp_path: Path) -> None:
     """Entries alternate seed by seed; among pairs of seeds, data.seed varies fastest."""
     cells = ["row=qk seed=1,2 data.seed=7", "row=vo seed=5,6 data.seed=8,9"]
     assert names(load(tmp_path, cells=cells)) == [
-        "qk-data.seed=7-s1", "vo-data.seed=8-s5", "qk-data.seed=7-s2", "vo-data.seed=9-s5",
-        "vo-data.seed=8-s6", "vo-data.seed=9-s6",
-    ]  # fmt: skip
+        "qk-data.seed=7-s1",
+        "vo-data.seed=8-s5",
+        "qk-data.seed=7-s2",
+        "vo-data.seed=9-s5",
+        "vo-data.seed=8-s6",
+        "vo-data.seed=9-s6",
+    ]
 
 
 def test_factors_keep_their_types(tmp_path: Path) -> None:

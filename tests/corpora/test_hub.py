@@ -346,10 +346,15 @@ def silent() -> Iterator[str]:
 def test_a_hub_that_never_answers_is_not_waited_for(silent: str, tmp_path: Path) -> None:
     """The libraries have no timeout for the question after a branch's commit."""
     done = command(
-        "data=hub", "data.path=owner/corpus", cwd=tmp_path, script="prepare",
-        HF_ENDPOINT=silent, HF_HOME=str(tmp_path / "home"), HF_HUB_DOWNLOAD_TIMEOUT="1",
+        "data=hub",
+        "data.path=owner/corpus",
+        cwd=tmp_path,
+        script="prepare",
+        HF_ENDPOINT=silent,
+        HF_HOME=str(tmp_path / "home"),
+        HF_HUB_DOWNLOAD_TIMEOUT="1",
         NO_PROXY="*",
-    )  # fmt: skip
+    )
     assert done.returncode == 1
     assert f"error: data.path=owner/corpus: {NONE}timed out" in done.stderr
 

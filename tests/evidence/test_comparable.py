@@ -47,44 +47,54 @@ SHARED: dict[str, Any] = {"shared_init_sha256": sha256_of("init 0")}
 COMPARED: dict[str, tuple[Runs, tuple[str, ...], list[str]]] = {
     "variants and seeds": (
         [run("vo_rope", 1), run("pe.base=500000", 1), run("vo_rope"), run("pe.base=500000")],
-        PE, ["qk_rope-base500000", "vo_rope"],
+        PE,
+        ["qk_rope-base500000", "vo_rope"],
     ),
     "weights of other seeds": ([run(seed=0), run(seed=1)], PE, ["qk_rope"]),
     "a diverged run has seen fewer tokens": (
         [run(), {**run("vo_rope", order_sha256=OTHER), "loss": None, "steps": 100}],
-        PE, ["qk_rope", "vo_rope"],
+        PE,
+        ["qk_rope", "vo_rope"],
     ),
     "learned frequencies": (
         [run(), run("pe.trainable=true", **LEARNED), run("t5", **LEARNED, **SHARED)],
-        PE, ["qk_rope", "qk_rope-trainable", "t5"],
+        PE,
+        ["qk_rope", "qk_rope-trainable", "t5"],
     ),
     "learned parameters may follow from the sites": (
         [
             run("qk_rope", 0, "pe.trainable=log"),
             run("qkvo_rope", 0, "pe.trainable=log", params=1328320, init_sha256=OTHER),
         ],
-        PE, ["qk_rope-trainablelog", "qkvo_rope-trainablelog"],
+        PE,
+        ["qk_rope-trainablelog", "qkvo_rope-trainablelog"],
     ),
     "seeds share the weights that all began with": (
         [{"seed": 0, **FIRST}, {"seed": 1, **FIRST}, {"pe": "nope", **FIRST}],
-        PE, ["nope", "qk_rope"],
+        PE,
+        ["nope", "qk_rope"],
     ),
     "keys that change no number": (
         [run(), run("vo_rope", 0, "train.eval_every=25", "tracker.mode=offline")],
-        PE, ["qk_rope", "vo_rope"],
+        PE,
+        ["qk_rope", "vo_rope"],
     ),
     "sizes have weights of their own": (
-        [size(128), size(256, **LARGE)], MODEL, ["model=wide128 qk_rope", "model=wide256 qk_rope"],
+        [size(128), size(256, **LARGE)],
+        MODEL,
+        ["model=wide128 qk_rope", "model=wide256 qk_rope"],
     ),
     "objectives have weights and tokens of their own": (
         [run(), run("qk_rope", 0, MLM, **LARGE, order_sha256=OTHER)],
-        OBJECTIVE, ["train.objective=causal", "train.objective=mlm"],
+        OBJECTIVE,
+        ["train.objective=causal", "train.objective=mlm"],
     ),
     "stages have an order of their own": (
         [run(), run("qk_rope", 0, STAGES, order_sha256=OTHER)],
-        ("train.stages",), ["train.stages=[[256, 400], [512, 100]]", "train.stages=null"],
+        ("train.stages",),
+        ["train.stages=[[256, 400], [512, 100]]", "train.stages=null"],
     ),
-}  # fmt: skip
+}
 
 # The runs, the factors, and what is said.
 REFUSED: dict[str, tuple[Runs, tuple[str, ...], str]] = {
@@ -93,36 +103,49 @@ REFUSED: dict[str, tuple[Runs, tuple[str, ...], str]] = {
     "other tokens": ([run(), run("vo_rope", order_sha256=OTHER)], PE, "saw different tokens"),
     "other sizes": ([run(), run("vo_rope", params=7)], PE, "differ in parameters"),
     "other shared weights": (
-        [run(), run("learned", **LEARNED, shared_init_sha256=OTHER)], PE, "shared_init_sha256",
+        [run(), run("learned", **LEARNED, shared_init_sha256=OTHER)],
+        PE,
+        "shared_init_sha256",
     ),
     "a copy under another seed": (
         [run(), run(seed=1, init_sha256=sha256_of("init 0"))],
-        PE, "have seeds 0 and 1, but the same init_sha256",
+        PE,
+        "have seeds 0 and 1, but the same init_sha256",
     ),
     "an order of another seed": (
         [
             {"seed": 1, **FIRST},
             {"seed": 2, **FIRST, "result": {"order_sha256": sha256_of("order 1 500")}},
         ],
-        PE, "have seeds 1 and 2, but the same order_sha256",
+        PE,
+        "have seeds 1 and 2, but the same order_sha256",
     ),
     "weights of another run": (
-        [FIRST, {"seed": 1, **SECOND}], PE, "not comparable (init_weights: ",
+        [FIRST, {"seed": 1, **SECOND}],
+        PE,
+        "not comparable (init_weights: ",
     ),
     "another rate": (
-        [rate(0.002), run("vo_rope")], PE, "not comparable (optim.lr: 0.002 -> 0.003)",
+        [rate(0.002), run("vo_rope")],
+        PE,
+        "not comparable (optim.lr: 0.002 -> 0.003)",
     ),
     "another variant": (
-        [rate(0.001), rate(0.01, "vo_rope")], LR, "pe.name: QK-RoPE -> VO-RoPE",
+        [rate(0.001), rate(0.01, "vo_rope")],
+        LR,
+        "pe.name: QK-RoPE -> VO-RoPE",
     ),
     "one name of two variants": (
         [run("pe.name=mine"), run("pe.name=mine", 1, "pe.base=500000")],
-        PE, "two variants under one name (pe.base: 10000.0 -> 500000.0)",
+        PE,
+        "two variants under one name (pe.base: 10000.0 -> 500000.0)",
     ),
     "other weights of a size": (
-        [size(128), size(256, **LARGE), size(256, "vo_rope")], MODEL, "from different weights",
+        [size(128), size(256, **LARGE), size(256, "vo_rope")],
+        MODEL,
+        "from different weights",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", COMPARED)

@@ -36,8 +36,12 @@ def test_delta_is_the_mean_of_differences_within_seeds() -> None:
 def test_rows_are_ranked_by_hand_and_one_without_a_run_is_last() -> None:
     """Equal losses share the better rank; one seed has no standard deviation."""
     table: dict[str, Losses] = {
-        "none": {}, "a": {0: 2.0}, "z": {0: 1.0}, "c": {0: 2.0}, "d": {0: 3.0}
-    }  # fmt: skip
+        "none": {},
+        "a": {0: 2.0},
+        "z": {0: 1.0},
+        "c": {0: 2.0},
+        "d": {0: 3.0},
+    }
     lines = compare(table, "a")
     ranks = [(label, line["rank"]) for label, line in lines.items()]
     assert ranks == [("z", 1), ("a", 2), ("c", 2), ("d", 4), ("none", None)]

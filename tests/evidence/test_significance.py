@@ -97,10 +97,13 @@ def test_seeds_that_one_row_lacks_are_left_out_of_its_pairs() -> None:
 @pytest.mark.parametrize(
     ("gap", "verdict", "sign"),
     [
-        (0.2, "better", ">"), (-0.2, "worse", "<"), (0.0, "equivalent", "≈"),
-        (0.006, "equivalent", "≈"), (0.012, "open", "?"),
+        (0.2, "better", ">"),
+        (-0.2, "worse", "<"),
+        (0.0, "equivalent", "≈"),
+        (0.006, "equivalent", "≈"),
+        (0.012, "open", "?"),
     ],
-)  # fmt: skip
+)
 def test_verdicts(gap: float, verdict: str, sign: str) -> None:
     """The gaps are clear in either direction, zero, or near the margin with few, noisy seeds.
 

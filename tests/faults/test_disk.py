@@ -33,8 +33,11 @@ def on_small_disk(mount: Path, kilobytes: int, script: str) -> Completed:
     mounted = f"mount -t tmpfs -o size={kilobytes}k tmpfs {mount}"
     return subprocess.run(
         [*space, "sh", "-c", f"set -e; {mounted}; cd {mount}; set +e; {script}"],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
 
 
 def test_a_broken_save_leaves_the_old_or_the_new(broken_files: Path) -> None:
@@ -43,8 +46,10 @@ def test_a_broken_save_leaves_the_old_or_the_new(broken_files: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "save.py"), str(broken_files)],
         env=os.environ | faults | {"OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stdout[-40:] + done.stderr
 
 

@@ -24,9 +24,14 @@ SEEDS = st.integers(0, 2**31)
 
 
 def inputs(
-    length: int, heads: int, groups: int, dim: int, seed: int, dtype: torch.dtype,
+    length: int,
+    heads: int,
+    groups: int,
+    dim: int,
+    seed: int,
+    dtype: torch.dtype,
     out_dim: int | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
+) -> tuple[Tensor, ...]:
     """Return q, k, v and the gradient with respect to the output."""
     generator = torch.Generator().manual_seed(seed)
     widths = (dim, dim, out_dim or dim, out_dim or dim)

@@ -155,9 +155,11 @@ def test_a_job_is_requeued_at_its_limit_or_preempted(
     commands(tmp_path, monkeypatch, scontrol=shown)
     slurm = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
     done = subprocess.run(
-        [sys.executable, "-c", STOPPED], capture_output=True, text=True,
+        [sys.executable, "-c", STOPPED],
+        capture_output=True,
+        text=True,
         env=os.environ | {"SLURM_JOB_ID": "15"} | slurm | environment,
-    )  # fmt: skip
+    )
     assert "ChildProcessError: ended with exit code 75" in done.stderr
     words = tmp_path / "scontrol.words"
     assert ("requeue 12_3" in words.read_text() if words.exists() else False) == is_requeued

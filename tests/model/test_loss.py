@@ -27,9 +27,12 @@ def direct(x_ND: Tensor, head_VD: Tensor, target_N: Tensor) -> Tensor:
 
 @settings(max_examples=40)
 @given(
-    st.integers(1, 70), st.integers(1, 9), st.integers(2, 50), st.sampled_from([1, 7, 512]),
+    st.integers(1, 70),
+    st.integers(1, 9),
+    st.integers(2, 50),
+    st.sampled_from([1, 7, 512]),
     st.integers(0, 2**31),
-)  # fmt: skip
+)
 def test_chunks_of_any_size_give_loss_and_gradients(
     tokens: int, width: int, vocab: int, size: int, seed: int
 ) -> None:

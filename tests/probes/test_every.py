@@ -48,10 +48,14 @@ def model_of(name: str, **changes: Any) -> Finished:
     if config.task:
         data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
     decoder = opinionated(
-        *"qkvo", attn=config.attn, sizes=make_sizes(token_shift=config.model.token_shift),
-        trainable=config.pe.trainable, vocab_size=data.vocab_size, causal=config.causal,
+        *"qkvo",
+        attn=config.attn,
+        sizes=make_sizes(token_shift=config.model.token_shift),
+        trainable=config.pe.trainable,
+        vocab_size=data.vocab_size,
+        causal=config.causal,
         num_outputs=config.task and config.task.num_outputs,
-    )  # fmt: skip
+    )
     return Finished(decoder, config, data, 4, **changes)
 
 

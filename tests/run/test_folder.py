@@ -69,11 +69,18 @@ def test_a_config_of_another_format_is_refused(tmp_path: Path, written: dict[str
 @pytest.mark.parametrize(
     "text",
     [
-        "format: 2\na: &a\n  b: *a\n", "format: 2\nseed: one\n", "format: 2\nseeds: 1\n", "\x00",
-        "a: " + "[" * 1000, "- " * 100_000, "{" * 1_000_000, "!!python/object:os.system x", "",
+        "format: 2\na: &a\n  b: *a\n",
+        "format: 2\nseed: one\n",
+        "format: 2\nseeds: 1\n",
+        "\x00",
+        "a: " + "[" * 1000,
+        "- " * 100_000,
+        "{" * 1_000_000,
+        "!!python/object:os.system x",
+        "",
     ],
     ids=range(9),
-)  # fmt: skip
+)
 def test_a_config_that_no_run_writes_is_refused_by_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.yaml").write_text(text)
     with refused("config.yaml"):

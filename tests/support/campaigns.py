@@ -18,9 +18,12 @@ RUNS = Path("results/runs")
 
 # A campaign must set these keys, because their defaults depend on the machine.
 DECIDED = (
-    "train.compile=false", "train.deterministic=true", "launch.device=cpu",
-    "launch.num_threads=1", "launch.max_parallel=1",
-)  # fmt: skip
+    "train.compile=false",
+    "train.deterministic=true",
+    "launch.device=cpu",
+    "launch.num_threads=1",
+    "launch.max_parallel=1",
+)
 FIXED = (*TINY, *DECIDED, "data.path=corpus", "data.holdout_fraction=0.2")
 # These runs are long enough for a test to interrupt them.
 LONG = ("train.num_steps=60", "train.save_every=10", "train.eval_every=30")
@@ -61,9 +64,12 @@ def start_campaign(
     code = f"{prelude}\n{COMMAND}"
     return subprocess.Popen(
         [sys.executable, "-c", code, "mine", "--config-dir", str(folder), *words],
-        cwd=folder, env=os.environ | shared | environment,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=folder,
+        env=os.environ | shared | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def make_home(folder: Path, corpus: Path) -> Path:

@@ -25,8 +25,10 @@ def command(*words: str, cwd: Path, script: str = "train.py", **environment: str
         [sys.executable, *started(script), *words],
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)} | own | environment,
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
 
 
 def in_a_process(tmp_path: Path, code: str, *words: str) -> str:

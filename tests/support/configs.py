@@ -14,11 +14,21 @@ NINE = tuple(sorted(TABLE.losses, key=lambda label: (len(label), "qkvo".find(lab
 
 # With these overrides a run takes seconds.
 TINY = (
-    "model.hidden_size=32", "model.intermediate_size=64", "model.num_hidden_layers=2",
-    "train.num_steps=6", "train.global_batch_size=4", "train.seq_len=16", "train.eval_every=3",
-    "train.eval_sequences=4", "train.save_every=2", "train.log_every=1", "train.precision=fp32",
-    "schedule.warmup_fraction=0.05", "tokenizer=bytes", "data=files",
-)  # fmt: skip
+    "model.hidden_size=32",
+    "model.intermediate_size=64",
+    "model.num_hidden_layers=2",
+    "train.num_steps=6",
+    "train.global_batch_size=4",
+    "train.seq_len=16",
+    "train.eval_every=3",
+    "train.eval_sequences=4",
+    "train.save_every=2",
+    "train.log_every=1",
+    "train.precision=fp32",
+    "schedule.warmup_fraction=0.05",
+    "tokenizer=bytes",
+    "data=files",
+)
 
 # Small campaigns: records of real runs at a few rows and seeds, without answers to the probe
 # `windows` and with long curves thinned.

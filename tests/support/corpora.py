@@ -88,9 +88,13 @@ def start_python(code: str, *arguments: Any, **options: Any) -> "subprocess.Pope
     paths = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
     command = [sys.executable, *options.pop("flags", []), "-c", code, *map(json.dumps, arguments)]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": paths}, **options,
-    )  # fmt: skip
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": paths},
+        **options,
+    )
 
 
 def philox(key: list[int], counter: list[int]) -> list[int]:

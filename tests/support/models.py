@@ -22,9 +22,13 @@ SUBSETS = [subset for size in range(5) for subset in itertools.combinations("qkv
 
 def make_sizes(**changes: Any) -> ModelConfig:
     sizes: dict[str, Any] = {
-        "name": "test", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2,
-    }  # fmt: skip
+        "name": "test",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     return ModelConfig(**(sizes | changes))
 
 
@@ -87,9 +91,13 @@ def deviation(ours: Tensor, expected: Tensor) -> float:
 
 
 def make_tables(
-    num_positions: int, dim: int, *, base: float = BASE, start: int = 0,
+    num_positions: int,
+    dim: int,
+    *,
+    base: float = BASE,
+    start: int = 0,
     dtype: torch.dtype = torch.float64,
-) -> Tables:  # fmt: skip
+) -> Tables:
     angle_TF = angles(frequencies(dim, base, dtype), start + torch.arange(num_positions))
     return angle_TF.cos(), angle_TF.sin()
 

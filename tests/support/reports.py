@@ -18,18 +18,29 @@ from rope_exp.report import build, parts, table_csv, table_md
 from support.configs import composed
 
 BUDGET = (
-    "train.num_steps=500", "train.global_batch_size=16", "train.seq_len=256",
+    "train.num_steps=500",
+    "train.global_batch_size=16",
+    "train.seq_len=256",
     "train.eval_every=50",
-)  # fmt: skip
+)
 TOKENS_PER_STEP = 16 * 256
 
 # Examples of the content of result.json.
 FINISHED: dict[str, Any] = {
-    "status": "finished", "pe": "vo_rope", "rotate": ["v", "o"], "seed": 3, "params": 1,
-    "tokens": 192, "steps": 3, "val/loss": 4.5, "train/loss_last": 2.0, "tokens_per_s": None,
-    "mfu": None, "wall_s": 1.0,
+    "status": "finished",
+    "pe": "vo_rope",
+    "rotate": ["v", "o"],
+    "seed": 3,
+    "params": 1,
+    "tokens": 192,
+    "steps": 3,
+    "val/loss": 4.5,
+    "train/loss_last": 2.0,
+    "tokens_per_s": None,
+    "mfu": None,
+    "wall_s": 1.0,
     **{f"{what}_sha256": "0" * 64 for what in ("init", "data", "order", "config", "group")},
-}  # fmt: skip
+}
 DIVERGED = FINISHED | {"status": "diverged", "val/loss": None, "diverged_step": 4}
 
 
@@ -76,13 +87,20 @@ def make_run(
 
     ended = {} if loss else {"status": "diverged", "diverged_step": last_step + 1}
     facts = {
-        "pe": config.pe.label, "rotate": list(config.pe.rotate), "seed": seed,
-        "tokens": config.train.tokens_until(last_step), "steps": last_step, "val/loss": loss,
-        "train/loss_last": last_loss, "init_sha256": sha256_of(f"init {seed}"),
+        "pe": config.pe.label,
+        "rotate": list(config.pe.rotate),
+        "seed": seed,
+        "tokens": config.train.tokens_until(last_step),
+        "steps": last_step,
+        "val/loss": loss,
+        "train/loss_last": last_loss,
+        "init_sha256": sha256_of(f"init {seed}"),
         "order_sha256": sha256_of(f"order {seed} {last_step}"),
-        "config_sha256": config.config_sha256, "group_sha256": config.group_sha256,
-        "tokens_per_s": 30000.0, "wall_s": 80.0,
-    }  # fmt: skip
+        "config_sha256": config.config_sha256,
+        "group_sha256": config.group_sha256,
+        "tokens_per_s": 30000.0,
+        "wall_s": 80.0,
+    }
     write_json(folder / "result.json", FINISHED | ended | facts | dict(result or {}))
     return folder
 

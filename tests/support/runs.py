@@ -35,8 +35,10 @@ def start(
         [*within, sys.executable, *launcher, TRAIN, *overrides],
         cwd=cwd,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"} | environment,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def train(*overrides: str, cwd: Path, **kwargs: Any) -> Completed:

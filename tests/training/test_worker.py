@@ -65,8 +65,11 @@ def test_another_world_than_asked_for_is_refused(arguments: str, backend: str, w
     changes = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_DYNAMO_BACKEND": backend}
     done = subprocess.run(
         [sys.executable, "-O", "-c", script],
-        env=os.environ | changes, cwd=REPOSITORY, capture_output=True, text=True,
-    )  # fmt: skip
+        env=os.environ | changes,
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
     assert f"ConfigError: {words}" in done.stderr
 
 

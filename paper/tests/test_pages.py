@@ -37,7 +37,8 @@ def test_pages_show_the_table_that_is_committed() -> None:
 
         cell = "reference" if name == "QK" else f"{delta} ({interval})"
         line = next(line for line in results.splitlines() if line.startswith(start))
-        assert line.startswith(f"{start} | {cell} |") and line.endswith(f" | {published} |")
+        assert line.startswith(f"{start} | {cell} |")
+        assert line.endswith(f" | {published} |")
 
     for row in relations:
         relation = row["published"].replace("-RoPE", "")

@@ -96,10 +96,12 @@ def test_third_test_a() -> None:
     lead = by_rate.mean(axis="columns")
     _, copying = copying_runs("lead_26m")
     seeds = {int(re.findall("s([0-9]+)$", where)[0]) for where in copying}
-    assert (len(copying), seeds) == (2, {22, 23})
+    assert len(copying) == 2
+    assert seeds == {22, 23}
 
     count, _, interval, p = paired_t(-lead)
-    assert (count, f"{p:.3f}") == (12, "0.011")
+    assert count == 12
+    assert f"{p:.3f}" == "0.011"
     assert f"-{lead.mean():.4f} ({interval}; p = {p:.3f})" in README
     assert [rate for rate in by_rate if paired_t(by_rate[rate])[3] < 0.05] == [0.0015]
     _, mean, interval, _ = paired_t(lead.drop([*seeds]))
@@ -121,7 +123,8 @@ def test_differences_from_nope_over_all_seeds() -> None:
     assert f" | reference | {columns['nope'].count()} | " in README
     for name, delta, *ends, seeds in rows:
         count, mean, interval, _ = paired_t(columns[name.lower()] - columns["nope"])
-        assert (int(seeds), delta) == (count, mean)
+        assert int(seeds) == count
+        assert delta == mean
         assert interval == " to ".join(end.removeprefix("+") for end in ends)
 
 
@@ -196,8 +199,9 @@ def test_the_pilot_changes_one_sign_of_qk_and_vo() -> None:
     losses_SV = plain.pivot(index=["optim.lr", "seed"], columns="pe", values="val/loss")
     lead = losses_SV["vo_rope"] - losses_SV["qk_rope"]
     means = lead.groupby("optim.lr").mean()
-    assert (len(lead), (lead > 0).sum()) == (10, 9)
-    assert ((means > 0).to_dict()) == {0.0015: True, 0.003: False}
+    assert len(lead) == 10
+    assert (lead > 0).sum() == 9
+    assert (means > 0).to_dict() == {0.0015: True, 0.003: False}
 
     # At 0.0015 the pilot's setting is that of `english`, which is counted already.
     [[led, of, led_runs, of_runs]] = re.findall(

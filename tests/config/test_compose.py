@@ -53,7 +53,9 @@ def test_a_list_of_defaults_may_call_on_other_files(tmp_path: Path) -> None:
     """A user's file may use all of Hydra, such as lists of defaults."""
     write(tmp_path / "pe" / "mine.yaml", "defaults: [vo_rope, _self_]\nname: Mine\nbase: &a 100\n")
     config = run_config(["pe=mine"], tmp_path)
-    assert (config.pe.name, config.pe.rotate, config.pe.base) == ("Mine", ("v", "o"), 100)
+    assert config.pe.name == "Mine"
+    assert config.pe.rotate == ("v", "o")
+    assert config.pe.base == 100
 
 
 def test_a_section_of_ones_own_has_its_keys(tmp_path: Path) -> None:

@@ -39,7 +39,8 @@ def test_steps_and_tokens_add_up_one_by_one(stages: list[tuple[int, ...]]) -> No
     samples = 0
     for step, (length, rows) in enumerate(of_steps, start=1):
         stage = train.stage_at(step)
-        assert (stage.seq_len, stage.batch_size) == (length, rows)
+        assert stage.seq_len == length
+        assert stage.batch_size == rows
         assert stage.samples(step) == range(samples, samples + rows)
         tokens += length * rows
         samples += rows
@@ -82,7 +83,8 @@ def test_every_stage_divides_among_the_processes() -> None:
 
 def test_positions_reach_as_far_as_the_longest_stage() -> None:
     config = run_config(["train.stages=[[256,490],[1024,10]]", "pe.input=learned"])
-    assert config.architecture(2048).num_positions == config.train.longest == 1024
+    assert config.train.longest == 1024
+    assert config.architecture(2048).num_positions == 1024
     assert RunConfig.from_dict(config.to_dict()) == config
 
 

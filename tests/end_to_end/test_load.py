@@ -23,7 +23,8 @@ def test_generate_prints_what_a_run_says(
         said.append(capsys.readouterr().out)
     assert said[0].startswith("Document 3. ")
     assert "\n\nDoc" in said[0]
-    assert said[0] == said[1] != said[2]
+    assert said[0] == said[1]
+    assert said[0] != said[2]
 
 
 def test_a_step_that_was_not_saved_is_refused(whole: tuple[Path, list[str]]) -> None:

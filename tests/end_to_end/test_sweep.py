@@ -39,5 +39,6 @@ def test_rows_of_one_command_become_a_table(tmp_path: Path, tiny_overrides: list
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     report = [sys.executable, "-W", "error", str(REPOSITORY / "scripts" / "report.py")]
     made = subprocess.run(report, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert (made.returncode, made.stderr) == (0, "")
+    assert made.returncode == 0
+    assert made.stderr == ""
     assert len((tmp_path / "results/nine/table.csv").read_text().splitlines()) == 3

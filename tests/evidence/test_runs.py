@@ -55,9 +55,12 @@ def test_a_run_says_what_its_folder_does(tmp_path: Path) -> None:
     make_run(tmp_path, pe="nope", loss=None, steps=130, result={})
     runs = {run.variant_name: run for run in read(tmp_path)}
     finished = runs["QK-RoPE base500000"]
-    assert (finished.status, finished.loss) == ("finished", 3.25)
-    assert (runs["K-RoPE"].status, runs["K-RoPE"].loss) == ("unfinished", None)
-    assert (runs["NoPE"].status, runs["NoPE"].loss) == ("diverged", None)
+    assert finished.status == "finished"
+    assert finished.loss == 3.25
+    assert runs["K-RoPE"].status == "unfinished"
+    assert runs["K-RoPE"].loss is None
+    assert runs["NoPE"].status == "diverged"
+    assert runs["NoPE"].loss is None
 
 
 ENV = '{"marks": [], "started": [], '

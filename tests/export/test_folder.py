@@ -88,7 +88,8 @@ def test_files_are_for_everybody_and_text_is_plain(out: Path) -> None:
     assert tokenizer.padding_side == "left"
     # As in training, the spelling of the end token within a document is ordinary text.
     assert len(tokenizer("<|endoftext|>")["input_ids"]) == len("<|endoftext|>")
-    assert tokenizer.eos_token_id == tokenizer.pad_token_id == 256
+    assert tokenizer.eos_token_id == 256
+    assert tokenizer.pad_token_id == 256
 
 
 def test_a_mask_is_the_id_after_the_tokenizers_own() -> None:

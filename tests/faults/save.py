@@ -65,14 +65,14 @@ for how in (KILLED_BEFORE, KILLED_AFTER, DISK_FULL, INPUT_OUTPUT_ERROR):
             assert steps in ([1, 2], [1, 2, 3], [2, 3])
             for step in steps:
                 tensors = checkpoint.load(folder, step).model
-                assert all(torch.all(t == float(step + int(n[5]))) for n, t in tensors.items()), (
-                    case
-                )
+                for name, tensor in tensors.items():
+                    assert torch.all(tensor == float(step + int(name[5]))), case
 
             # The next start.
             checkpoint.clear_leftovers(folder)
             newest = checkpoint.load_newest(folder)
-            assert newest and newest.step == steps[-1]
+            assert newest is not None
+            assert newest.step == steps[-1]
             save(folder, 4)
             left = sorted(path.name for path in folder.iterdir())
             assert left == [f"step_{newest.step:08d}", "step_00000004"]

@@ -81,9 +81,10 @@ def test_a_cell_of_the_grid_stands_where_its_sites_say(nine: Report) -> None:
     cells = {cell["label"]: cell for cell in records(chart, "scores")}
     places = {"vo_rope": ("", "VO"), "k_rope": ("K", ""), "qkv_rope": ("QK", "V")}
     base = losses(nine, "qk_rope")
-    for label, place in places.items():
+    for label, (scores, values) in places.items():
         cell = cells[label]
-        assert (cell["scores"], cell["values"]) == place
+        assert cell["scores"] == scores
+        assert cell["values"] == values
         delta = f"{(losses(nine, label) - base).mean():+.4f}"
         assert cell["number"] == delta.replace("-", "−")
     low, high = domain(chart, "delta")
@@ -199,7 +200,8 @@ def test_all_sixteen_subsets_look_different_in_grey() -> None:
     """Fill and hue show which of Q and K rotate; dash and outline, which of V and O."""
     looks = {parts(label): look(label) for label in SITES_OF}
     seen = {(style["filled"], style["outline"], str(style["dash"])) for style in looks.values()}
-    assert len(looks) == len(seen) == 16
+    assert len(looks) == 16
+    assert len(seen) == 16
     for (a, one), (b, other) in itertools.combinations(looks.items(), 2):
         assert (one["color"] == other["color"]) == (a[0] == b[0])
         assert (one["dash"] == other["dash"]) == (a[1] == b[1])
@@ -208,7 +210,8 @@ def test_all_sixteen_subsets_look_different_in_grey() -> None:
 def test_rows_of_another_factor_look_different() -> None:
     """Looks follow the row's place, since hashes could give two rows of a figure one colour."""
     looks = [look(f"optim.lr={number}", number) for number in range(9)]
-    assert len({one["color"] for one in looks}) == len({one["outline"] for one in looks}) == 9
+    assert len({one["color"] for one in looks}) == 9
+    assert len({one["outline"] for one in looks}) == 9
 
 
 def test_limits_leave_the_means_readable_beside_a_wide_interval() -> None:

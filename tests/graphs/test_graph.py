@@ -63,7 +63,8 @@ def test_what_a_graph_uses_stays_in_place(make: Make) -> None:
 def test_a_checkpoint_is_loaded_into_the_same_tensors(make: Make) -> None:
     """A graph goes on from it, though loading drops the parameters' gradients."""
     trainer, again = (uncaptured(make(name)) for name in ("run", "again"))
-    assert trainer.train() == again.train() == "finished"
+    assert trainer.train() == "finished"
+    assert again.train() == "finished"
     trained = state(trainer)
     assert trainer.load()["step"] == 6
     assert same(trained, state(trainer))
@@ -88,6 +89,7 @@ def test_a_step_that_cannot_be_captured_is_launched_by_kernels(
     assert outcomes(failing) == outcomes(plain)
     assert same(state(plain), state(failing))
     # A CPU makes no graph from the start.
-    assert plain.train_step.graphs is failing.train_step.graphs is None
+    assert plain.train_step.graphs is None
+    assert failing.train_step.graphs is None
     [line] = capsys.readouterr().err.splitlines()
     assert line.endswith("not as a graph: called a synchronizing CUDA operation")

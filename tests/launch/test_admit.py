@@ -104,7 +104,8 @@ def test_a_run_is_handed_the_folder_of_its_corpus(
     first, second, other, generated = folders()
     assert first is not None
     assert other is not None
-    assert first == second != other
+    assert first == second
+    assert first != other
     assert generated is None
     assert make.call_count == 2
 

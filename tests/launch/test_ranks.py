@@ -88,7 +88,9 @@ def test_a_run_whose_port_was_taken_waits_and_chooses_another(
         job.ranks = [subprocess.Popen(["sh", "-c", script]) for script in scripts]
         processes += job.ranks
         until(is_over)
-        assert (job.status, job.reason, job.was_killed) == ("waiting", "", False)
+        assert job.status == "waiting"
+        assert job.reason == ""
+        assert job.was_killed is False
     assert None not in [process.poll() for process in processes]
 
     # Nobody has a port for it.
@@ -107,7 +109,9 @@ def test_ranks_meet_at_another_port_than_a_taken_one(
         ports = iter([taken, sweep.free_port()])
         monkeypatch.setattr(sweep, "free_port", lambda: next(ports))
         code, [job] = sweep.dispatch([config], ["mine"])
-    assert (code, job.status, job.num_ports) == (0, "finished", 2)
+    assert code == 0
+    assert job.status == "finished"
+    assert job.num_ports == 2
 
 
 def test_a_run_that_cannot_lease_fails_alone(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
@@ -122,7 +126,8 @@ def test_a_run_that_cannot_lease_fails_alone(monkeypatch: pytest.MonkeyPatch, jo
     monkeypatch.setattr(Job, "start", lambda job: job.ranks.append(subprocess.Popen(["true"])))
     sweep._start_waiting([failing, other])
     other.ranks[0].wait()
-    assert (failing.status, failing.reason) == ("failed", "TMPDIR=/tmp: must be ours")
+    assert failing.status == "failed"
+    assert failing.reason == "TMPDIR=/tmp: must be ours"
     assert failing.lock == -1
     assert other.status == "running"
 
@@ -165,7 +170,8 @@ def test_a_failed_rank_says_it_all_and_the_others_are_ended(
     """The dispatcher kills them itself, so this is no reason for the run's failure."""
     monkeypatch.setattr(sweep, "GRACE_SECONDS", 0.2)
     run_shells(job, *waiting, "exit 1")
-    assert (job.exit_code, job.reason) == (1, "")
+    assert job.exit_code == 1
+    assert job.reason == ""
 
 
 def start_shell(job: Job, script: str) -> None:
@@ -198,7 +204,8 @@ def test_a_second_signal_ends_ranks_that_do_not_hear(
     sweep.run_until_done([job], [signal_again])
     assert killed[:4] == [False] * 4
     assert job.ranks[0].returncode == -signal.SIGKILL
-    assert (job.exit_code, job.status) == (75, "stopped")
+    assert job.exit_code == 75
+    assert job.status == "stopped"
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,8 @@ def test_runs_share_a_gpu_if_each_allows_it() -> None:
     two = [*one, "launch.runs_per_gpu=2"]
     assert waiting("launch.runs_per_gpu=2").config.launch.max_parallel == 4
     first, second = leased(*two), leased(*two)
-    assert first.leases.keys() == second.leases.keys() == {"0", "1"}
+    assert first.leases.keys() == {"0", "1"}
+    assert second.leases.keys() == {"0", "1"}
     assert not waiting(*two).lease_gpus()
     first.release_gpus()
     assert not waiting(*one).lease_gpus()

@@ -95,7 +95,8 @@ def test_qk_is_llama(tied: bool, key_heads: int) -> None:
     expected = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     for name, parameter in ours.named_parameters():
         gradient = expected[name]
-        assert parameter.grad is not None and gradient is not None
+        assert parameter.grad is not None
+        assert gradient is not None
         scale = max(float(gradient.abs().max()), 1.0)
         assert float((parameter.grad - gradient).abs().max()) < 1e-4 * scale, name
 
@@ -118,7 +119,8 @@ def test_a_new_matrix_draws_from_its_own_stream() -> None:
     )
     name = "model.score_bias.weight"
     table = ours.pop(name)
-    assert torch.equal(table, again[name]) and not torch.equal(table, other[name])
+    assert torch.equal(table, again[name])
+    assert not torch.equal(table, other[name])
     assert math.isclose(float(table.std()), 0.02, rel_tol=0.2)
     assert weights_sha256(ours) == weights_sha256(weights(make_decoder("q", "k", seed=5)))
 

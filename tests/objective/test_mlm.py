@@ -47,7 +47,8 @@ def test_of_each_row_so_many_places_are_hidden(seed: int, step: int, length: int
     assert places == max(1, round(0.15 * length))
     plain = plain_rows(4, length, seed=seed)
     found = hidden(plain, (seed, step), MASK)
-    assert found.place_BP.shape == found.target_BP.shape == (4, places)
+    assert found.place_BP.shape == (4, places)
+    assert found.target_BP.shape == (4, places)
     assert found.num_targets == 4 * places
 
     assert (np.diff(found.place_BP, axis=1) > 0).all()
@@ -127,8 +128,10 @@ def test_held_out_masks_are_of_no_step_of_training() -> None:
 def test_the_mask_is_one_id_past_the_tokenizers() -> None:
     causal = run_config([]).architecture(2048)
     mlm = run_config(["train.objective=mlm"]).architecture(2048)
-    assert (causal.vocab_size, causal.causal) == (2048, True)
-    assert (mlm.vocab_size, mlm.causal) == (2049, False)
+    assert causal.vocab_size == 2048
+    assert causal.causal is True
+    assert mlm.vocab_size == 2049
+    assert mlm.causal is False
     # The mask adds a row to the embedding and one to the head, also in a checkpoint.
     assert num_parameters(mlm) - num_parameters(causal) == 2 * 128
     sizes = [

@@ -71,7 +71,8 @@ def test_texts_of_records_are_no_markup() -> None:
     """Markup in the names of rows, corpora and runs is escaped."""
     hostile = page(make_hostile(), []).decode()
     assert HOSTILE not in hostile
-    assert hostile.count("<img") == hostile.count('<img src="data:image/svg+xml;base64,') == 3
+    assert hostile.count("<img") == 3
+    assert hostile.count('<img src="data:image/svg+xml;base64,') == 3
     assert html.escape(HOSTILE, quote=False).replace("'", "&#39;") in hostile
 
 

@@ -142,7 +142,8 @@ def test_ropers_claim_is_judged_by_matches(levels: tuple[float, float], outcome:
     relations = match_relations(report)
     assert [relation["split"] for relation in relations] == ["test", "longer"]
     for relation in relations:
-        assert (relation["a"], relation["b"]) == ("qkvo_rope", "qk_rope")
+        assert relation["a"] == "qkvo_rope"
+        assert relation["b"] == "qk_rope"
         assert relation["outcome"] == outcome
     assert outcome in "\n".join(tables(report))
 
@@ -162,7 +163,8 @@ def test_other_initial_weights_take_what_is_published() -> None:
     assert any("Harik" in note for note in build(runs, ["pe"]).texts("notes"))
     began = [replace(run, config=replace(run.config, init_weights="0" * 64)) for run in runs]
     found = build(began, ["pe"])
-    assert (found.source.source, outcomes(found)) == ("", [])
+    assert found.source.source == ""
+    assert outcomes(found) == []
     assert "Initial weights: 000000000000 from a finished run" in "".join(
         found.texts("assumptions")
     )

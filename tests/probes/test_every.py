@@ -89,7 +89,8 @@ def test_an_answer_is_plain(name: str) -> None:
     model = model_of(name)
     before = trace(model)
     answers = model.ask([name])
-    assert answers is not None and list(answers) == [name]
+    assert answers is not None
+    assert list(answers) == [name]
     assert json.loads(json.dumps(answers)) == answers == model.ask([name])
     assert trace(model) == before
     assert convert(answer_leaf(name).ANSWER, answers[name]) == answers[name]

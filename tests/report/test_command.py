@@ -50,7 +50,9 @@ def test_a_refusal_exits_2_and_writes_nothing(
     monkeypatch.setattr(sys, "argv", ["report.py", *words])
     assert main("report") == 2
     stdout, stderr = capsys.readouterr()
-    assert (stdout, stderr[:7], stderr.count("\n")) == ("", "error: ", 1)
+    assert stdout == ""
+    assert stderr[:7] == "error: "
+    assert stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 

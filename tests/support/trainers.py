@@ -88,9 +88,11 @@ def assert_goes_on(make: Make, *words: str) -> Trainer:
         parted.stop.requested |= parted.step == 3
 
     parted.decoder.lm_head.weight.register_hook(ask)
-    assert (parted.train(), parted.step) == ("stopped", 4)
+    assert parted.train() == "stopped"
+    assert parted.step == 4
     again = make("parted", *words)
-    assert (again.step, again.train()) == (4, "finished")
+    assert again.step == 4
+    assert again.train() == "finished"
     assert losses(again) == losses(whole)
     assert same(snapshot(again), snapshot(whole))
     assert again.train_step.order_sha256 == whole.train_step.order_sha256

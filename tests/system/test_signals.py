@@ -19,7 +19,8 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[StopSignal]:
     monkeypatch.setattr("os._exit", lambda code: None)
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
     heard = StopSignal()
-    assert (heard.requested, heard.repeated) == (False, False)
+    assert heard.requested is False
+    assert heard.repeated is False
     yield heard
     heard.restore()
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
@@ -41,7 +42,8 @@ def test_a_burst_of_signals_is_one_request(
 ) -> None:
     """A scheduler signals every process of a job, so only a later signal is a second one."""
     send(number, number, number)
-    assert (heard.requested, heard.repeated) == (True, False)
+    assert heard.requested is True
+    assert heard.repeated is False
     monkeypatch.setattr(signals, "REPEAT_SECONDS", 0.0)
     send(number)
     assert heard.repeated
@@ -54,7 +56,8 @@ def test_each_signal_has_a_burst_of_its_own(
     send(signal.SIGALRM)
     monkeypatch.setattr("time.monotonic", lambda: float("1e9"))
     send(signal.SIGUSR1, signal.SIGUSR1)
-    assert (heard.requested, heard.repeated) == (True, False)
+    assert heard.requested is True
+    assert heard.repeated is False
 
 
 def test_what_a_dispatcher_passes_on_is_no_second_signal(
@@ -63,7 +66,8 @@ def test_what_a_dispatcher_passes_on_is_no_second_signal(
     """SLURM signals both the rank and the dispatcher, whose own signal may follow seconds later."""
     monkeypatch.setattr(signals, "REPEAT_SECONDS", 0.0)
     send(signal.SIGUSR2, signals.PASSED_ON)
-    assert (heard.requested, heard.repeated) == (True, False)
+    assert heard.requested is True
+    assert heard.repeated is False
     send(signal.SIGUSR2)
     assert heard.repeated
 

@@ -81,7 +81,8 @@ def test_shapes_types_and_ids(kind: str) -> None:
     """The specification holds for the shortest rows: vocabulary, predictions, the first bin."""
     config = config_of(kind)
     task = spec_of(config)
-    assert len(set(task.tokens)) == len(task.tokens) == known_vocab_size(config)
+    assert len(task.tokens) == known_vocab_size(config)
+    assert len(set(task.tokens)) == len(task.tokens)
     data = open_data(config.data, config.tokenizer, seq_len=task.least_seq_len)
     assert isinstance(data, Generated)
     for split in task.splits:
@@ -89,7 +90,8 @@ def test_shapes_types_and_ids(kind: str) -> None:
         batch = rows.batch
         assert batch.ids_BT.shape == (9, task.least_seq_len)
         assert batch.ids_BT.dtype == np.int64
-        assert batch.ids_BT.min() >= 0 and batch.ids_BT.max() < data.vocab_size
+        assert batch.ids_BT.min() >= 0
+        assert batch.ids_BT.max() < data.vocab_size
         assert batch.target_BP.shape[1] == (task.num_queries or task.least_seq_len)
         if isinstance(rows, Rows):
             assert rows.mask_NT.any(axis=1).all()
@@ -187,7 +189,8 @@ def test_the_choice_of_data_is_enough(kind: str) -> None:
     """It chooses its tokenizer, whatever the size prefers, its objective and its head."""
     config = composed(f"data={kind}", "model=10m")
     task = spec_of(config)
-    assert (config.tokenizer.name, config.tokenizer.kind) == ("task", "task")
+    assert config.tokenizer.name == "task"
+    assert config.tokenizer.kind == "task"
     assert config.train.objective == task.objective
     assert config.causal == (task.objective == "causal")
     assert RunConfig.from_dict(config.to_dict()) == config

@@ -51,7 +51,8 @@ def test_distances_are_uniform_over_octaves_and_questions_over_places() -> None:
     found = rows(DATA, 0, "train", range(600), 512)
     distances = found.span_NT[found.mask_NT]
     assert num_octaves(512) == 6
-    assert distances.min() >= 4 and distances.max() <= 255
+    assert distances.min() >= 4
+    assert distances.max() <= 255
     octaves = np.bincount(np.log2(distances / 4).astype(np.int64))
     assert len(octaves) == 6
     assert stats.chisquare(octaves).pvalue > 1e-6

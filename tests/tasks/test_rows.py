@@ -42,7 +42,8 @@ def test_real_numbers_follow_their_laws() -> None:
     """Each distribution passes a Kolmogorov-Smirnov test."""
     draws = Draws(0, "real", 0)
     uniforms = draws.uniforms(20_000)
-    assert uniforms.min() >= 0 and uniforms.max() < 1
+    assert uniforms.min() >= 0
+    assert uniforms.max() < 1
     assert stats.kstest(uniforms, stats.uniform.cdf).pvalue > RARE
     assert stats.kstest(draws.exponentials(20_000), stats.expon.cdf).pvalue > RARE
     assert stats.kstest(draws.normals(20_000), stats.norm.cdf).pvalue > RARE

@@ -40,7 +40,8 @@ def test_a_row_is_events_padding_and_queries() -> None:
     short = rows_of("test", 50, 46)
     np.testing.assert_array_equal(short.ids_NT[:, :30], found.ids_NT[:, :30])
     np.testing.assert_array_equal(short.times_NT[:, :30], found.times_NT[:, :30])
-    assert found.ids_NT.shape == found.times_NT.shape == (50, 256)
+    assert found.ids_NT.shape == (50, 256)
+    assert found.times_NT.shape == (50, 256)
     assert found.latent_NQD.shape == (50, 16, 2)
     assert found.ids_NT.dtype == np.int64
     assert found.times_NT.dtype == np.float64
@@ -48,12 +49,15 @@ def test_a_row_is_events_padding_and_queries() -> None:
 
     for ids_T, times_T in zip(found.ids_NT, found.times_NT, strict=True):
         num_events = int((ids_T < 16).sum())
-        assert ids_T[:num_events].max() < 16 and ids_T.max() <= task.PADDING
+        assert ids_T[:num_events].max() < 16
+        assert ids_T.max() <= task.PADDING
         assert (ids_T[num_events:240] == task.PADDING).all()
         assert (ids_T[240:] == task.QUERY).all()
 
         event_E = times_T[:num_events]
-        assert (np.diff(event_E) >= 0).all() and event_E[0] >= 0 and event_E[-1] < 1
+        assert (np.diff(event_E) >= 0).all()
+        assert event_E[0] >= 0
+        assert event_E[-1] < 1
         assert (times_T[num_events:240] == 0).all()
         np.testing.assert_array_equal(times_T[240:], np.arange(1, 32, 2) / 32)
 

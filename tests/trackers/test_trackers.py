@@ -72,8 +72,11 @@ def test_a_run_is_sent_with_its_name_config_and_rows(write: Write) -> None:
         run = Tracker(config, folder).run
     assert [call.kwargs["step"] for call in log.call_args_list] == [1, 2, 3]
     log.assert_called_with({"tokens": 192, "train/loss": 2.0, "val/loss": 4.5}, step=3)
-    assert (run.id, run.name) == ((folder / "wandb_id").read_text(), "vo_rope-s3")
-    assert (run.group, run.job_type, run.project) == (config.group, "vo_rope", "rope_exp")
+    assert run.id == (folder / "wandb_id").read_text()
+    assert run.name == "vo_rope-s3"
+    assert run.group == config.group
+    assert run.job_type == "vo_rope"
+    assert run.project == "rope_exp"
     sent = dict(run.config)
     assert {key: sent.get(key) for key in config.to_dict()} == config.to_dict()
     facts = {"rotate": "vo", "params": 1234, "tokens_planned": 6 * 4 * 16, "env": ENV}
@@ -126,8 +129,11 @@ def test_the_environment_counts_where_the_config_keeps_a_default(
         monkeypatch.setenv(f"WANDB_{name}", value)
     config, folder = write("tracker=wandb")
     run = Tracker(config, folder).run
-    assert (run.project, run.entity, run.name) == ("theirs", "them", "its name")
-    assert (run.group, run.tags) == ("g", ("x", "y"))
+    assert run.project == "theirs"
+    assert run.entity == "them"
+    assert run.name == "its name"
+    assert run.group == "g"
+    assert run.tags == ("x", "y")
 
     with mock.patch("wandb.init"):
         Tracker(config.replace("tracker", project="ours"), folder)
@@ -245,7 +251,8 @@ def test_trackio_is_sent_every_row_once(write: Write, monkeypatch: pytest.Monkey
     begun, resumed = (call.kwargs for call in init.call_args_list)
     assert begun == resumed
     assert begun["name"] == f"qk_rope-s0-{(folder / 'trackio_id').read_text()}"
-    assert (begun["project"], begun["resume"]) == ("rope_exp", "allow")
+    assert begun["project"] == "rope_exp"
+    assert begun["resume"] == "allow"
 
 
 def test_tensorboard_has_every_row_once(whole: tuple[Path, list[str]], tmp_path: Path) -> None:

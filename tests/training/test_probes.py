@@ -42,7 +42,8 @@ def test_probes_are_written_before_the_result(make: Make, monkeypatch: pytest.Mo
 def test_probes_change_no_number_of_the_run(make: Make) -> None:
     asked = make("asked", *ASKED)
     plain = make("plain", ASKED[1])
-    assert (asked.train(), plain.train()) == ("finished", "finished")
+    assert asked.train() == "finished"
+    assert plain.train() == "finished"
     assert losses(asked) == losses(plain)
     assert same(snapshot(asked), snapshot(plain))
     assert asked.config.config_sha256 == plain.config.config_sha256

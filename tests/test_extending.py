@@ -75,7 +75,9 @@ def test_the_files_of_a_folder_of_yours_run(
     assert generate(["results/runs/wave", "a text", "--tokens", "4"]) == 0
     assert "a text" in capsys.readouterr().out
     tide = run_config(["pe=tide", *words[2:]], Path("my"))
-    assert (tide.pe.name, tide.model.hidden_size, tide.data.name) == ("Tide", 64, "mine")
+    assert tide.pe.name == "Tide"
+    assert tide.model.hidden_size == 64
+    assert tide.data.name == "mine"
 
     assert campaign(["rates", "--config-dir", "my", "--list"]) == 0
     assert "qk_rope-optim.lr=0.001-s0" in capsys.readouterr().out

@@ -5,4 +5,4 @@ A campaign refuses a checkout with uncommitted changes, but its tests must run i
 
 from rope_exp import machine
 
-machine.git_state = lambda further=None: None
+machine.git_state = lambda config_dir=None: None

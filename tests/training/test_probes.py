@@ -62,9 +62,9 @@ def test_a_run_stopped_in_its_probes_goes_on(
     asked = itertools.count()
     token_nats = probes.token_nats
 
-    def stopping(*arguments: object) -> torch.Tensor:
+    def stopping(*arguments: Any) -> torch.Tensor:
         stopped.stop.requested |= next(asked) >= at
-        return token_nats(*arguments)  # type: ignore[arg-type]
+        return token_nats(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(probes, "token_nats", stopping)

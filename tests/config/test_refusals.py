@@ -11,7 +11,7 @@ from rope_exp.errors import ConfigError
 MISTAKES = r"""
 pe=nosuch | pe=nosuch: there is no such choice; choose one of alibi, fox, fox_vo, k_rope |
 +experiment=../../elsewhere | experiment |
-hydra/launcher=nosuch | hydra/launcher=nosuch: there is no such choice | plugin installed
+hydra/launcher=nosuch | hydra/launcher=nosuch: there is no such choice | choose one of basic
 pe=null | config: |
 experiment=nine | experiment: nothing is chosen there yet |
 

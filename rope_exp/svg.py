@@ -13,6 +13,13 @@ T = TypeVar("T")
 INK = "#222222"
 GREY = "#666666"
 
+# In a dark page, a figure has a dark ground. Turning the hue by half restores the colours that
+# the inversion exchanged: blue stays blue.
+DARK = (
+    "<style>@media (prefers-color-scheme: dark)"
+    "{:root{filter:invert(.93) hue-rotate(180deg) brightness(1.3)}}</style>"
+)
+
 CONFIG: dict[str, Any] = {
     # The converter ships Liberation Sans, so the layout is the same on every machine that has none
     # of its own: Debian's old version does not kern "11". Arial, which readers have, is as wide.
@@ -45,7 +52,14 @@ CONFIG: dict[str, Any] = {
 
 
 def drawn(draw: Callable[[T], alt.TopLevelMixin | None], report: T) -> bytes | None:
-    """Return a report's chart as an SVG file; None if the report does not allow the chart."""
+    """Return a chart of a report, or of other data, as an SVG file.
+
+    Args:
+        draw: makes the chart, or returns None if the data do not allow it.
+        report: what `draw` takes.
+    Returns:
+        The file, with colours for light and for dark pages; None without a chart.
+    """
     # Imported here because it loads a JavaScript engine, which only files need.
     from vl_convert import vegalite_to_svg
 
@@ -60,7 +74,13 @@ def drawn(draw: Callable[[T], alt.TopLevelMixin | None], report: T) -> bytes | N
     # Vega counts its ids over all charts of a process. A file must not depend on the others.
     names = dict.fromkeys(re.findall(r'id="(\w+)"', svg))
     numbers = {name: f"id{number}" for number, name in enumerate(names)}
-    return re.sub(r'(?<=["#])(clip|gradient_)\d+', lambda match: numbers[match[0]], svg).encode()
+    svg = re.sub(r'(?<=["#])(clip|gradient_)\d+', lambda match: numbers[match[0]], svg)
+    return with_dark_form(svg).encode()
+
+
+def with_dark_form(svg: str) -> str:
+    """Return an SVG file that also has colours for dark pages."""
+    return re.sub(r"<svg\b[^>]*>", lambda match: match[0] + DARK, svg, count=1)
 
 
 def _visible_texts(value: Any) -> Any:

@@ -24,11 +24,16 @@ _COLUMNS = (
 
 def figure(report: Report) -> alt.LayerChart | None:
     """Draw the differences to the reference; None if no row shares a seed with it."""
-    rows = [row for row in report.rows.values() if row.label != report.reference.label]
-    if all(report.lines[row.label]["delta"] is None for row in rows):
+    others = [label for label in report.rows if label != report.reference.label]
+    if all(report.lines[label]["delta"] is None for label in others):
         return None
 
+    rows = [*report.rows.values()]
     table = pd.DataFrame([style.row_texts(report, row) for row in rows])
+    # The reference has a row, too, at 0 by definition.
+    is_reference = table["label"] == report.reference.label
+    table.loc[is_reference, "difference"] = "0 (reference)"
+    table.loc[is_reference, "published_delta"] = None
     bars = report.pairs["reference"][["b", *_ENDS, *_WIDE]].rename(columns={"b": "label"})
     means = [*table["delta"].dropna(), *table["published_delta"].dropna(), -MARGIN, MARGIN]
     low, high = style.limits(means, [*bars[_WIDE[0]], *bars[_WIDE[1]]])

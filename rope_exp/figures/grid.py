@@ -30,8 +30,8 @@ def figure(report: Report) -> alt.LayerChart | None:
     scale = alt.Scale(scheme="blueorange", domain=[-largest, largest])
     title = [f"loss minus {report.reference.name}'s", f"({report.unit})"]
     legend = alt.Legend(title=title, labelExpr=style.SIGNED, gradientLength=230)
-    # Cells far from 0 have white text.
-    is_dark = f"abs(datum.delta) > {0.75 * largest}"
+    # Cells far from 0 have white text, which is dark in a dark page, where these cells are bright.
+    is_dark = f"abs(datum.delta) > {0.65 * largest}"
 
     # Axes have a place for every set of sites, also for those that have not run.
     axis = alt.Axis(

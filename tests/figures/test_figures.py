@@ -65,7 +65,9 @@ def test_the_forest_draws_intervals_of_scipys_paired_t(nine: Report) -> None:
     chart = forest.figure(nine)
     bars = {bar["label"]: bar for bar in records(chart, "delta_ci_low")}
     lines = {line["label"]: line for line in records(chart, "difference")}
-    assert domain(chart, "label") == [label for label in nine.rows if label != "qk_rope"]
+    assert domain(chart, "label") == [*nine.rows]
+    assert lines["qk_rope"]["difference"] == "0 (reference)"
+    assert lines["qk_rope"]["published_delta"] is None
     for label in ("vo_rope", "nope", "v_rope"):
         test = stats.ttest_rel(losses(nine, label), losses(nine, "qk_rope"))
         for key, level in (("delta_ci", 0.95), ("delta_wide", 1 - 0.05 / 8)):

@@ -15,24 +15,37 @@ from rope_exp.config import RunConfig
 from rope_exp.errors import visible
 from rope_exp.folder import Run
 from rope_exp.report import Report, main_table
-from rope_exp.tables import millions
+from rope_exp.tables import Table, millions
+
+# The columns of a setting's table with which the page begins, since a narrow screen shows them
+# alone, and those that only its files have.
+FIRST = ("name", "delta", "marked", "interval")
+LEFT_OUT = ("rotates", "perplexity", "bits_per_byte")
 
 
-def page(tables: Mapping[str, Report], runs: Sequence[Run]) -> bytes:
-    """Return the page of all settings, by the folder of their files, and of all runs on record.
+def page(tables: Mapping[str, Report], runs: Sequence[Run], answer: str = "") -> bytes:
+    """Return the page of all settings.
 
-    The setting with the most published relations comes first.
+    Args:
+        tables: the settings, by the folder of their files. The one with the most published
+            relations comes first.
+        runs: all runs on record, which are counted.
+        answer: the paragraphs that the page opens on, with `**` around strong words; empty: what
+            the first setting's tests show.
+    Returns:
+        The file.
     """
     # It escapes everything that it does not mark as safe.
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    functions = (image, cells, main_table, setting_name)
+    functions = (image, cells, page_table, setting_name)
     environment.globals.update({function.__name__: function for function in functions})
     folder = files("rope_exp")
     template = folder.joinpath("page.html.j2").read_text(encoding="utf-8")
     text = environment.from_string(template).render(
         style=folder.joinpath("page.css").read_text(encoding="utf-8"),
+        answer=answer.strip().split("\n\n") if answer else [],
         num_runs=len(runs),
         hours=sum(run.result.get("wall_s", 0) for run in runs) / 3600,
         settings=sorted(
@@ -41,6 +54,13 @@ def page(tables: Mapping[str, Report], runs: Sequence[Run]) -> bytes:
         ),
     )
     return visible(text).encode()
+
+
+def page_table(report: Report) -> Table:
+    """Return a setting's table for the page: differences and verdicts first."""
+    table = main_table(report).without(*LEFT_OUT)
+    first = [column for key in FIRST for column in table.columns if column.key == key]
+    return Table([*first, *table.without(*FIRST).columns], table.frame)
 
 
 def setting_name(config: RunConfig) -> str:

@@ -68,7 +68,7 @@ _FIRST_COLUMNS = (
     *SEEDS_NEEDED,
 )
 # The members of a `Part` that return texts.
-Texts = Literal["caption", "summary", "tables", "notes", "assumptions", "terminal"]
+Texts = Literal["answer", "caption", "summary", "tables", "notes", "assumptions", "terminal"]
 
 
 def perplexity(loss: float) -> float:
@@ -316,6 +316,7 @@ class Part:
 
     Attributes:
         order: the place among all parts. Parts of one order follow the names of folder and file.
+        answer: returns paragraphs that the page opens on.
         caption: returns sentences for the line above the table.
         summary: returns paragraphs below the table.
         tables: returns paragraphs, and tables in Markdown, below the summary.
@@ -327,6 +328,7 @@ class Part:
     """
 
     order: int = 0
+    answer: Callable[[Report], list[str]] = no_texts
     caption: Callable[[Report], list[str]] = no_texts
     summary: Callable[[Report], list[str]] = no_texts
     tables: Callable[[Report], list[str]] = no_texts

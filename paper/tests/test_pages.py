@@ -9,6 +9,7 @@ import tables
 from support.configs import REPOSITORY
 from support.links import broken_links
 
+from rope_exp.campaign.tables import ANSWER
 from rope_exp.sections import subset_name
 
 # The results of the campaign whose table the README shows.
@@ -16,9 +17,21 @@ SHOWN = tables.RESULTS / "nine_26m"
 
 
 def test_links_of_the_pages_lead_somewhere() -> None:
+    """Those of tables, too, which show no figure that is not committed."""
     pages = [*tables.PAPER.glob("*.md")]
     assert len(pages) > 5
-    assert broken_links(pages) == []
+    assert broken_links([*pages, *tables.RESULTS.rglob("*.md")]) == []
+
+
+def test_the_page_opens_on_the_words_of_the_readme() -> None:
+    """Its paragraphs are README's, without links."""
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    without_asides = re.sub(r" \(\[[^]]*\]\([^)]*\)\)", "", readme)
+    plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", without_asides)
+    paragraphs = (tables.RECORDS / ANSWER).read_text(encoding="utf-8").strip().split("\n\n")
+    assert len(paragraphs) > 3
+    for paragraph in paragraphs:
+        assert paragraph in plain
 
 
 def test_pages_show_the_table_that_is_committed() -> None:

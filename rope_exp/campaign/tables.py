@@ -8,10 +8,13 @@ from rope_exp.campaign.records import read_records, recorded_campaigns
 from rope_exp.comparable import ORDER, SEEDS, check_blocks, row_factors, spelled
 from rope_exp.config import DEFAULT_TABLES, check_group
 from rope_exp.errors import RunFolderError, log
-from rope_exp.files import path_name
+from rope_exp.files import path_name, read_bytes, refuse_unreadable
 from rope_exp.folder import Run
 from rope_exp.page import page
 from rope_exp.report import Report, build, files_of, write_all, write_files
+
+# A file beside the records: the paragraphs that the page of all campaigns opens on.
+ANSWER = "answer.md"
 
 # A function of the names of some campaigns, the runs of every campaign, and the tables of the named
 # ones by folder. It returns files by their paths NAME/...
@@ -98,8 +101,17 @@ def campaign_files(
         made |= make_files(names, runs, tables)
     if not campaigns:
         every_run = [run for name in recorded for run in runs[name]]
-        made["report.html"] = page(tables, every_run)
+        made["report.html"] = page(tables, every_run, _answer(records))
     return made
+
+
+def _answer(records: Path) -> str:
+    """Return the text of `ANSWER` in the folder of the records; empty without this file."""
+    path = records / ANSWER
+    if not path.exists():
+        return ""
+    with refuse_unreadable(path):
+        return read_bytes(path).decode()
 
 
 def write_campaigns(records: Path, name: str | None, out: Path | None = None) -> list[str]:

@@ -7,7 +7,7 @@ from scipy import stats
 
 from rope_exp.comparable import Row
 from rope_exp.notes.runs import spell_seeds
-from rope_exp.report import Part, Report, main_table
+from rope_exp.report import ON_OTHER_ROW, Part, Report, main_table, provisional
 from rope_exp.stats import MARGIN
 from rope_exp.tables import span, spell_p
 
@@ -44,24 +44,68 @@ def caption(report: Report) -> list[str]:
     ]
 
 
+# What the page says of rows by their verdict; "equivalent" needs the margin.
+_SAYS = {
+    "better": "shown to be better",
+    "equivalent": "shown to be equal within {margin}",
+    "open": "not distinguished (open)",
+    "worse": "shown to be worse",
+}
+
+
+def answer(report: Report) -> list[str]:
+    """Say in words what is shown of each row against the reference; without ranks and p-values."""
+    judged = report.decided
+    if not judged or not ranked_rows(report):
+        return [_order_text(report)]
+
+    margin = f"{MARGIN:g} {report.margin_unit}"
+    shown = []
+    for verdict, says in _SAYS.items():
+        names = []
+        for label, row in report.rows.items():
+            pair = judged.get(label)
+            if pair is not None and ON_OTHER_ROW[pair["verdict"]] == verdict:
+                names.append(" ".join(filter(None, [row.name, provisional(pair)])))
+        if names:
+            verb = "is" if len(names) == 1 else "are"
+            shown.append(f"{_listed(names)} {verb} {says.format(margin=margin)}")
+    counts = span([pair["num_seeds"] for pair in judged.values()], "d")
+    means = [row.name for row in ranked_rows(report)]
+    return [
+        f"Against {report.reference.name}, over {counts} seeds: {'; '.join(shown)}. "
+        f"{means[0]} has the best mean loss, {means[-1]} the worst."
+    ]
+
+
+def _listed(names: list[str]) -> str:
+    """Return names as a list in a sentence: `A, B and C`."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def summary(report: Report) -> list[str]:
-    """Summarize the order of the rows."""
+    """Summarize the order of the rows, and its agreement with the published one."""
+    agreement = _tau(report) if ranked_rows(report) else ""
+    return [_order_text(report) + agreement]
+
+
+def _order_text(report: Report) -> str:
+    """Return the order of the rows and how to read it, or why there is none."""
     trained = {label: line for label, line in report.lines.items() if line["num_seeds"]}
     means = [f"{report.rows[row].name} ({trained[row]['loss_mean']:.4f})" for row in trained]
     if len(trained) < 2:
-        return [f"Nothing to compare. Rows with a loss: {', '.join(means) or 'none'}."]
+        return f"Nothing to compare. Rows with a loss: {', '.join(means) or 'none'}."
     num_pairs = len(report.pairs["all"])
     if not ranked_rows(report):
         tested = " Pairs are tested over their shared seeds." if num_pairs else ""
-        return [f"Rows share too few seeds for an order.{tested}"]
+        return f"Rows share too few seeds for an order.{tested}"
 
-    agreement = _tau(report)
     counts = [line["num_seeds"] for line in trained.values() if line["rank"]]
     if max(counts) == 1:
-        ends = f"Best: {means[0]}; worst: {means[-1]}."
-        return [f"One seed: no difference can be tested. {ends}{agreement}"]
+        return f"One seed: no difference can be tested. Best: {means[0]}; worst: {means[-1]}."
     if not num_pairs:
-        return [f"No two rows share two seeds, so nothing can be tested.{agreement}"]
+        return "No two rows share two seeds, so nothing can be tested."
 
     ordered = order(report)
     margin = f"{MARGIN:g} {report.margin_unit}"
@@ -70,7 +114,7 @@ def summary(report: Report) -> list[str]:
     if "<" in ordered:
         signs += '; "<" means worse over the shared seeds'
     together = f" All {num_pairs} pairs are tested together." if num_pairs > 1 else ""
-    return [f"{ordered} ({span(counts, 'd')} seeds). {signs}.{together}{agreement}"]
+    return f"{ordered} ({span(counts, 'd')} seeds). {signs}.{together}"
 
 
 def terminal(report: Report) -> list[str]:
@@ -109,4 +153,4 @@ def _tau(report: Report) -> str:
 
 
 # On a terminal, above the warnings.
-REPORT = Part(order=-2, caption=caption, summary=summary, terminal=terminal)
+REPORT = Part(order=-2, answer=answer, caption=caption, summary=summary, terminal=terminal)

@@ -11,7 +11,7 @@ from support.configs import REPOSITORY
 from support.records import make_tables, report_on, runs_of, unfinished
 
 from rope_exp.notes.verdicts import relations
-from rope_exp.page import cells, page
+from rope_exp.page import LEFT_OUT, cells, page, page_table
 from rope_exp.report import Report, build, main_table
 
 
@@ -83,9 +83,53 @@ def test_numbers_are_those_of_the_tables(text: str) -> None:
         # The first setting's table is above, in the answer.
         answer = head if first.startswith(f'{place}"') else ""
         found = re.findall(r"<table.*?</table>", answer + markup[0], re.DOTALL)
-        assert shown(found[0]) == main_table(report).cells
+        assert shown(found[0]) == page_table(report).cells
         for table in relations(report):
             assert shown(found[1]) == cells(table)[:1] + cells(table)[2:]
+
+
+def test_differences_and_verdicts_come_first(text: str) -> None:
+    """A narrow screen shows the first columns, and a wide one all of them."""
+    report = report_on("english")
+    headings = [column.heading for column in page_table(report).columns]
+    assert headings[:4] == ["variant", "Δ to QK-RoPE", "verdict", "95 % interval"]
+    kept = [column.heading for column in main_table(report).without(*LEFT_OUT).columns]
+    assert sorted(headings) == sorted(kept)
+
+
+def the_answer(text: str) -> list[str]:
+    """Return the paragraphs that a page opens on."""
+    found = re.findall(r'<p class="(?:answer|more)">(.*?)</p>', text, re.DOTALL)
+    return [html.unescape(paragraph) for paragraph in found]
+
+
+def test_the_page_opens_on_what_is_shown_of_each_variant() -> None:
+    """It says in words what the verdicts say, and what few seeds show is provisional."""
+    report = report_on("english", "qk_rope", "vo_rope", "nope", seeds=(0, 1, 2))
+    [answer] = the_answer(undrawn({"english": report}))
+    assert answer.startswith("Against QK-RoPE, over 3 seeds: ")
+    assert "NoPE (provisional)" in answer
+    assert answer.endswith("QK-RoPE has the best mean loss, NoPE the worst.")
+    for row in ("vo_rope", "nope"):
+        assert report.rows[row].name in answer
+
+
+def test_one_seed_shows_no_p_value_as_the_answer() -> None:
+    report = report_on("english", "qk_rope", "vo_rope", "nope", seeds=(0,))
+    text = undrawn({"english": report})
+    [answer] = the_answer(text)
+    assert answer.startswith("One seed: no difference can be tested. Best: ")
+    assert "p = " not in answer
+    # The agreement with the published order is below, in the setting.
+    assert "Kendall" in text.partition('<section class="setting"')[2]
+
+
+def test_the_page_opens_on_words_of_yours() -> None:
+    """`**` marks strong words; markup is text."""
+    report = report_on("english", "qk_rope", "nope", seeds=(0,))
+    text = page({"english": report}, [], "**QK leads** by <b>.\n\nMore.\n").decode()
+    assert the_answer(text) == ["<strong>QK leads</strong> by <b>.", "More."]
+    assert "<b>" not in text
 
 
 def test_a_setting_has_its_figures_and_the_same_bytes_again() -> None:

@@ -12,7 +12,7 @@ from support.refused import refused
 
 from rope_exp.campaign.campaign import pack
 from rope_exp.campaign.records import cell_name, read_records, recorded_campaigns
-from rope_exp.campaign.tables import write_campaigns
+from rope_exp.campaign.tables import ANSWER, write_campaigns
 from rope_exp.commands.check_records import main as check_records
 from rope_exp.errors import ConfigError
 from rope_exp.folder import to_config
@@ -154,3 +154,18 @@ def test_the_page_of_all_leaves_a_group_s_table_alone(tmp_path: Path) -> None:
     write_campaigns(tmp_path / "records", None, tmp_path / "out")
     assert (tmp_path / "out/table.csv").read_bytes() == b"of a group"
     assert b"<html" in (tmp_path / "out/report.html").read_bytes()
+
+
+def test_the_page_opens_on_the_words_beside_the_records(tmp_path: Path) -> None:
+    """A file that is no text is refused before anything is written."""
+    records = tmp_path / "records"
+    copy_records(records, "english", "qk_rope-s0", "nope-s0")
+    (records / ANSWER).write_text("**QK leads.**\n", encoding="utf-8")
+    write_campaigns(records, None, tmp_path / "out")
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert '<p class="answer"><strong>QK leads.</strong></p>' in page.replace("\n", "")
+
+    (records / ANSWER).write_bytes(b"\xff")
+    with refused(ANSWER):
+        write_campaigns(records, None, tmp_path / "other")
+    assert not (tmp_path / "other").exists()

@@ -129,8 +129,8 @@ def length(table: pd.DataFrame) -> alt.HConcatChart:
     """Draw the time and memory of a layer by length."""
     x = alt.X("size:Q", title="length (tokens)")
     panels = [
-        panel(table, x, on_log_axis("ms", "forward and backward pass (ms)")),
-        panel(table, x, on_log_axis("mb", "peak memory of the pass (MB)")),
+        _panel(table, x, on_log_axis("ms", "forward and backward pass (ms)")),
+        _panel(table, x, on_log_axis("mb", "peak memory of the pass (MB)")),
     ]
     sentence = (
         "One attention layer at nano, QK-RoPE unless a variant is named (cpu/length-nano.json). "
@@ -152,8 +152,8 @@ def decode(table: pd.DataFrame) -> alt.HConcatChart:
     x = alt.X("size:Q", title="tokens in the context")
     time = alt.Y("ms:Q", title="time per decoded token (ms)").axis(tickCount=5, grid=True)
     panels = [
-        panel(table, x, time),
-        panel(table, x, on_log_axis("mb", "cache of the model (MB)")),
+        _panel(table, x, time),
+        _panel(table, x, on_log_axis("mb", "cache of the model (MB)")),
     ]
     sentence = (
         "Decoding at nano in float32, QK-RoPE unless a variant is named (cpu/decode-nano.json). "
@@ -171,7 +171,7 @@ def on_log_axis(column: str, title: str) -> alt.Y:
     return y.axis(format="~g", values=ticks, labelOverlap=True)
 
 
-def panel(table: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.LayerChart:
+def _panel(table: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.LayerChart:
     """Draw a line with markers for each kind of attention by size."""
     x = x.scale(type="log", base=2, nice=False, padding=10)
     x = x.axis(format=",", values=sorted(set(table["size"])), labelOverlap=False)

@@ -41,6 +41,14 @@ def page(tables: Mapping[str, Report], runs: Sequence[Run], answer: str = "") ->
     )
     functions = (image, cells, page_table, setting_name)
     environment.globals.update({function.__name__: function for function in functions})
+    settings = sorted(
+        tables.items(),
+        key=lambda item: (-len(item[1].pairs["published"]), -len(item[1].runs), item[0]),
+    )
+    campaigns: dict[str, list[tuple[str, Report]]] = {}
+    for place, report in settings:
+        campaigns.setdefault(place.partition("/")[0], []).append((place, report))
+
     folder = files("rope_exp")
     template = folder.joinpath("page.html.j2").read_text(encoding="utf-8")
     text = environment.from_string(template).render(
@@ -48,10 +56,8 @@ def page(tables: Mapping[str, Report], runs: Sequence[Run], answer: str = "") ->
         answer=answer.strip().split("\n\n") if answer else [],
         num_runs=len(runs),
         hours=sum(run.result.get("wall_s", 0) for run in runs) / 3600,
-        settings=sorted(
-            tables.items(),
-            key=lambda item: (-len(item[1].pairs["published"]), -len(item[1].runs), item[0]),
-        ),
+        settings=settings,
+        campaigns=campaigns,
     )
     return visible(text).encode()
 

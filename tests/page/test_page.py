@@ -147,6 +147,14 @@ def test_the_setting_with_the_most_relations_is_open(text: str) -> None:
     assert [attributes for attributes, _ in names] == [" open", "", ""]
 
 
+def test_a_campaign_of_several_settings_is_one_line(text: str) -> None:
+    """Sixty-five settings in a flat list cannot be searched by eye."""
+    _, _, after = text.partition("<h2>tokens: 2 settings</h2></summary>")
+    assert after.count("<summary><h2>") == 2
+    assert '<details class="campaign">' in text
+    assert "english: " not in text
+
+
 def test_what_is_missing_is_said() -> None:
     runs = runs_of("english", "qk_rope", "nope", seeds=(0,))
     runs[1] = unfinished(replace(runs[1], probes={}))

@@ -81,7 +81,7 @@ def run_aside(call: Callable[[], Result], status: Callable[[], str]) -> Result:
     def work() -> None:
         try:
             outcome.set_result(call())
-        except BaseException as error:  # a panic of a library is no Exception
+        except BaseException as error:  # a panic of a library is not an Exception
             outcome.set_exception(error)
 
     # A daemon, so that a process that is stopped does not wait for it.
@@ -119,9 +119,12 @@ class Course:
     """A run as a sweep has seen it."""
 
     num_steps: int
-    start: Sighting | None = None  # of its processes, with the step from which they resume
-    first: Sighting | None = None  # of a step that was trained since
-    newest: Sighting | None = None  # the last step that was seen to change
+    # The start of its processes, with the step from which they resume; None: not started.
+    start: Sighting | None = None
+    # The first look that showed a step trained since then; None: there was none.
+    first: Sighting | None = None
+    # The newest look that showed a further step; None: there was none.
+    newest: Sighting | None = None
     has_ended: bool = False
 
     def see(self, now: float, step: int) -> None:
@@ -136,7 +139,8 @@ class Course:
 def seconds_left(courses: Sequence[Course], now: float) -> float | None:
     """Return an estimate of the time until all runs have ended; None while nothing was measured.
 
-    A run takes its start, such as imports and compiling, and its steps. Both are measured.
+    A run's time is its start plus its steps. The start is the time that imports and compiling
+    take. Both are measured.
     """
     num_steps = 0
     stepping = 0.0
@@ -158,7 +162,7 @@ def seconds_left(courses: Sequence[Course], now: float) -> float | None:
             starts.append(course.first.time - course.start.time - pace * first_steps)
     start = statistics.fmean(starts)
 
-    left = []
+    remaining = []
     num_running = 0
     for course in courses:
         if course.has_ended:
@@ -168,43 +172,44 @@ def seconds_left(courses: Sequence[Course], now: float) -> float | None:
         seconds = pace * (course.num_steps - last.step)
         if course.newest is None:
             seconds += start - (now - last.time)
-        left.append(max(seconds, 0.0))
-    return max(sum(left) / num_running, *left)
+        remaining.append(max(seconds, 0.0))
+    # All places stay busy, or the longest run decides.
+    return max(sum(remaining) / num_running, *remaining)
 
 
 class SweepProgress:
     """Logs the progress of the runs of a sweep, read from their metrics."""
 
-    def __init__(self, jobs: Sequence[Watched]) -> None:
-        self._jobs = jobs
-        self._courses = [Course(job.config.train.num_steps) for job in jobs]
-        self._statuses = ["waiting"] * len(jobs)
+    def __init__(self, runs: Sequence[Watched]) -> None:
+        self._runs = runs
+        self._courses = [Course(run.config.train.num_steps) for run in runs]
+        self._statuses = ["waiting"] * len(runs)
         self._line_at = 0.0
-        self._words = f"0 of {len(jobs)} runs ended"
+        self._summary = f"0 of {len(runs)} runs ended"
         self.show()
 
     def show(self, *_: object) -> None:
         """Log what has changed; metrics are read only if a line is due."""
         now = time.monotonic()
         before = self._statuses
-        self._statuses = [job.status for job in self._jobs]
+        self._statuses = [run.status for run in self._runs]
         is_due = now >= self._line_at
         if self._statuses == before and not is_due:
             return
         if is_due:
             self._line_at = now + LINE_SECONDS
 
-        for number, job in enumerate(self._jobs):
-            self._look(job, self._courses[number], before[number], now)
+        for number, run in enumerate(self._runs):
+            self._look(run, self._courses[number], before[number], now)
         self._summarize(now, is_due=is_due)
 
-    def _look(self, job: Watched, course: Course, before: str, now: float) -> None:
+    def _look(self, run: Watched, course: Course, before: str, now: float) -> None:
         """Read how far a run is, and log its status if that is another than before."""
-        status = job.status
-        row = last_row(job.folder)
+        status = run.status
+        row = last_row(run.folder)
         step = row.get("step", 0)
         if status != before:
-            log(f"{job.name}: {_change(job, status, row)}")
+            log(f"{run.name}: {_change(run, status, row)}")
             if status == "running":
                 course.start = Sighting(now, step)
                 course.first = None
@@ -217,35 +222,35 @@ class SweepProgress:
     def _summarize(self, now: float, *, is_due: bool) -> None:
         """Log how many runs have ended and how far the others are, unless nothing has moved."""
         num_ended = sum(course.has_ended for course in self._courses)
-        words = f"{num_ended} of {len(self._jobs)} runs ended"
+        summary = f"{num_ended} of {len(self._runs)} runs ended"
         running = []
-        for job, course, status in zip(self._jobs, self._courses, self._statuses, strict=True):
+        for run, course, status in zip(self._runs, self._courses, self._statuses, strict=True):
             if status == "running":
-                running.append(f"{job.name} {_phase(job, course)}")
+                running.append(f"{run.name} {_phase(run, course)}")
         if running:
-            words += f"; running: {', '.join(running)}"
+            summary += f"; running: {', '.join(running)}"
 
-        is_last = num_ended == len(self._jobs)
-        if words == self._words or not (is_due or is_last):
+        is_last = num_ended == len(self._runs)
+        if summary == self._summary or not (is_due or is_last):
             return
-        self._words = words
+        self._summary = summary
         if running:
-            words += f", {spell_left(seconds_left(self._courses, now))}"
-        log(f"sweep: {words}")
+            summary += f", {spell_left(seconds_left(self._courses, now))}"
+        log(f"sweep: {summary}")
 
 
-def _phase(job: Watched, course: Course) -> str:
-    """Return what a running run does, as words after its name."""
+def _phase(run: Watched, course: Course) -> str:
+    """Return what a running run does, as text after its name."""
     if course.newest is not None:
         return f"at step {course.newest.step}"
-    if job.config.train.compile is True:
+    if run.config.train.compile is True:
         return "starting and compiling"
     return "starting"
 
 
-def _change(job: Watched, status: str, row: Mapping[str, Any]) -> str:
-    """Return a run's new status as words."""
+def _change(run: Watched, status: str, row: Mapping[str, Any]) -> str:
+    """Return a run's new status as text."""
     if status == "stopped":
-        steps = list_steps(job.folder / "checkpoints")
+        steps = list_steps(run.folder / "checkpoints")
         return f"stopped, with a checkpoint of step {steps[-1]}" if steps else "stopped at step 0"
     return f"{status}, step {row.get('step', 0)}{describe_row(row)}"

@@ -1,7 +1,7 @@
 """Submission of runs to SLURM through submitit, as an array of jobs; `submit` does not wait.
 
-Each job runs some cells on its node by our dispatcher. `launch=slurm_local` rehearses this on this
-machine, without a queue and without requeueing.
+A job is SLURM's: it trains some of the submitted runs on its node, by our dispatcher.
+`launch=slurm_local` rehearses this on this machine, without a queue and without requeueing.
 """
 
 import os
@@ -39,7 +39,10 @@ OURS = ("_target_", "submitit_folder", "stderr_to_stdout", "max_num_timeout")
 
 
 class Queue:
-    """The jobs that were submitted for a campaign or a sweep, kept in a file of its folder."""
+    """The jobs that were submitted for a campaign or a sweep, kept in a file of its folder.
+
+    A name of a run is its key here: a campaign's cell, or a sweep's folder and config.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -47,15 +50,15 @@ class Queue:
 
     @property
     def jobs(self) -> dict[str, list[str]]:
-        """The newest job of each cell: its cluster and id."""
+        """The newest job of each run, by the run's name: its cluster and id."""
         return read_json(self._path) if self._path.exists() else {}
 
     def add(self, cluster: str, parts: Sequence[Sequence[str]], ids: Sequence[str]) -> None:
-        """Keep the ids of jobs that were submitted; a cell's newer job replaces its older one.
+        """Keep the ids of jobs that were submitted; a run's newer job replaces its older one.
 
         Args:
             cluster: slurm, or local for submitit's stand-in.
-            parts: the names of the cells of each job.
+            parts: the names of the runs of each job.
             ids: the id of each job.
         """
         jobs = self.jobs
@@ -65,7 +68,7 @@ class Queue:
         write_json(self._path, jobs)
 
     def active(self, names: Collection[str]) -> dict[str, str]:
-        """Return `queued` or `running` for each of these cells whose job has not ended."""
+        """Return `queued` or `running` for each of these runs whose job has not ended."""
         jobs = {name: job for name, job in self.jobs.items() if name in names}
         states: dict[str, str] = {}
         if any(cluster == "slurm" for cluster, _ in jobs.values()):
@@ -82,7 +85,7 @@ class Queue:
         return active
 
     def describe(self, names: Collection[str]) -> dict[str, str]:
-        """Return a few words about the job of each of these cells, if it has one."""
+        """Return a few words about the job of each of these runs, if it has one."""
         try:
             active = self.active(names)
             ended = "failed or stopped"
@@ -99,23 +102,24 @@ class Queue:
 
 
 def run_on_node(
-    run: Callable[[Sequence[Any]], int], cells: Sequence[Any], max_restarts: int, gpus: str | None
+    train: Callable[[Sequence[Any]], int], runs: Sequence[Any], max_restarts: int, gpus: str | None
 ) -> None:
-    """Run some cells in a job; at its time limit or preempted, requeue it once they are saved.
+    """Train some runs in a job; at its time limit or preempted, requeue it once they are saved.
 
     Args:
-        run: runs the cells, and returns the exit code.
-        cells: what `run` needs of each cell.
-        max_restarts: after so many the job is not requeued at its time limit.
+        train: trains the runs, and returns the exit code.
+        runs: what `train` needs of each run.
+        max_restarts: after so many restarts, the job is not requeued at its time limit.
         gpus: the submitting process's CUDA_VISIBLE_DEVICES; submitit's stand-in hides the GPUs.
             None: it was not set.
     Raises:
         ChildProcessError: a run failed or was stopped, so that SLURM shows a failed job.
     """
-    at_limit = []
+    is_at_time_limit = False
 
-    def stop(*_: object) -> None:
-        at_limit.append(True)
+    def note_time_limit(*_: object) -> None:
+        nonlocal is_at_time_limit
+        is_at_time_limit = True
         os.kill(os.getpid(), signal.SIGTERM)
 
     import submitit
@@ -126,22 +130,22 @@ def run_on_node(
         if gpus is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = gpus
     # In place of submitit's own handler, which requeues first and saves afterwards.
-    signal.signal(signal.SIGUSR2, stop)
+    signal.signal(signal.SIGUSR2, note_time_limit)
     # A signal ends the preparation of data, and the job can still requeue itself.
     on_signal(signal.default_int_handler)
     try:
-        code = run_command(lambda: run(cells))
+        code = run_command(lambda: train(runs))
     except KeyboardInterrupt:
         code = EXIT_STOPPED
     on_signal(signal.SIG_IGN)
     if code == EXIT_STOPPED and job.cluster == "slurm":
         may_restart = int(os.environ.get("SLURM_RESTART_COUNT", "0")) < max_restarts
-        # SLURM does not requeue a preempted job that ends itself.
-        is_requeued = at_limit and may_restart
-        if not is_requeued:
+        should_requeue = is_at_time_limit and may_restart
+        if not should_requeue:
+            # SLURM does not requeue a preempted job that ends itself.
             shown = output_of("scontrol", "show", "job", job.job_id)
-            is_requeued = re.search("PreemptTime=[0-9]", shown) is not None
-        if is_requeued:
+            should_requeue = re.search("PreemptTime=[0-9]", shown) is not None
+        if should_requeue:
             output_of("scontrol", "requeue", job.job_id)
     if code not in (EXIT_DONE, EXIT_DIVERGED):
         raise ChildProcessError(f"ended with exit code {code}")
@@ -149,19 +153,19 @@ def run_on_node(
 
 def submit(
     launcher: DictConfig,
-    cells_per_job: int,
+    runs_per_job: int,
     queue: Queue,
-    cells: Mapping[str, Any],
-    run: Callable[[Sequence[Any]], int],
+    runs: Mapping[str, Any],
+    train: Callable[[Sequence[Any]], int],
 ) -> str:
-    """Submit the cells that are not in the queue.
+    """Submit the runs that are not in the queue.
 
     Args:
         launcher: Hydra's node, whose keys are a job's resources and limits.
-        cells_per_job: how many cells a job runs.
+        runs_per_job: how many runs a job trains.
         queue: of the campaign or the sweep; the new jobs are added.
-        cells: what `run` needs of each cell, by name.
-        run: runs several of these in a job, and returns the exit code.
+        runs: what `train` needs of each run, by name.
+        train: trains several of these in a job, and returns the exit code.
 
     Returns:
         A line that says what was submitted.
@@ -174,13 +178,13 @@ def submit(
         raise ConfigError("launch", ..., "must be slurm or slurm_local")
     parameters = _job_parameters(launcher, cluster)
 
-    active = queue.active(cells)
-    names = [name for name in cells if name not in active]
+    active = queue.active(runs)
+    names = [name for name in runs if name not in active]
     waiting = f"; {len(active)} are queued or running" if active else ""
     if not names:
         return f"nothing to submit{waiting}"
-    starts = range(0, len(names), cells_per_job)
-    parts = [names[first : first + cells_per_job] for first in starts]
+    starts = range(0, len(names), runs_per_job)
+    parts = [names[first : first + runs_per_job] for first in starts]
     max_restarts = launcher.get("max_num_timeout", 0)
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
 
@@ -195,8 +199,8 @@ def submit(
             with executor.batch():
                 jobs = []
                 for part in parts:
-                    values = [cells[name] for name in part]
-                    jobs.append(executor.submit(run_on_node, run, values, max_restarts, gpus))
+                    values = [runs[name] for name in part]
+                    jobs.append(executor.submit(run_on_node, train, values, max_restarts, gpus))
         except (FailedJobError, OSError) as error:
             raise ChildProcessError(f"launch={cluster}: {first_line(error)}") from None
         except (NameError, TypeError, ValueError, RuntimeError, AssertionError) as error:
@@ -237,33 +241,33 @@ def _job_parameters(launcher: DictConfig, cluster: str) -> dict[str, Any]:
 # -- sweeps ----------------------------------------------------------------------------------------
 
 
-def submit_sweep(jobs: Composed) -> str:
+def submit_sweep(composed: Composed) -> str:
     """Submit the runs of a sweep that have no result, and say what was submitted."""
-    cells = {}
-    for key, run in _runs(jobs).items():
+    values = {}
+    for name, run in _runs(composed).items():
         if run.exit_code is None:
-            cells[key] = (run.config.replace("launch", cells_per_job=1), run.title)
-    cells_per_job = jobs.configs[0].launch.cells_per_job
-    return submit(jobs.tree.hydra.launcher, cells_per_job, Queue(SWEEPS), cells, run_configs)
+            values[name] = (run.config.replace("launch", cells_per_job=1), run.title)
+    runs_per_job = composed.configs[0].launch.cells_per_job
+    return submit(composed.tree.hydra.launcher, runs_per_job, Queue(SWEEPS), values, run_configs)
 
 
-def list_sweep(jobs: Composed) -> str:
+def list_sweep(composed: Composed) -> str:
     """Return a line for each run of a sweep: its result, or the state of its job."""
-    runs = _runs(jobs)
+    runs = _runs(composed)
     states = Queue(SWEEPS).describe(runs)
-    states |= {key: run.status for key, run in runs.items() if run.exit_code is not None}
-    return "\n".join(f"  {runs[key].title:40}  {states.get(key, 'left')}" for key in runs)
+    states |= {name: run.status for name, run in runs.items() if run.exit_code is not None}
+    return "\n".join(f"  {runs[name].title:40}  {states.get(name, 'left')}" for name in runs)
 
 
-def _runs(jobs: Composed) -> dict[str, Job]:
-    """Return the runs of a sweep by their keys in the queue; those that are done have ended.
+def _runs(composed: Composed) -> dict[str, Job]:
+    """Return the runs of a sweep by their names in the queue; those that are done have ended.
 
     Whatever a node would look up again is fixed: commits of the hub, initial weights, and the
     group, since the hash in a default group's name would change as a node resolves `auto`.
     """
-    pinned = [finalise(config, resolves=False) for config in jobs.configs]
+    pinned = [finalise(config, resolves=False) for config in composed.configs]
     configs = [config.replace("run", group=config.group) for config in pinned]
-    runs = list(map(Job, configs, titles(jobs.overrides, configs)))
+    runs = list(map(Job, configs, titles(composed.overrides, configs)))
     check_folders(runs)
     return {f"{run.folder} {run.config.config_sha256[:12]}": run for run in runs}
 
@@ -272,8 +276,8 @@ def run_configs(runs: Sequence[tuple[RunConfig, str]]) -> int:
     """Run the configs of one job, each with its title; return the exit code."""
     drop_tracker_id()
     configs, titles = zip(*runs, strict=True)
-    code, jobs = dispatch(configs, titles)
+    code, dispatched = dispatch(configs, titles)
     # A run that diverged is done, even as the only run of a job.
-    if all(job.status in ("finished", "diverged") for job in jobs):
+    if all(run.status in ("finished", "diverged") for run in dispatched):
         return EXIT_DONE
     return code

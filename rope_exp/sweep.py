@@ -64,27 +64,45 @@ LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
 GRACE_SECONDS = 5.0  # between a rank's failure and the end of the ranks that wait for it
 STOP_SECONDS = 60.0  # the same if the rank was stopped: the first rank saves meanwhile
 PORT_ATTEMPTS = 5  # of a run whose port another process takes before its first rank
-LOG_BYTES = 1 << 16  # below this, a log may lack its last words
+# With less free disk, a rank may not have written why it failed.
+LOG_BYTES = 1 << 16
 
 
 @dataclass
 class Job:
-    """One run of a command: waiting until it has `ranks`, and ended once it has an `exit_code`."""
+    """A run as the dispatcher sees it; not a SLURM job.
+
+    It is waiting until it has `ranks`, and has ended once it has an `exit_code`.
+
+    Attributes:
+        config: of the run; resolved before it starts.
+        title: the name shown to users; empty: they see its variant and seed.
+        log: the file to which its ranks write; None: they write to the terminal.
+        corpus: the folder of its prepared corpus; None: its data are generated.
+        lock: the descriptor that holds the folder's lock; -1: the folder is not locked.
+        leases: the descriptors of lock files that hold each of its GPUs, by UUID.
+        ranks: its processes, in the order of ranks; empty: it was not started.
+        num_ports: how many ports were tried.
+        first_ended_at: when its first rank ended, by the monotonic clock; 0: none has.
+        was_stopped: we asked its ranks to save and exit.
+        was_killed: we killed the ranks that were still running.
+        exit_code: of the run, for the shell; None: it has not ended.
+        reason: why it failed; empty: it did not, or its ranks have reported that themselves.
+    """
 
     config: RunConfig
-    title: str = ""  # shown to users; empty: its variant and seed
-    log: Path | None = None  # of its ranks' output; None: the terminal
-    corpus: Path | None = None  # the folder of its prepared corpus; None: its data are generated
-    lock: int = -1  # the descriptor that holds the folder's lock; -1: there is none
-    # The descriptors of lock files that hold each of its GPUs.
+    title: str = ""
+    log: Path | None = None
+    corpus: Path | None = None
+    lock: int = -1
     leases: dict[str, list[int]] = field(default_factory=dict)
     ranks: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    num_ports: int = 0  # those that its starts have chosen
-    ended_at: float = 0.0  # the first rank, by the monotonic clock; 0: none yet
+    num_ports: int = 0
+    first_ended_at: float = 0.0
     was_stopped: bool = False
-    was_killed: bool = False  # the ranks that were still running, by us
+    was_killed: bool = False
     exit_code: int | None = None
-    reason: str = ""  # of a failure, if the output of its ranks is not enough
+    reason: str = ""
 
     @property
     def folder(self) -> Path:
@@ -195,8 +213,8 @@ class Job:
         ended = [code for code in codes if code is not None]
         if not ended:
             return
-        if not self.ended_at:
-            self.ended_at = time.monotonic()
+        if not self.first_ended_at:
+            self.first_ended_at = time.monotonic()
 
         # Popen's code of a process that a signal ended is the signal's number, negated.
         lowest = min(ended)
@@ -211,12 +229,12 @@ class Job:
 
         if len(ended) < len(codes):
             grace = GRACE_SECONDS if has_failed else STOP_SECONDS
-            if time.monotonic() - self.ended_at > grace:
+            if time.monotonic() - self.first_ended_at > grace:
                 self.kill()
         elif EXIT_NO_PORT in ended and self.num_ports < PORT_ATTEMPTS:
             # It waits again, with its lock and leases, and begins with another port.
             self.ranks = []
-            self.ended_at = 0.0
+            self.first_ended_at = 0.0
             self.was_killed = False
             self.reason = ""
         elif EXIT_NO_PORT in ended:
@@ -262,13 +280,13 @@ def _signal_name(number: int) -> str:
 
 def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]:
     """Check the runs of a command, whose configs are resolved; prepare data, and make folders."""
-    jobs = list(map(Job, configs, titles or [""] * len(configs)))
-    for job in jobs:
-        cells = job.config.launch.cells_per_job
-        if cells > 1:
+    runs = list(map(Job, configs, titles or [""] * len(configs)))
+    for run in runs:
+        runs_per_job = run.config.launch.cells_per_job
+        if runs_per_job > 1:
             reason = "is for the jobs of `rope-exp campaign` and `rope-exp sweep` on a cluster"
-            raise ConfigError("launch.cells_per_job", cells, reason)
-    check_folders(jobs)
+            raise ConfigError("launch.cells_per_job", runs_per_job, reason)
+    check_folders(runs)
 
     # One run represents all runs of a group that may share a table.
     representatives = {}
@@ -278,34 +296,34 @@ def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]
     for config in representatives.values():
         _check_group(config)
 
-    left = [job for job in jobs if job.exit_code is None]
-    if len(left) > 1:
+    remaining = [run for run in runs if run.exit_code is None]
+    if len(remaining) > 1:
         # `finalise` has checked each run alone.
-        check_memory([job.config for job in left])
-    for section in {job.config.tracker for job in left}:
+        check_memory([run.config for run in remaining])
+    for section in {run.config.tracker for run in remaining}:
         tracker = tracker_class(section.name)
         if tracker is not None:
             tracker.check(section)
-    _prepare_corpora(left)
-    for job in left:
+    _prepare_corpora(remaining)
+    for run in remaining:
         try:
-            with refuse_full_disk(job.folder, None, "a run's folder"):
-                make_folders(job.folder)
+            with refuse_full_disk(run.folder, None, "a run's folder"):
+                make_folders(run.folder)
         except DiskError:
             raise
         except OSError as error:
-            raise _folder_error(job, f"cannot be made: {error.strerror}") from None
-    return jobs
+            raise _folder_error(run, f"cannot be made: {error.strerror}") from None
+    return runs
 
 
-def _prepare_corpora(jobs: Sequence[Job]) -> None:
+def _prepare_corpora(runs: Sequence[Job]) -> None:
     """Prepare and verify each corpus once, and hand its folder to the runs that read it."""
     open_once = functools.cache(open_data)
-    for job in jobs:
-        train = job.config.train
-        data = open_once(job.config.data, job.config.tokenizer, seq_len=train.seq_len)
+    for run in runs:
+        train = run.config.train
+        data = open_once(run.config.data, run.config.tokenizer, seq_len=train.seq_len)
         if isinstance(data, Prepared):
-            job.corpus = data.folder
+            run.corpus = data.folder
         # Generated data have no end.
         if data.num_train_tokens is not None and data.num_train_tokens <= train.longest:
             reason = f"a window needs {train.longest + 1} tokens and the corpus has "
@@ -313,14 +331,14 @@ def _prepare_corpora(jobs: Sequence[Job]) -> None:
             raise ConfigError("train.stages", train.stages, reason)
 
 
-def check_folders(jobs: Sequence[Job]) -> None:
+def check_folders(runs: Sequence[Job]) -> None:
     """Refuse folders of other runs or of two of these; set the exit codes of runs that are done."""
-    check_places([job.config for job in jobs])
-    for job in jobs:
-        _check_folder(job)
+    check_distinct_folders([run.config for run in runs])
+    for run in runs:
+        _check_folder(run)
 
 
-def check_places(configs: Sequence[RunConfig]) -> None:
+def check_distinct_folders(configs: Sequence[RunConfig]) -> None:
     """Refuse a sweep of which two runs would have one folder, and say what sets them apart."""
     by_folder: dict[Path, RunConfig] = {}
     for config in configs:
@@ -343,121 +361,133 @@ def check_places(configs: Sequence[RunConfig]) -> None:
         raise ConfigError("run.dir", str(config.folder), reason)
 
 
-def _check_folder(job: Job) -> None:
-    """Refuse a folder of another config; set the job's exit code if the run is done."""
-    folder = job.folder
+def _check_folder(run: Job) -> None:
+    """Refuse a folder of another config; set the run's exit code if the run is done."""
+    folder = run.folder
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise _folder_error(job, "is a file, and a run needs a folder; choose another place")
+        raise _folder_error(run, "is a file, and a run needs a folder; choose another place")
     # List once: another command may begin the run between two listings.
     names = {path.name for path in folder.iterdir()}
     if CONFIG not in names:
         # A start that was killed leaves these.
         if not names <= {LOCK, f".{CONFIG}.new"}:
-            raise _folder_error(job, "holds files that are no run; choose another folder")
+            raise _folder_error(run, "holds files, but not those of a run; choose another folder")
         return
 
     before = read_config(folder)
     keys = ("precision", "compile", "deterministic")
     # A node of a cluster resolves these later.
-    later = [f"train.{key}" for key in keys if getattr(job.config.train, key) == "auto"]
-    changes = differing_keys(before.affecting_values, job.config.affecting_values, later)
+    later = [f"train.{key}" for key in keys if getattr(run.config.train, key) == "auto"]
+    changes = differing_keys(before.affecting_values, run.config.affecting_values, later)
     if changes:
         reason = f"belongs to another config ({'; '.join(changes)}); choose another run.dir or "
-        raise _folder_error(job, f"{reason}run.group, or move the folder away")
+        raise _folder_error(run, f"{reason}run.group, or move the folder away")
 
     result = read_result(folder)
     if result is not None:
-        job.exit_code = EXIT_CODES[result["status"]]
+        run.exit_code = EXIT_CODES[result["status"]]
         return
     step = last_step(folder)
     if step > before.train.save_every and not list_steps(folder / "checkpoints"):
         reason = f"has metrics up to step {step} and no checkpoint; restore its checkpoints/"
-        raise _folder_error(job, f"{reason}, or move the folder away to begin anew")
+        raise _folder_error(run, f"{reason}, or move the folder away to begin anew")
 
 
 def _check_group(config: RunConfig) -> None:
     """Refuse a run that cannot share a table with the others of its group."""
-    # These can share one, so the first represents them.
-    for path in sorted((DEFAULT_OUTPUT / config.group).glob(f"*/seed*/{CONFIG}"))[:1]:
-        other = read_config(path.parent)
-        if other.group_sha256 != config.group_sha256:
-            changes = "; ".join(
-                differing_keys(other.affecting_values, config.affecting_values, FACTORS)
-            )
-            reason = f"holds runs of another config ({changes}); choose another name, or null"
-            raise ConfigError("run.group", config.group, reason)
+    paths = sorted((DEFAULT_OUTPUT / config.group).glob(f"*/seed*/{CONFIG}"))
+    if not paths:
+        return
+    # The runs in the folder can share a table, so the first represents them.
+    other = read_config(paths[0].parent)
+    if other.group_sha256 != config.group_sha256:
+        changes = differing_keys(other.affecting_values, config.affecting_values, FACTORS)
+        reason = f"holds runs of another config ({'; '.join(changes)})"
+        raise ConfigError("run.group", config.group, f"{reason}; choose another name, or null")
 
 
 # -- acquisition -----------------------------------------------------------------------------------
 
 
-def acquire(job: Job) -> bool:
-    """Lock the run's folder and write its config; return False if another process has the lock."""
-    make_folders(job.folder)
-    lock = try_lock(job.folder / LOCK)
+def acquire(run: Job) -> bool:
+    """Lock the run's folder and write its config, unless the run is done by now.
+
+    Returns:
+        False if another process has the lock. True otherwise, also for a run that is done: its
+        `exit_code` is then set, and nothing is written.
+    Raises:
+        ConfigError: the folder or the group belongs to another config.
+        RunFolderError: a file of the folder cannot be read.
+    """
+    make_folders(run.folder)
+    lock = try_lock(run.folder / LOCK)
     if lock is None:
         return False
-    job.lock = lock
+    run.lock = lock
 
     # Another command may have begun or finished runs since this one was admitted.
-    _check_folder(job)
-    if job.exit_code is not None:
+    _check_folder(run)
+    if run.exit_code is not None:
         return True
-    if job.config.run.dir is None:
-        _check_group(job.config)
+    if run.config.run.dir is None:
+        _check_group(run.config)
 
     # Without a checkpoint the run begins anew, and drops metrics from before the first save.
-    if not list_steps(job.folder / "checkpoints"):
-        lost = last_step(job.folder)
+    if not list_steps(run.folder / "checkpoints"):
+        lost = last_step(run.folder)
         if lost:
-            log(f"{job.name}: begins anew, since step {lost} came before any checkpoint")
-        (job.folder / METRICS).unlink(missing_ok=True)
+            log(f"{run.name}: begins anew, since step {lost} came before any checkpoint")
+        (run.folder / METRICS).unlink(missing_ok=True)
 
-    place = {"dir": str(job.folder), "group": job.config.group}
-    write_config(job.folder, job.config.replace("run", **place))
+    place = {"dir": str(run.folder), "group": run.config.group}
+    write_config(run.folder, run.config.replace("run", **place))
     return True
 
 
-def acquire_or_refuse(job: Job) -> None:
+def acquire_or_refuse(run: Job) -> None:
     """Acquire the folder of the only run of a command; refuse one that another process runs."""
     deadline = time.monotonic() + LOCK_SECONDS
-    while job.exit_code is None and not acquire(job):
+    while run.exit_code is None and not acquire(run):
         if time.monotonic() > deadline:
-            raise _folder_error(job, "another process is running this run; wait for it")
+            raise _folder_error(run, "another process is running this run; wait for it")
         time.sleep(POLL_SECONDS)
-    if job.exit_code is not None:
-        done = f"{job.folder} is done: {describe(read_json(job.folder / RESULT))}"
+    if run.exit_code is not None:
+        done = f"{run.folder} is done: {describe(read_json(run.folder / RESULT))}"
         again = "move the folder away to begin anew; a run of another run.dir trains its weights"
-        print(f"{done}; {again} further with run.init_from={job.folder}")
+        print(f"{done}; {again} further with run.init_from={run.folder}")
 
 
-def _folder_error(job: Job, reason: str) -> ConfigError:
-    return ConfigError("run.dir", str(job.folder), reason)
+def _folder_error(run: Job, reason: str) -> ConfigError:
+    return ConfigError("run.dir", str(run.folder), reason)
 
 
 # -- the dispatcher --------------------------------------------------------------------------------
 
 
 def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, list[Job]]:
-    """Resolve, admit and complete every run; return the exit code, of a sweep 0, 1 or 75."""
-    jobs = admit([finalise(config) for config in configs], titles)
-    if len(jobs) > 1:
-        return run_all(jobs), jobs
+    """Resolve, admit and complete every run of a command.
+
+    Returns:
+        The exit code, for a sweep 0, 1 or 75, and the runs with their own exit codes.
+    """
+    runs = admit([finalise(config) for config in configs], titles)
+    if len(runs) > 1:
+        return run_all(runs), runs
 
     # The ranks of the only run of a command write to the terminal.
-    [job] = jobs
-    acquire_or_refuse(job)
-    if job.exit_code is None and not job.lease_gpus():
-        log(f"{job.name}: every GPU is leased to another run; waiting for one")
-    run_until_done(jobs)
-    if job.reason:
-        keep_log(job.folder / LOG)
-        log(f"error: {job.name}: {job.reason}")
-    if job.exit_code is None:
-        return EXIT_STOPPED, jobs
-    return job.exit_code, jobs
+    [run] = runs
+    acquire_or_refuse(run)
+    if run.exit_code is None and not run.lease_gpus():
+        log(f"{run.name}: every GPU is leased to another run; waiting for one")
+    run_until_done(runs)
+    if run.reason:
+        keep_log(run.folder / LOG)
+        log(f"error: {run.name}: {run.reason}")
+    if run.exit_code is None:
+        return EXIT_STOPPED, runs
+    return run.exit_code, runs
 
 
 def drop_tracker_id() -> None:
@@ -466,50 +496,57 @@ def drop_tracker_id() -> None:
 
 
 def run_all(
-    jobs: Sequence[Job], on_end: Callable[[Sequence[Job]], None] = lambda ended: None
+    runs: Sequence[Job], on_poll: Callable[[Sequence[Job]], None] = lambda ended: None
 ) -> int:
-    """Bring a sweep to its end and return its exit code; ranks write to a log in each folder."""
+    """Bring a sweep to its end; the ranks of each run write to a log in its folder.
+
+    Args:
+        runs: admitted.
+        on_poll: called after every poll, with the runs that have ended since the last one.
+    Returns:
+        The exit code: 0, 1 or 75.
+    """
     drop_tracker_id()
-    for job in jobs:
-        job.log = job.folder / LOG
-    run_until_done(jobs, [on_end, SweepProgress(jobs).show])
+    for run in runs:
+        run.log = run.folder / LOG
+    run_until_done(runs, [on_poll, SweepProgress(runs).show])
 
-    failed = [job for job in jobs if job.status in ("failed", "diverged")]
-    for job in failed:
-        why = f": {job.reason.splitlines()[-1]}" if job.reason else ""
-        log(f"{job.name}: {job.status} (exit code {job.exit_code}), see {job.log}{why}")
+    failed = [run for run in runs if run.status in ("failed", "diverged")]
+    for run in failed:
+        why = f": {run.reason.splitlines()[-1]}" if run.reason else ""
+        log(f"{run.name}: {run.status} (exit code {run.exit_code}), see {run.log}{why}")
 
-    if any(job.exit_code in (None, EXIT_STOPPED) for job in jobs):
+    if any(run.exit_code in (None, EXIT_STOPPED) for run in runs):
         log("stopped; the same command resumes")
         return EXIT_STOPPED
 
-    for group in sorted({job.config.group for job in jobs if job.config.run.dir is None}):
+    for group in sorted({run.config.group for run in runs if run.config.run.dir is None}):
         log(f"in {DEFAULT_OUTPUT / group}; its table: rope-exp report --group {group}")
     return EXIT_FAILED if failed else EXIT_DONE
 
 
 def run_until_done(
-    jobs: Sequence[Job], on_poll: Sequence[Callable[[Sequence[Job]], None]] = ()
+    runs: Sequence[Job], on_poll: Sequence[Callable[[Sequence[Job]], None]] = ()
 ) -> None:
     """Start runs in their order, and poll them until all have ended or a stop is requested.
 
     Args:
-        jobs: admitted; their exit codes are set here.
+        runs: admitted; their exit codes are set here.
         on_poll: called after every poll, with the runs that have ended since the last one.
     """
     signals = StopSignal(is_rank=False)
     try:
-        _poll_all(jobs, on_poll, signals)
+        _poll_all(runs, on_poll, signals)
     except BaseException:
         # Another package's handler raised: submitit's does, ahead of its job's time limit.
         deadline = time.monotonic() + STOP_SECONDS
-        for job in jobs:
-            job.stop()
-        processes = [process for job in jobs for process in job.ranks]
+        for run in runs:
+            run.stop()
+        processes = [process for run in runs for process in run.ranks]
         while None in [process.poll() for process in processes] and time.monotonic() < deadline:
             if signals.repeated:
-                for job in jobs:
-                    job.kill()
+                for run in runs:
+                    run.kill()
             time.sleep(POLL_SECONDS)
         raise
     finally:
@@ -517,68 +554,68 @@ def run_until_done(
 
 
 def _poll_all(
-    jobs: Sequence[Job], on_poll: Sequence[Callable[[Sequence[Job]], None]], signals: StopSignal
+    runs: Sequence[Job], on_poll: Sequence[Callable[[Sequence[Job]], None]], signals: StopSignal
 ) -> None:
     try_again_at = 0.0
     while True:
-        left = [job for job in jobs if job.exit_code is None]
-        if not left:
+        remaining = [run for run in runs if run.exit_code is None]
+        if not remaining:
             return
         now = time.monotonic()
-        running = [job for job in left if job.ranks]
-        for job in running:
+        running = [run for run in remaining if run.ranks]
+        for run in running:
             if signals.repeated:
                 # Inside a long operation, a rank does not notice a second signal.
-                job.kill()
+                run.kill()
             elif signals.requested:
-                job.stop()
-            job.poll()
-            if job.exit_code is not None:
+                run.stop()
+            run.poll()
+            if run.exit_code is not None:
                 try_again_at = now
-                _release(job)
+                _release(run)
 
         if signals.requested and not running:
             return
         if now >= try_again_at and not signals.requested:
             try_again_at = now + WAIT_SECONDS
-            _start_waiting(left)
-        ended = [job for job in left if job.exit_code is not None]
+            _start_waiting(remaining)
+        ended = [run for run in remaining if run.exit_code is not None]
         for call in on_poll:
             call(ended)
         time.sleep(POLL_SECONDS)
 
 
-def _release(job: Job) -> None:
+def _release(run: Job) -> None:
     """Complete the log of a run that has ended, and release its folder and GPUs."""
-    if job.log and job.ranks and job.status == "failed":
+    if run.log and run.ranks and run.status == "failed":
         # The log may lie on a full disk, where ranks cannot write their own reason.
-        if not job.reason and free_bytes(job.folder) < LOG_BYTES:
-            job.reason = str(DiskError(job.folder, LOG_BYTES, "its log"))
-        elif job.reason:
-            with suppress(OSError), job.log.open("a", encoding="utf-8") as file:
-                file.write(f"error: {job.reason}\n")
-    job.unlock()
-    job.release_gpus()
+        if not run.reason and free_bytes(run.folder) < LOG_BYTES:
+            run.reason = str(DiskError(run.folder, LOG_BYTES, "its log"))
+        elif run.reason:
+            with suppress(OSError), run.log.open("a", encoding="utf-8") as file:
+                file.write(f"error: {run.reason}\n")
+    run.unlock()
+    run.release_gpus()
 
 
-def _start_waiting(jobs: Sequence[Job]) -> None:
+def _start_waiting(runs: Sequence[Job]) -> None:
     """Start waiting runs while GPUs are free and every run's max_parallel allows it."""
-    running = [job for job in jobs if job.status == "running"]
-    for job in jobs:
-        limit = min(int(other.config.launch.max_parallel) for other in [job, *running])
-        if job.status != "waiting" or len(running) >= limit:
+    running = [run for run in runs if run.status == "running"]
+    for run in runs:
+        limit = min(int(other.config.launch.max_parallel) for other in [run, *running])
+        if run.status != "waiting" or len(running) >= limit:
             continue
         try:
-            if not job.lease_gpus():
+            if not run.lease_gpus():
                 continue
-            if (job.lock >= 0 or acquire(job)) and job.exit_code is None:
-                job.start()
+            if (run.lock >= 0 or acquire(run)) and run.exit_code is None:
+                run.start()
         except (ConfigError, RunFolderError, OSError) as error:
             # Only this run fails; the others continue.
-            job.fail(error)
-            job.kill()
+            run.fail(error)
+            run.kill()
 
-        if job.status == "running":
-            running.append(job)
+        if run.status == "running":
+            running.append(run)
         else:
-            _release(job)
+            _release(run)

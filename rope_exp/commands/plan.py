@@ -11,10 +11,10 @@ def main(argv: list[str]) -> int:
     # Imported late: a mistake is told before torch is imported.
     from rope_exp.compose import finalise
     from rope_exp.costs import cost_lines, sweep_lines
-    from rope_exp.sweep import check_places
+    from rope_exp.sweep import check_distinct_folders
 
     configs = [finalise(config, for_plan=True) for config in jobs.configs]
-    check_places(configs)
+    check_distinct_folders(configs)
     print("\n".join(cost_lines(configs[0])))
     if len(configs) > 1:
         print("\n".join(sweep_lines(configs)))

@@ -34,6 +34,8 @@ FOLDER = Path("results/slurm")
 SWEEPS = FOLDER / "sweeps"
 # The launchers of Hydra whose keys are a job's resources, and submitit's names of clusters.
 CLUSTERS = {"SlurmLauncher": "slurm", "LocalLauncher": "local"}
+# The choices of `launch`, by submitit's names of clusters.
+CHOICES = {"slurm": "slurm", "local": "slurm_local"}
 # Keys of Hydra's launcher that we decide.
 OURS = ("_target_", "submitit_folder", "stderr_to_stdout", "max_num_timeout")
 
@@ -175,7 +177,7 @@ def submit(
     """
     cluster = CLUSTERS.get(launcher["_target_"].rpartition(".")[2])
     if cluster is None:
-        raise ConfigError("launch", ..., "must be slurm or slurm_local")
+        raise ConfigError("launch", ..., f"must be {' or '.join(CHOICES.values())}")
     parameters = _job_parameters(launcher, cluster)
 
     active = queue.active(runs)
@@ -202,7 +204,7 @@ def submit(
                     values = [runs[name] for name in part]
                     jobs.append(executor.submit(run_on_node, train, values, max_restarts, gpus))
         except (FailedJobError, OSError) as error:
-            raise ChildProcessError(f"launch={cluster}: {first_line(error)}") from None
+            raise ChildProcessError(f"launch={CHOICES[cluster]}: {first_line(error)}") from None
         except (NameError, TypeError, ValueError, RuntimeError, AssertionError) as error:
             raise ConfigError("hydra.launcher", ..., first_line(error)) from None
         ids = [job.job_id for job in jobs]

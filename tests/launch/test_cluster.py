@@ -98,6 +98,19 @@ def test_a_sweep_refuses_what_it_would_lose(
     assert not (tmp_path / "results/slurm/sweeps/jobs.json").exists()
 
 
+@pytest.mark.parametrize("launch", ["slurm", "slurm_local"])
+@pytest.mark.usefixtures("slurm")
+def test_a_failed_submission_names_the_choice(launch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sentence has the user's word, not submitit's name of the cluster."""
+
+    def fail(**_: object) -> None:
+        raise OSError("no queue")
+
+    monkeypatch.setattr("submitit.AutoExecutor", fail)
+    with pytest.raises(ChildProcessError, match=f"^launch={launch}: no queue$"):
+        sweep([*WORDS[:2], f"launch={launch}"])
+
+
 def test_a_sweep_compares_all_but_what_a_node_resolves(
     slurm: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,13 +139,13 @@ STOPPED = """
 import os, signal
 from rope_exp.slurm import run_on_node
 
-def run(cells):
+def train(runs):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "SIGNAL" in os.environ:
         os.kill(os.getpid(), signal.SIGUSR2)
     return 75
 
-run_on_node(run, [], 3, None)
+run_on_node(train, [], 3, None)
 """
 
 
@@ -153,7 +166,7 @@ def test_a_job_is_requeued_at_its_limit_or_preempted(
     environment: dict[str, str],
     is_requeued: bool,
 ) -> None:
-    """Stopped otherwise it fails, and the next submission starts its cells again."""
+    """Stopped otherwise it fails, and the next submission starts its runs again."""
     commands(tmp_path, monkeypatch, scontrol=shown)
     slurm = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
     done = subprocess.run(

@@ -82,7 +82,13 @@ ConfigStore.instance().store("run_defaults", OmegaConf.create(DEFAULTS), provide
 
 @dataclass(frozen=True)
 class Composed:
-    """The jobs of a command line; `tree` is without swept overrides, with Hydra's own node."""
+    """The runs of a command line, in their order.
+
+    Attributes:
+        tree: the config without swept overrides, including Hydra's node.
+        overrides: those of each run.
+        configs: of each run.
+    """
 
     tree: DictConfig
     overrides: list[list[str]]
@@ -97,17 +103,17 @@ def run_config(overrides: Sequence[str], config_dir: Path | None = None) -> RunC
 def compose_jobs(
     overrides: Sequence[str], config_dir: Path | None = None, *, multirun: bool = False
 ) -> Composed:
-    """Compose every job of a command line, as `train` does.
+    """Compose every run of a command line, as `train` does.
 
     Args:
         overrides: as a user types them, such as pe=vo_rope, optim.lr=1e-3 or seed=0,1,2.
         config_dir: a user's folder, whose choices are found beside ours; None: there is none.
-        multirun: the jobs are a sweep, as by -m. The config can say so, too.
+        multirun: the command is a sweep, as by -m. The config can say so, too.
     Returns:
-        The jobs in their order; a single one unless they are a sweep.
+        The runs; a single one unless the command is a sweep.
     Raises:
         ConfigError: an override, a choice or a config is mistaken, or a key has several values
-            although the jobs are no sweep.
+            although the command is not a sweep.
     """
     search = _search_path(config_dir)
     try:
@@ -118,20 +124,20 @@ def compose_jobs(
             tree = _compose_tree(fixed, search)
             if multirun or tree.hydra.mode == RunMode.MULTIRUN:
                 params = (tree.hydra.sweeper.params or {}).items()
-                of_file = parser.parse_overrides([f"{key}={value}" for key, value in params])
-                ours = [override for override in parsed if not override.is_hydra_override()]
-                jobs = split([*of_file, *ours])
-                trees = [_compose_tree(job, search) for job in jobs]
-                for job_tree in trees:
-                    check_own_sweep(job_tree.hydra)
+                from_file = parser.parse_overrides([f"{key}={value}" for key, value in params])
+                from_user = [override for override in parsed if not override.is_hydra_override()]
+                overrides_by_run = split([*from_file, *from_user])
+                trees = [_compose_tree(run, search) for run in overrides_by_run]
+                for run_tree in trees:
+                    check_own_sweep(run_tree.hydra)
             elif swept:
                 raise ConfigError(swept[0].get_key_element().lstrip("+"), ..., SEVERAL)
             else:
-                jobs = [fixed]
+                overrides_by_run = [fixed]
                 trees = [tree]
     except MISTAKES as error:
         raise to_config_error(error) from error
-    return Composed(tree, jobs, [to_run_config(job_tree) for job_tree in trees])
+    return Composed(tree, overrides_by_run, list(map(to_run_config, trees)))
 
 
 def _search_path(config_dir: Path | None) -> list[str]:
@@ -170,12 +176,12 @@ def _split_swept(parsed: Sequence[Override]) -> tuple[list[str], list[Override]]
 
 
 def _compose_tree(overrides: Sequence[str], search: Sequence[str]) -> DictConfig:
-    """Return the config of one job, with Hydra's own node."""
+    """Return the config of one run, with Hydra's own node."""
     return compose("config", [*search, *overrides], return_hydra_config=True)
 
 
 def split(overrides: Sequence[Override]) -> list[list[str]]:
-    """Return the overrides of each job of a sweep: all combinations, with the last key fastest.
+    """Return the overrides of each run of a sweep: all combinations, with the last key fastest.
 
     A later override of a key replaces an earlier one, as in Hydra's basic sweeper.
     """
@@ -195,7 +201,7 @@ def split(overrides: Sequence[Override]) -> list[list[str]]:
             choices[key] = [f"{key}={override.get_value_element_as_str()}"]
         if not choices[key]:
             raise ConfigError(key, ..., "the sweep is empty: no choice matches")
-    return [list(job) for job in itertools.product(*choices.values())]
+    return list(map(list, itertools.product(*choices.values())))
 
 
 def range_error(key: str) -> ConfigError:
@@ -210,12 +216,12 @@ def zero_step_error(key: str) -> ConfigError:
 
 
 def titles(overrides: Sequence[Sequence[str]], configs: Sequence[RunConfig]) -> list[str]:
-    """Return a title for each job: its variant, the other values that are swept, and its seed."""
+    """Return a title for each run: its variant, the other values that are swept, and its seed."""
     is_swept = [len(set(values)) > 1 for values in zip(*overrides, strict=True)]
     titles = []
-    for job, config in zip(overrides, configs, strict=True):
+    for run_overrides, config in zip(overrides, configs, strict=True):
         others = []
-        for override in itertools.compress(job, is_swept):
+        for override in itertools.compress(run_overrides, is_swept):
             override = override.lstrip("+")
             if not override.startswith(("pe=", "pe.", "seed=")):
                 others.append(override)
@@ -241,9 +247,10 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
         return f"${{oc.env:{name}}}" if SECRET.search(name) else oc.env(name, *default)
 
     OmegaConf.register_new_resolver("oc.env", read, replace=True)
-    ours_only = without_hydra(tree)
     try:
-        plain: Any = OmegaConf.to_container(ours_only, resolve=True, throw_on_missing=True)
+        plain: Any = OmegaConf.to_container(
+            without_hydra(tree), resolve=True, throw_on_missing=True
+        )
     except MISTAKES as error:
         raise to_config_error(error) from error
     finally:
@@ -268,10 +275,10 @@ def to_run_config(tree: DictConfig, hydra: Any = None) -> RunConfig:
 @cache
 def _check_choices(folder: Path) -> None:
     """Refuse a user's folder with a choice of a name of ours: Hydra would ignore one of the two."""
-    for ours in sorted(CONFIGS.rglob("*.*")):
-        choice = ours.relative_to(CONFIGS)
-        theirs = folder / choice
-        is_other = theirs.is_file() and theirs.read_bytes() != ours.read_bytes()
+    for path in sorted(CONFIGS.rglob("*.*")):
+        choice = path.relative_to(CONFIGS)
+        user_path = folder / choice
+        is_other = user_path.is_file() and user_path.read_bytes() != path.read_bytes()
         # Hydra reads no campaigns.
         if is_other and choice.parts[0] != CAMPAIGNS:
             reason = f"its {choice} has the name of a choice of ours: give it another"
@@ -279,17 +286,20 @@ def _check_choices(folder: Path) -> None:
 
 
 def check_own_sweep(hydra: Any) -> None:
-    """Refuse the job of a sweep whose own choices ask for a sweep, which Hydra does not see.
+    """Refuse a swept experiment that defines a sweep of its own.
 
-    Hydra reads what to sweep from the config without the values that are swept.
+    Hydra reads hydra.sweeper.params once, before the swept values apply, and would drop it.
 
     Args:
-        hydra: the job's node, after its words were applied.
+        hydra: the run's node, after its overrides were applied.
     """
-    given = {word.lstrip("+~").partition("=")[0] for word in hydra.overrides.task}
-    lost = [key for key in hydra.sweeper.get("params") or {} if key.lstrip("+~") not in given]
-    if lost:
-        reason = f"a sweep over experiments would lose their own sweep, of {', '.join(lost)}"
+    overridden = {override.lstrip("+~").partition("=")[0] for override in hydra.overrides.task}
+    ignored = []
+    for key in hydra.sweeper.get("params") or {}:
+        if key.lstrip("+~") not in overridden:
+            ignored.append(key)
+    if ignored:
+        reason = f"a sweep over experiments would lose their own sweep, of {', '.join(ignored)}"
         raise ConfigError("experiment", ..., f"{reason}; start each in a command of its own")
 
 
@@ -347,17 +357,18 @@ def finalise(
     for_plan: bool = False,
     resolves: bool = True,
 ) -> RunConfig:
-    """Return a config with nothing left open: as it runs, and as config.yaml keeps it.
+    """Return the config that a run trains with and config.yaml stores: nothing is left open.
 
-    `to_run_config` has filled in what depends on the command line alone: the width of the MLP that
-    model.match_params asks for, and the text of pe.code. Here follow, in this order, the commits of
-    data and tokenizer on the hub, the hash of the weights of run.init_from, and `auto` keys.
+    `to_run_config` has filled in the keys that depend on the command line alone: the MLP's width
+    for model.match_params, and the text of pe.code. This function fills in, in this order, the
+    commits of data and tokenizer on the hub, the hash of the weights of run.init_from, and the
+    `auto` keys.
 
     Args:
         config: as `to_run_config` returns it.
         world_size: of the launcher that started this process; None: we start the processes.
-        for_plan: no network is asked, and no class of pe.code is measured.
-        resolves: false where a node of a cluster does this later.
+        for_plan: skip the network, the memory check and the laws.
+        resolves: False leaves `auto` keys to the node that runs it.
     Raises:
         ConfigError: a commit, a run or a device is not there, memory is too small, or a class of
             pe.code is mistaken: it is measured here, before anything is written.
@@ -399,7 +410,7 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     launch = replace(launch, device=device, num_processes=processes)
     launch = replace(launch, max_parallel=runs_at_a_time(launch))
     config = replace(config, launch=launch)
-    refuse(config, _of_machine(config, world_size is None))
+    refuse(config, _machine_refusals(config, world_size is None))
 
     train = config.train
     resolved: dict[str, Any] = {}
@@ -428,16 +439,16 @@ def check_memory(configs: Sequence[RunConfig], world_size: int | None = None) ->
     Raises:
         ConfigError: the largest runs that may be trained at a time do not fit.
     """
-    checked = []
+    to_check = []
     for config in configs:
         if config.launch.device == "cpu" and not config.launch.exceed_memory:
-            checked.append(config)
-    if not checked:
+            to_check.append(config)
+    if not to_check:
         return
     from rope_exp.costs import GIB, known_vocab_size, memory_bytes
 
     needs = []
-    for config in checked:
+    for config in to_check:
         num_processes = int(config.launch.num_processes)
         if world_size is not None:
             # torchrun and `accelerate launch` say how many of its processes are on this machine.
@@ -445,15 +456,17 @@ def check_memory(configs: Sequence[RunConfig], world_size: int | None = None) ->
         # The vocabulary of a pretrained tokenizer is not known yet.
         needs.append(num_processes * memory_bytes(config, known_vocab_size(config) or 1))
 
-    at_a_time = min(max(int(config.launch.max_parallel) for config in checked), len(checked))
+    at_a_time = min(max(int(config.launch.max_parallel) for config in to_check), len(to_check))
     needed = sum(sorted(needs)[-at_a_time:])
     total = total_memory()
     if needed > total:
-        runs, them = "this run needs", "it"
+        subject = "this run needs"
+        pronoun = "it"
         if at_a_time > 1:
-            runs, them = f"{at_a_time} runs at a time (launch.max_parallel) need", "them"
-        reason = f"{runs} about {needed / GIB:.1f} GiB of memory by estimate, and there are "
-        reason += f"{total / GIB:.1f}; true starts {them} anyway"
+            subject = f"{at_a_time} runs at a time (launch.max_parallel) need"
+            pronoun = "them"
+        reason = f"{subject} about {needed / GIB:.1f} GiB of memory by estimate, and there are "
+        reason += f"{total / GIB:.1f}; true starts {pronoun} anyway"
         raise ConfigError("launch.exceed_memory", False, reason)
 
 
@@ -465,7 +478,7 @@ def runs_at_a_time(launch: LaunchConfig) -> int:
     return max(places // int(launch.num_processes), 1) if launch.device == "cuda" else 1
 
 
-def _of_machine(config: RunConfig, starts_processes: bool) -> Iterator[Refusal]:
+def _machine_refusals(config: RunConfig, starts_processes: bool) -> Iterator[Refusal]:
     """Yield what this machine lacks, and batches that do not divide into equal parts."""
     train = config.train
     launch = config.launch
@@ -473,7 +486,7 @@ def _of_machine(config: RunConfig, starts_processes: bool) -> Iterator[Refusal]:
     on_gpus = launch.device == "cuda"
     count = int(launch.num_processes)
     if on_gpus and not num_gpus:
-        reason = "this machine shows no GPU; a run takes launch.device=auto, a GPU campaign a GPU"
+        reason = "this machine shows no GPU; set launch.device=auto (a campaign for GPUs needs one)"
         yield Refusal("launch.device", reason)
     if on_gpus and starts_processes and count > num_gpus:
         yield Refusal("launch.num_processes", f"this machine shows {num_gpus} GPUs")

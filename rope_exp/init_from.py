@@ -13,11 +13,21 @@ from typing import Any, NamedTuple
 import torch
 from tokenizers import Tokenizer
 
-from rope_exp import folder as files
 from rope_exp.config import DEFAULT_OUTPUT, RunConfig
 from rope_exp.decoder import CUSTOM, FREQUENCIES, POSITIONS, Decoder, weights
 from rope_exp.errors import ConfigError, RunFolderError
 from rope_exp.files import read_json
+from rope_exp.folder import (
+    CONFIG,
+    MANIFEST,
+    MODEL,
+    Manifest,
+    checked,
+    list_steps,
+    read_config,
+    read_result,
+    step_folder,
+)
 from rope_exp.load import has_trusted_code, load_run
 
 
@@ -37,8 +47,8 @@ def with_weights(config: RunConfig) -> RunConfig:
         _check_trust(config, origin)
     except (ConfigError, RunFolderError):
         # A run with checkpoints of its own resumes from these, and its origin may be gone.
-        is_begun = files.list_steps(config.folder / "checkpoints")
-        before = files.read_config(config.folder) if is_begun else None
+        is_begun = list_steps(config.folder / "checkpoints")
+        before = read_config(config.folder) if is_begun else None
         if before is None or before.run.init_from != config.run.init_from:
             raise
         return replace(config, init_weights=before.init_weights)
@@ -59,18 +69,18 @@ def with_weights(config: RunConfig) -> RunConfig:
 def find_origin(config: RunConfig) -> Origin:
     """Find the finished run that run.init_from names; its weights must be init_weights if set."""
     folder = Path(str(config.run.init_from)).expanduser()
-    if not (folder / files.CONFIG).exists():
+    if not (folder / CONFIG).exists():
         raise _unfit(config, "there is no run in this folder")
-    result = files.read_result(folder)
+    result = read_result(folder)
     if result is None or result["status"] != "finished":
         raise _unfit(config, "this run is not finished")
-    path = files.step_folder(folder / "checkpoints", result["steps"]) / files.MANIFEST
+    path = step_folder(folder / "checkpoints", result["steps"]) / MANIFEST
     if not path.exists():
         raise _unfit(config, f"the checkpoint of its last step, {result['steps']}, is gone")
-    sha256 = files.checked(path, read_json(path), files.Manifest)[files.MODEL]["sha256"]
+    sha256 = checked(path, read_json(path), Manifest)[MODEL]["sha256"]
     if config.init_weights not in (None, sha256):
         raise _unfit(config, f"has other weights than init_weights={config.init_weights:.12}")
-    return Origin(folder, files.read_config(folder), result["steps"], sha256)
+    return Origin(folder, read_config(folder), result["steps"], sha256)
 
 
 def _check_trust(config: RunConfig, origin: Origin) -> None:
@@ -82,7 +92,7 @@ def _check_trust(config: RunConfig, origin: Origin) -> None:
     is_trusted = config.run.trust_code or has_trusted_code(origin.folder, origin.config)
     if not (is_trusted or pe.source == config.pe.source):
         reason = f"brings code of its own (pe.code={pe.code}), which would be executed, and does "
-        reason += f"not lie below {DEFAULT_OUTPUT}; read pe.source in its {files.CONFIG}, and "
+        reason += f"not lie below {DEFAULT_OUTPUT}; read pe.source in its {CONFIG}, and "
         raise _unfit(config, f"{reason}allow it by run.trust_code=true")
 
 
@@ -99,7 +109,7 @@ def origin_metadata(config: RunConfig) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def load_weights(decoder: Decoder, config: RunConfig, tokenizer_json: str) -> str:
+def load_origin_weights(decoder: Decoder, config: RunConfig, tokenizer_json: str) -> str:
     """Copy the weights of run.init_from into a decoder.
 
     Args:
@@ -115,16 +125,19 @@ def load_weights(decoder: Decoder, config: RunConfig, tokenizer_json: str) -> st
     _check_trust(config, origin)
     source, tokenizer = load_run(origin.folder, origin.step, trust_code=True)
     if tokenizer.to_str() != Tokenizer.from_str(tokenizer_json).to_str():
-        raise _unfit(config, "has another tokenizer: its tokens mean others")
+        raise _unfit(config, "has another tokenizer: its token ids mean other tokens")
 
     initial = weights(decoder)
-    # Learned frequencies are of a pair of sites; the first pair that learns has the first name.
-    names = {
-        FREQUENCIES + name: FREQUENCIES + config.pe.learned.get(pair, f"{name} of {pair}")
-        for pair, name in origin.config.pe.learned.items()
-    }
-    given = {names.get(name, name): tensor for name, tensor in weights(source).items()}
-    for name, tensor in sorted(given.items()):
+    # A pair's frequencies may have another name in this run (`PeConfig.learned`): match them by
+    # pair. A pair that learns nothing here gets a name that no parameter has, so it is left out.
+    new_names = {}
+    for pair, name in origin.config.pe.learned.items():
+        new_name = config.pe.learned.get(pair, f"{name} of {pair}")
+        new_names[FREQUENCIES + name] = FREQUENCIES + new_name
+    loaded = {}
+    for name, tensor in weights(source).items():
+        loaded[new_names.get(name, name)] = tensor
+    for name, tensor in sorted(loaded.items()):
         if name in initial:
             fits = initial[name].shape == tensor.shape
         else:
@@ -132,11 +145,11 @@ def load_weights(decoder: Decoder, config: RunConfig, tokenizer_json: str) -> st
             fits = name.startswith(POSITIONS) or CUSTOM in name
         if not fits:
             raise _unfit(config, f"has {name} of {list(tensor.shape)}, which does not fit here")
-    for name in given.keys() & initial.keys():
-        initial[name].copy_(given[name])
+    for name in loaded.keys() & initial.keys():
+        initial[name].copy_(loaded[name])
     start = f"begins with step {origin.step} of {origin.folder}"
-    left_out = ", ".join(sorted(given.keys() - initial.keys())) or "nothing"
-    drawn = ", ".join(sorted(initial.keys() - given.keys())) or "nothing"
+    left_out = ", ".join(sorted(loaded.keys() - initial.keys())) or "nothing"
+    drawn = ", ".join(sorted(initial.keys() - loaded.keys())) or "nothing"
     return f"{start}; left out: {left_out}; begun anew: {drawn}"
 
 

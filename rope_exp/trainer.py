@@ -78,7 +78,7 @@ class Trainer:
         self.decoder = Decoder(config.architecture(data.vocab_size))
         self.decoder.initialise(config.seed)
         if config.init_weights is not None and not list_steps(self.checkpoints):
-            beginning = init_from.load_weights(self.decoder, config, data.tokenizer_json)
+            beginning = init_from.load_origin_weights(self.decoder, config, data.tokenizer_json)
             if parallel.is_main:
                 log(f"{config.name}: {beginning}")
         self.identity = {

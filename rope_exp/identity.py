@@ -1,4 +1,7 @@
-"""Typed sections of a config, one sentence for a mistake, and choices by name. Knows no key."""
+"""Sections of a config: declarations of keys, validation in one sentence, and choices by name.
+
+This module names no key.
+"""
 
 import dataclasses
 import functools
@@ -36,17 +39,23 @@ def section(cls: type[Any]) -> type[Any]:
 
 
 def affects_result(default: Any, **metadata: Any) -> Any:
-    """Return the declaration of a key that can change a number, as one with a bare default can.
+    """Declare a key that can change a number.
+
+    A key with a plain default counts as one, too; use this to attach metadata.
 
     Args:
         default: the key's value in a config that leaves it out; of any type.
         metadata: statements about the key:
-            needs: dotted attributes of the run's config, or NAME=VALUE, without which it is void.
+            needs: dotted attributes of the run's config, or NAME=VALUE. Without any one of them
+                the key has no effect.
             kinds: the kinds of data that have the key; by default all.
             of_tokens: True if it determines the tokens of a corpus.
-            variant_parameters: the other keys that determine how many parameters this one adds.
+            variant_parameters: present if this key adds parameters: the other keys that determine
+                how many; () if none do.
             assumption: "departing": the assumptions under a table list it only if it departs;
-                "elsewhere": they never do.
+                "elsewhere": the assumptions never list it; the table or its caption shows it.
+    Returns:
+        The dataclass field, typed as any type, so that it can be a default.
     """
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -57,7 +66,14 @@ def no_effect_on_result(default: Any, **metadata: Any) -> Any:
 
 
 def choice_of(default: Any) -> Any:
-    """Declare a section whose first key names a class: the default's, or a leaf's `Config`."""
+    """Declare a section with several classes, such as `attn`.
+
+    Its first key names a leaf, whose `Config` is the class; the default's name means the default's
+    class.
+
+    Returns:
+        The dataclass field, typed as `affects_result` types it.
+    """
     key = dataclasses.fields(default)[0].name
     return dataclasses.field(default=default, metadata={"choice": key})
 
@@ -180,7 +196,7 @@ def choice_names(folder: str) -> list[str]:
 def import_choice(
     folder: str, name: str, key: str, *, core: str = "", members: Iterable[str] = ()
 ) -> ModuleType:
-    """Import rope_exp/FOLDER/NAME.py, the file of a choice.
+    """Import a leaf. A leaf is the file of a choice, rope_exp/FOLDER/NAME.py.
 
     Args:
         folder: the folder of the choices, such as "attn".

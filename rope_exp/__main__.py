@@ -1,6 +1,7 @@
 """The command line: `rope-exp COMMAND ...`, or `python -m rope_exp COMMAND ...`.
 
-Exit codes: 0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped with a checkpoint.
+Exit codes: 0 done, 1 failed, 2 bad config or usage, 3 diverged, 75 stopped; the same command
+begins or resumes it.
 """
 
 # Import nothing slow here: signals reach `exit_stopped` only after these imports.

@@ -2,7 +2,8 @@
 
 The same again, more than two seconds later, exits at once.
 
-submitit has SLURM send SIGUSR2: ranks stop at it, and in the dispatcher it has its own handler.
+SLURM sends SIGUSR2 before the time limit. Ranks treat it as a stop signal. In the dispatcher,
+submitit (`train -m`) or `slurm.run_on_node` handles it.
 """
 
 import contextlib
@@ -41,8 +42,8 @@ class StopRequested(Exception):  # noqa: N818
 class StopSignal:
     """Records requests to stop this process, from its construction on.
 
-    At the first signal the program has `requested` to check. At a second one a rank exits, without
-    waiting for anything; a dispatcher has `repeated` to check.
+    After the first signal `requested` is True. If the same signal comes again, more than
+    REPEAT_SECONDS later, a rank exits at once and a dispatcher's `repeated` is True.
     """
 
     def __init__(self, *, is_rank: bool = True) -> None:

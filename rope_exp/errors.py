@@ -62,8 +62,9 @@ class DataError(RuntimeError):
 def run_command(command: Callable[[], int], *, prints: bool = True) -> int:
     """Run a command; errors become one sentence on standard error.
 
-    If it `prints`, a reader may close its output, which is no error.
-
+    Args:
+        command: returns an exit code.
+        prints: it writes to stdout, whose reader may close early (`| head`). That is not an error.
     Returns:
         The exit code for the shell.
     """
@@ -82,10 +83,12 @@ def run_command(command: Callable[[], int], *, prints: bool = True) -> int:
         log(f"error: {error}")
         return EXIT_FAILED
     except RuntimeError as error:
-        # If one rank fails, the others lose their connection to it. torch has types for that, and
-        # gloo only the file of its connections; there it also checks what it was given.
-        is_of_gloo = "gloo/transport/" in str(error) and "enforce fail" not in str(error)
-        is_lost = type(error).__name__.startswith("Dist") or is_of_gloo
+        # If one rank fails, the others lose their connection to it. torch raises a `Dist...` type.
+        # gloo raises a RuntimeError that names gloo/transport/, but so do its argument checks
+        # ('enforce fail').
+        is_from_torch = type(error).__name__.startswith("Dist")
+        is_from_gloo = "gloo/transport/" in str(error) and "enforce fail" not in str(error)
+        is_lost = is_from_torch or is_from_gloo
         if not (is_lost and "WORLD_SIZE" in os.environ):
             raise
         log(f"error: lost the other processes of this run ({first_line(error)})")
@@ -93,8 +96,8 @@ def run_command(command: Callable[[], int], *, prints: bool = True) -> int:
 
 
 # Characters that a terminal or a page would act upon: escape codes, changes of direction, halves
-# of characters. Newlines and tabs are none of them.
-_ACTING = re.compile(
+# of characters. Newlines and tabs are not among them.
+_CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
@@ -102,7 +105,7 @@ _ACTING = re.compile(
 
 def visible(text: str) -> str:
     """Return text with the code of each control character in its place, such as \\x1b."""
-    return _ACTING.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def show(value: Any) -> str:

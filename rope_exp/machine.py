@@ -40,13 +40,15 @@ PACKAGES = (
     "transformers",
     "wandb",
 )
-# A run that resumes with another of these values notes it, as does a table of differing runs.
+# A run that resumes where one of these has changed notes it; so does a table of runs that differ in
+# one.
 MARKED = ("world_size", "device", "cpu", "torch", "num_threads", "git")
 
 
 def gpus() -> list[str]:
-    """Return the UUIDs of the GPUs that runs may use, as an index may be another card elsewhere.
+    """Return the UUIDs of the GPUs that runs may use.
 
+    They are UUIDs, because an index may mean another card in another process.
     CUDA_VISIBLE_DEVICES limits them as in CUDA: entries after an unknown index are hidden, too.
     """
     uuid_by_index: dict[str, str] = dict(_nvidia_smi("index", "uuid"))  # type: ignore[arg-type]
@@ -97,7 +99,10 @@ def total_memory() -> int:
 
 
 def check_threads() -> None:
-    """Refuse an OMP_NUM_THREADS that OpenMP would ignore, to take all cores; empty is unset."""
+    """Refuse an invalid OMP_NUM_THREADS.
+
+    OpenMP would ignore it and take all cores. Empty counts as unset.
+    """
     value = os.environ.get("OMP_NUM_THREADS", "")
     # A list has a number for each level of nested threads.
     if value.strip() and not re.fullmatch(r"\s*0*[1-9]\d*\s*(,\s*0*[1-9]\d*\s*)*", value):
@@ -128,8 +133,8 @@ def has_compiler(device: str) -> bool:
 def machine_environment(device: str) -> dict[str, Any]:
     """Return the hardware, versions and commit behind any measurement in this process.
 
-    env.json has these keys. `device` is cpu or cuda. The commit is null in an installed copy, and
-    where git fails.
+    env.json has these keys. The argument `device` is cpu or cuda; the key `device` is the
+    hardware's name. The commit is null in an installed copy, and where git fails.
     """
     import torch
 
@@ -175,8 +180,8 @@ def git_state(config_dir: Path | None = None) -> dict[str, Any] | None:
     Args:
         config_dir: a user's folder of configs, which counts as code if it lies in the checkout.
     Returns:
-        None if this package is no checkout of its own: an installed copy may lie within somebody
-        else's repository.
+        None if this package is not a checkout of its own: an installed copy may lie within
+        somebody else's repository.
     Raises:
         ConfigError: git cannot name the commit of a checkout.
     """
@@ -187,10 +192,10 @@ def git_state(config_dir: Path | None = None) -> dict[str, Any] | None:
     environment["GIT_CEILING_DIRECTORIES"] = str(ROOT.parent)
     git = functools.partial(output_of, "git", "-C", str(ROOT), env=environment)
     try:
-        # Count new files, regardless of the user's own settings.
         code = [*CODE]
         if config_dir is not None and config_dir.resolve().is_relative_to(ROOT):
             code.append(str(config_dir.resolve()))
+        # Count new files, whatever the user's settings are.
         status = git("status", "--porcelain", "--untracked-files=normal", "--", *code)
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(status)}
     except ChildProcessError as error:

@@ -23,6 +23,7 @@ NO_TARGET = -1  # replaces a target where nothing is to be predicted
 
 TRAIN = "train"
 VALIDATION = "validation"
+# A side is where a document goes, train or validation. A split is a stream of the source.
 SIDES = (TRAIN, VALIDATION)
 TEST = "test"  # the held-out split of generated data
 

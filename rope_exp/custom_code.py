@@ -79,10 +79,12 @@ def refuse_code_errors(code: str, *, every: bool = True) -> Iterator[None]:
 def _executed(code: str, source: str) -> type[Position]:
     """Execute a text once, and return its class."""
     file, _, name = code.partition(".")
-    # Two texts of one name may be in one process.
+    # Two files of one name may be in one process, such as a run's and its origin's: each text is a
+    # module of its own.
     module = ModuleType(f"custom_{file}_{text_sha256(source)[:12]}")
+    # Tracebacks and torch's compiler find the text by this path. Users know the path, so it has no
+    # hash: of two texts of one name, they show the lines of the one that was executed last.
     path = f"{file}.py"
-    # Tracebacks and torch's compiler then find the text.
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
     sys.modules[module.__name__] = module
     exec(compile(source, path, "exec"), module.__dict__)

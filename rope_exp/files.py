@@ -164,7 +164,7 @@ def path_name(text: str, *, shortens: bool = True) -> str:
     """Return text as the name of one file or folder, which is neither hidden nor too long.
 
     Anything but letters, digits and . _ + = , - becomes an underscore, and so no name leads out of
-    its folder. Different texts may have one name, unless they are long.
+    its folder. Different short texts may get the same name.
 
     `shortens`: a name of more than LONGEST_NAME bytes becomes its beginning and a hash.
     """
@@ -236,7 +236,16 @@ def lock(path: Path, flags: int = fcntl.LOCK_EX) -> int:
 
 @contextmanager
 def refuse_unreadable(what: object, *errors: type[Exception]) -> Iterator[None]:
-    """Refuse `what` by name if the block raises a system or value error, or one of `errors`."""
+    """Refuse a source that the block cannot read, in one sentence that names it.
+
+    Args:
+        what: the path of the source, or a name of it, such as a path and a line.
+        errors: refused like system errors, value errors and too deep recursion.
+    Returns:
+        A context. Other errors of its block pass unchanged.
+    Raises:
+        RunFolderError: the block raised such an error.
+    """
     refused: tuple[type[Exception], ...] = (OSError, ValueError, RecursionError, *errors)
     try:
         yield
@@ -261,7 +270,7 @@ def open_file(path: Path) -> BufferedReader:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise RunFolderError(f"{path} is no regular file")
+        raise RunFolderError(f"{path} is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 
@@ -282,7 +291,7 @@ def parse_json(what: object, content: bytes) -> dict[str, Any]:
     """Return the JSON object in `content`; `what` names its source in errors."""
 
     def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is no JSON")
+        raise ValueError(f"{constant} is not JSON")
 
     with refuse_unreadable(what):
         # Python would read NaN and infinity.
@@ -293,7 +302,7 @@ def parse_json(what: object, content: bytes) -> dict[str, Any]:
 
 
 def files_sha256(files: Mapping[str, Path]) -> str:
-    """Return the SHA-256 of the names and contents of some files."""
+    """Return the SHA-256 of the names and contents of some files, in the mapping's order."""
     hashes = {name: hashlib.sha256(read_bytes(path)) for name, path in files.items()}
     return json_sha256([[name, content.hexdigest()] for name, content in hashes.items()])
 

@@ -45,7 +45,7 @@ OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 MANIFEST = "manifest.json"
 
-# The first key of config.yaml. Only a change that defaults of new keys cannot bridge needs another.
+# The first key of config.yaml. Raise it only if defaults of new keys cannot read old files.
 FORMAT = 2
 DEEPEST = 100  # levels of nesting in a config.yaml; ours have four
 # Keys of older files, by section, that changed no number and are gone.
@@ -55,6 +55,7 @@ _GONE = {
     "run": ("fresh",),
 }
 
+# Best first; `Row.status` relies on it.
 Status = Literal["finished", "diverged", "unfinished"]
 
 MetricsRow = TypedDict(
@@ -70,7 +71,7 @@ _LOSS = {"finished": _FinishedLoss, "diverged": _DivergedLoss}
 
 
 class Result(_Losses):
-    """The content of result.json. Losses are in DataConfig.unit, times in seconds."""
+    """The content of result.json. Losses are in RunConfig.unit, times in seconds."""
 
     status: Literal["finished", "diverged"]
     pe: str
@@ -80,7 +81,8 @@ class Result(_Losses):
     tokens: Natural
     steps: Natural
     init_sha256: Sha256
-    # SHA-256 of the initial parameters that every variant has; older runs had no others.
+    # SHA-256 of the initial LLaMA parameters, which every variant has. Older runs have only
+    # `init_sha256`.
     shared_init_sha256: NotRequired[Sha256]
     data_sha256: Sha256
     order_sha256: OrderSha256
@@ -154,15 +156,14 @@ def read_config(folder: Path) -> RunConfig:
     try:
         return to_config(values)
     except ConfigError as error:
-        raise RunFolderError(f"{path} is no config of this version: {error}") from error
+        raise RunFolderError(f"{path} is not a config of this version: {error}") from error
 
 
 def _parse_yaml(text: str) -> Any:
     """Return the content of a config.yaml.
 
-    The parser in C takes an eighth of the time, which is most of that of a report on many runs. It
-    composes what is nested by recursion, which deep nesting would crash, and an alias stands for
-    any number of copies; no config has either.
+    The C parser is eight times as fast, and parsing dominates a report on many runs. It recurses,
+    so deep nesting could crash it, and aliases could expand without bound; both are refused.
     """
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     depth = 0
@@ -238,7 +239,7 @@ def check_probes(
     with refuse_unreadable(path):
         sha256 = json_sha256(answers)
     if sha256 != result.get("probes_sha256", sha256):
-        raise RunFolderError(f"{path} holds other probes than its result has the SHA-256 of")
+        raise RunFolderError(f"{path} does not match probes_sha256 in {RESULT}")
     for name, answer in answers.items():
         if name not in config.train.probes:
             raise RunFolderError(f"{path} answers {show(name)}, which train.probes does not name")
@@ -371,7 +372,7 @@ class MetricsWriter:
         """Sync all rows to the disk; some file systems report only here that it is full.
 
         Raises:
-            OSError: the run's folder was deleted or moved; a checkpoint would begin another one.
+            OSError: the run's folder was deleted or moved; saving would create a new folder.
         """
         is_in_place = False
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -392,7 +393,10 @@ def _to_line(row: Mapping[str, Any]) -> str:
 
 
 class ReportError(RunFolderError):
-    """Records that contradict themselves or one another; the message names the folders."""
+    """A report cannot be made: records contradict, or do not match what was asked.
+
+    The message names the folders.
+    """
 
 
 @dataclass(frozen=True)

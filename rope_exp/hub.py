@@ -17,10 +17,10 @@ from rope_exp.sections import DataConfig, TokenizerConfig
 
 SILENCE_SECONDS = 15.0  # of the hub, before a line says so
 # The files of a tokenizer on the hub or in a folder.
-TOKENIZER_CONFIG = "tokenizer_config.json"
-# A file of that name that says which token ends a text.
-EXAMPLE_CONFIG = """such as {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}"""
 TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
+# The file among them that names the token that ends a text, and an example of its content.
+TOKENIZER_CONFIG = "tokenizer_config.json"
+EXAMPLE_CONFIG = """such as {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}"""
 
 
 def pin(data: DataConfig, tokenizer: TokenizerConfig) -> tuple[DataConfig, TokenizerConfig]:
@@ -37,7 +37,7 @@ def pin(data: DataConfig, tokenizer: TokenizerConfig) -> tuple[DataConfig, Token
 
 
 def _check_repository(key: str, path: str) -> None:
-    """Refuse a path, which is no folder, that cannot be the name of a repository on the hub."""
+    """Refuse a path, not of a folder, that cannot be the name of a repository on the hub."""
     local = Path(path).expanduser()
     if local.is_file():
         raise ConfigError(key, path, f"is a file; name its folder, {local.parent}")
@@ -93,15 +93,15 @@ def pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
 
         # transformers itself skips a file that it cannot fetch, and would build another tokenizer.
         names = [f"*{suffix}" for suffix in TOKENIZER_SUFFIXES]
-        place = refuse_load_errors("tokenizer.path", path, from_hub=True)
-        with place, noting_silence("tokenizer.path", path):
+        errors_refused = refuse_load_errors("tokenizer.path", path, from_hub=True)
+        with errors_refused, noting_silence("tokenizer.path", path):
             folder = Path(snapshot_download(path, revision=config.revision, allow_patterns=names))
     try:
         pretrained = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         tokenizer = Tokenizer.from_str(pretrained.backend_tokenizer.to_str())
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic of the library is no Exception
+    except BaseException as error:  # a panic of the library is not an Exception
         reason = f"cannot be read: {first_line(error)}"
         if (folder / "tokenizer.json").exists() and not (folder / TOKENIZER_CONFIG).exists():
             reason = (
@@ -119,7 +119,7 @@ def pretrained_tokenizer(config: TokenizerConfig) -> tuple[Tokenizer, int]:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if isinstance(tokenizer.model, models.BPE):
-        # Dropout draws other tokens each time, and data_sha256 with them.
+        # BPE dropout would change the tokens, and so data_sha256, each time.
         tokenizer.model.dropout = None
 
     for id_, token in tokenizer.get_added_tokens_decoder().items():
@@ -137,7 +137,7 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
         return tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as error:  # a panic of the library is no Exception
+    except BaseException as error:  # a panic of the library is not an Exception
         reason = f"its tokenizer cannot encode a text: {first_line(error)}"
         raise ConfigError("tokenizer.path", ..., reason) from None
 

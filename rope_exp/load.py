@@ -85,7 +85,7 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
         tokenizer = Tokenizer.from_str(read_bytes(Path(path)).decode())
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic of the library is no Exception
+    except BaseException as error:  # a panic of the library is not an Exception
         raise DataError(f"{path} cannot be read as a tokenizer: {first_line(error)}") from None
     tokenizer.encode_special_tokens = True
     return tokenizer
@@ -96,8 +96,8 @@ def end_of_text(run_dir: Path, decoder: Decoder) -> int:
     corpus = read_env(run_dir).get("corpus", {})
     end_id = corpus.get("end_id")
     if end_id is None and "vocabulary" in corpus:
-        allowed = f"was trained on data={corpus['kind']}, in which no token ends a text"
-        raise ConfigError("RUN_FOLDER", str(run_dir), allowed)
+        reason = f"was trained on data={corpus['kind']}, in which no token ends a text"
+        raise ConfigError("RUN_FOLDER", str(run_dir), reason)
     if end_id not in range(len(decoder.lm_head.weight)):
         raise RunFolderError(f"{run_dir / ENV} does not say which token ends a document")
     return int(end_id)

@@ -67,8 +67,8 @@ WORD_BYTES = 1000
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
-def library_files() -> dict[str, Path]:
-    """Return the modules of Python's library by name, in the order of their paths."""
+def stdlib_files() -> dict[str, Path]:
+    """Return the modules of Python's standard library by name, in the order of their paths."""
     root = Path(sysconfig.get_path("stdlib"))
     files = {}
     for path in sorted(root.rglob("*.py")):
@@ -80,7 +80,7 @@ def library_files() -> dict[str, Path]:
     return files
 
 
-def open_library(data: DataConfig) -> Corpus:
+def open_stdlib(data: DataConfig) -> Corpus:
     """Open the stdlib corpus, with one document per module; other kinds are files of corpora/."""
     source_info: dict[str, Any] = {"python": platform.python_version()}
 
@@ -96,13 +96,13 @@ def open_library(data: DataConfig) -> Corpus:
             else:
                 yield text
 
-    return Corpus(data, {TRAIN: library_files().values()}, read, source_info)
+    return Corpus(data, {TRAIN: stdlib_files().values()}, read, source_info)
 
 
 def fingerprint(data: DataConfig) -> str:
     """Return 64 hexadecimal digits that change with the corpus, without network access."""
     if data.kind == "stdlib":
-        return files_sha256(library_files())
+        return files_sha256(stdlib_files())
     return json_sha256(corpus_leaf(data.kind).state(data))
 
 
@@ -112,7 +112,7 @@ def open_data(data: DataConfig, tokenizer: TokenizerConfig, *, seq_len: int) -> 
     Args:
         data: the section of the run's config.
         tokenizer: the section of the run's config; rows of a task have a vocabulary of their own.
-        seq_len: T, the length of the rows, or the tokens of a window of the corpus.
+        seq_len: T, the length of the rows, or one less than the tokens of a window of the corpus.
     Returns:
         The data set; a `Prepared` for a corpus.
     Raises:
@@ -176,14 +176,14 @@ def prepared_folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
 
 def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
     """Return the folder of a prepared corpus, named by a hash of what determines its tokens."""
-    tokens = {name: getattr(tokenizer, name) for name in ("kind", "vocab_size", "train_bytes")}
+    hashed = {name: getattr(tokenizer, name) for name in ("kind", "vocab_size", "train_bytes")}
     if tokenizer.kind == "pretrained":
-        tokens |= hub.tokenizer_state(tokenizer)
+        hashed |= hub.tokenizer_state(tokenizer)
     values = {
         "format": FORMAT,
         "corpus": fingerprint(data),
         "data": {name: getattr(data, name) for name in metadata_of(DataConfig, "of_tokens")},
-        "tokenizer": tokens,
+        "tokenizer": hashed,
     }
     cache = data.cache_dir or os.environ.get("ROPE_EXP_CACHE") or "~/.cache/rope_exp"
     try:
@@ -195,25 +195,25 @@ def _folder(data: DataConfig, tokenizer: TokenizerConfig) -> Path:
     return folder / json_sha256(values)[:16]
 
 
-def _make(data: DataConfig, tokens: TokenizerConfig, folder: Path) -> None:
+def _make(data: DataConfig, tokenizer_config: TokenizerConfig, folder: Path) -> None:
     """Prepare the corpus of a config into its folder."""
     if data.kind == "stdlib":
-        corpus = open_library(data)
+        corpus = open_stdlib(data)
     else:
         corpus = corpus_leaf(data.kind).open_corpus(data)
     # The size of the tokens is unknown.
     with new_folder(folder, None, f"preparing data={data.name}") as temporary:
-        _write(temporary, corpus, tokens)
-        if _folder(data, tokens) != folder:
+        _write(temporary, corpus, tokenizer_config)
+        if _folder(data, tokenizer_config) != folder:
             reason = "its files changed while they were read; try again"
             raise DataError(f"data.path={data.path}: {reason}")
 
 
-def _write(folder: Path, corpus: Corpus, tokens: TokenizerConfig) -> None:
+def _write(folder: Path, corpus: Corpus, tokenizer_config: TokenizerConfig) -> None:
     """Write the files of a corpus, which must have a document on each side."""
     data = corpus.data
-    trained = (text for side, text in corpus.documents(TRAIN) if side == TRAIN)
-    tokenizer, end_id = build_tokenizer(tokens, trained)
+    training_texts = (text for side, text in corpus.documents(TRAIN) if side == TRAIN)
+    tokenizer, end_id = build_tokenizer(tokenizer_config, training_texts)
     write_atomically(folder / TOKENIZER, tokenizer.to_str())
 
     paths = [folder / f"{side}.bin" for side in SIDES]
@@ -229,9 +229,9 @@ def _write(folder: Path, corpus: Corpus, tokens: TokenizerConfig) -> None:
     if total == 0:
         hint = f"of a table, the column data.text_column={data.text_column} is read"
         raise ConfigError("data.path", data.path, f"holds no text; {hint}")
-    if tokens.kind == "pretrained" and sum(counts["tokens"].values()) == total:
+    if tokenizer_config.kind == "pretrained" and sum(counts["tokens"].values()) == total:
         reason = "encodes every document to no token but the one that ends it"
-        raise ConfigError("tokenizer.path", tokens.path, reason)
+        raise ConfigError("tokenizer.path", tokenizer_config.path, reason)
     for side in SIDES:
         if num_documents[side] == 0:
             reason = f"leaves no document for {side} of the corpus's {total}"
@@ -261,7 +261,8 @@ def write_tokens(
 ) -> dict[str, dict[str, int]]:
     """Encode every document into the file of its side.
 
-    A split is read until its own side is full, with data.max_tokens tokens.
+    A split has the name of the side that it fills. It is read until that side is full, with
+    data.max_tokens tokens.
 
     Args:
         corpus: its splits, which are read in their order.
@@ -274,7 +275,7 @@ def write_tokens(
         ConfigError: the tokenizer cannot encode a text.
     """
     counts = {what: dict.fromkeys(SIDES, 0) for what in ("documents", "text_bytes", "tokens")}
-    tokens = counts["tokens"]
+    num_tokens = counts["tokens"]
     limit = corpus.data.max_tokens or sys.maxsize
     dtype = token_dtype(vocab_size(tokenizer))
     progress = Progress("data", corpus.data.max_tokens)
@@ -287,20 +288,20 @@ def write_tokens(
             encodings = run_aside(encode, lambda: "data: encoding a long text")
             for (side, text, is_first, is_last), encoding in zip(batch, encodings, strict=True):
                 ids = [*encoding.ids, end_id] if is_last else encoding.ids
-                kept = ids[: limit - tokens[side]]
+                kept = ids[: limit - num_tokens[side]]
                 if kept:
                     files[side].write(np.array(kept, dtype).tobytes())
                     counts["documents"][side] += is_first
                     # A piece that is cut counts as many bytes as its share of tokens.
                     counts["text_bytes"][side] += len(text.encode()) * len(kept) // len(ids)
-                    tokens[side] += len(kept)
-                if tokens[split] == limit:
+                    num_tokens[side] += len(kept)
+                if num_tokens[split] == limit:
                     break
 
             num_documents = sum(counts["documents"].values())
-            line = f"{num_documents:,} documents, {sum(tokens.values()):,} tokens"
-            progress.show(tokens[TRAIN], line)
-            if tokens[split] == limit:
+            line = f"{num_documents:,} documents, {sum(num_tokens.values()):,} tokens"
+            progress.show(num_tokens[TRAIN], line)
+            if num_tokens[split] == limit:
                 break
     return counts
 

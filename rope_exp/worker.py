@@ -86,12 +86,8 @@ def run_rank(read: Callable[[], RunConfig], corpus: Path | None, stop: StopSigna
 
 
 def run(config: RunConfig, corpus: Path | None, stop: StopSignal) -> int:
-    """Train a run as this rank of it; arguments and exit codes as of `run_rank`.
+    """Train a run as this rank of it: `run_rank` once its config is read.
 
-    Args:
-        config: of the run.
-        corpus: the folder of its prepared corpus; None: its data are generated.
-        stop: catches requests to stop.
     Returns:
         The exit code. Errors are raised.
     """
@@ -123,7 +119,7 @@ def run(config: RunConfig, corpus: Path | None, stop: StopSignal) -> int:
         if DISPATCHER_ID not in os.environ:
             raise
         return EXIT_NO_PORT
-    data = open_data(config, corpus, parallel)
+    data = open_rank_data(config, corpus, parallel)
     trainer = Trainer(config, folder, data, parallel, stop)
     if parallel.is_main:
         record_start(trainer, laws)
@@ -144,7 +140,7 @@ def run(config: RunConfig, corpus: Path | None, stop: StopSignal) -> int:
     return EXIT_CODES[status]
 
 
-def open_data(config: RunConfig, corpus: Path | None, parallel: Any) -> DataSet:
+def open_rank_data(config: RunConfig, corpus: Path | None, parallel: Any) -> DataSet:
     """Open the data of a run on a rank: rows that are generated, or a corpus that was prepared.
 
     The first rank hashes all tokens, as does the first on each machine, which may have a disk of
@@ -155,7 +151,7 @@ def open_data(config: RunConfig, corpus: Path | None, parallel: Any) -> DataSet:
         corpus: the folder of its prepared corpus; None: its data are generated.
         parallel: the ranks of the run.
     Returns:
-        The data set. Its tokens have been hashed on the ranks that hash.
+        The data set.
     Raises:
         DataError: the corpus is gone, or damaged; or text has none, because a dispatcher of an
             older version names none.

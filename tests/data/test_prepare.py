@@ -36,7 +36,7 @@ from rope_exp.commands.prepare import main
 from rope_exp.corpus import BLOCK_BYTES, SIDES, open_prepared, token_dtype
 from rope_exp.errors import ConfigError, DataError
 from rope_exp.files import DiskError, json_sha256
-from rope_exp.prepare import library_files, prepare
+from rope_exp.prepare import prepare, stdlib_files
 from rope_exp.sections import TokenizerConfig
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
@@ -321,7 +321,7 @@ def test_about_the_asked_share_is_held_out() -> None:
 
 
 def test_the_library_without_tests_and_build_output() -> None:
-    files = library_files()
+    files = stdlib_files()
     assert files["json/__init__.py"] == Path(json.__file__)
     assert {"json/decoder.py", "os.py", "asyncio/base_events.py"} <= files.keys()
     for name in files:

@@ -70,7 +70,7 @@ HARMS = [
     ("config.yaml", ".+", "seed: late\n", "config.yaml"),
     ("config.yaml", "lr: 0.003", "lr: 0.004", "config_sha256"),
     ("result.json", ".+", "{", "result.json"),
-    ("result.json", '"val/loss": 3.5', '"val/loss": NaN', "NaN is no JSON"),
+    ("result.json", '"val/loss": 3.5', '"val/loss": NaN', "NaN is not JSON"),
     ("result.json", '"val/loss": 3.5', '"val/loss": true', "val/loss"),
     ("result.json", '"config_sha256": "[^"]+', f'"config_sha256": "{"0" * 64}', "config_sha256"),
     ("result.json", '"pe": "qk_rope"', '"pe": "vo_rope"', "pe is 'vo_rope' by result.json"),

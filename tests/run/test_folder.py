@@ -136,7 +136,7 @@ def test_what_is_no_such_file_is_refused_by_name(tmp_path: Path, name: str) -> N
 def test_a_named_pipe_is_refused_at_once(tmp_path: Path, name: str) -> None:
     """Opening one waits for a writer, which a folder from somebody else may not have."""
     os.mkfifo(tmp_path / name)
-    with refused(name, "is no regular file"):
+    with refused(name, "is not a regular file"):
         READERS[name](tmp_path)
 
 

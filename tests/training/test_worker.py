@@ -15,7 +15,7 @@ from support.trainers import Make
 from rope_exp.config import RunConfig
 from rope_exp.errors import CheckpointError, ConfigError, DataError, LawError, run_command
 from rope_exp.folder import read_env, step_folder
-from rope_exp.worker import describe_end, open_data, record_start
+from rope_exp.worker import describe_end, open_rank_data, record_start
 
 
 def test_a_rank_listens_before_it_imports_torch() -> None:
@@ -36,7 +36,7 @@ def test_one_rank_of_each_machine_hashes_the_corpus(
     accelerator = Mock(is_local_main_process=is_first_here)
     parallel = Mock(is_main=is_main, accelerator=accelerator, wait=calls.wait)
     config = RunConfig()
-    open_data(config, Path("corpus"), parallel)
+    open_rank_data(config, Path("corpus"), parallel)
     opened = call.open(Path("corpus"), config.data, verifies=is_first_here)
     assert calls.mock_calls == [opened, call.wait()]
 
@@ -46,7 +46,7 @@ def test_text_without_a_corpus_names_the_cause() -> None:
     with refused(
         "was given no prepared corpus: rope_exp was updated", "same command", by=DataError
     ):
-        open_data(RunConfig(), None, Mock())
+        open_rank_data(RunConfig(), None, Mock())
 
 
 NO_GPU = "launch.device=cuda: torch finds no such device here"

@@ -239,7 +239,7 @@ def check_probes(
     with refuse_unreadable(path):
         sha256 = json_sha256(answers)
     if sha256 != result.get("probes_sha256", sha256):
-        raise RunFolderError(f"{path} does not match probes_sha256 in {RESULT}")
+        raise RunFolderError(f"{path}: the answers do not match probes_sha256 in the run's result")
     for name, answer in answers.items():
         if name not in config.train.probes:
             raise RunFolderError(f"{path} answers {show(name)}, which train.probes does not name")

@@ -333,7 +333,7 @@ class DataConfig:
         set_keys(self, period=_null_if(self.period, PERIOD_S))
         if self.name is not None:
             return
-        # The corpus's name in tables never is another corpus's.
+        # Name the corpus by kind, order, or data set and subset.
         name = self.kind
         if self.order != "plain":
             name = f"{self.kind}-{self.order}"
@@ -381,12 +381,12 @@ class OptimConfig:
 
 @section
 class ScheduleConfig:
-    """Warm-up, then half a cosine down to the last rate; the keys of every schedule."""
+    """Warm-up, then half a cosine down to the last learning rate; the keys of every schedule."""
 
     name: str = "cosine"
-    # Share of train.num_steps over which the rate rises to optim.lr.
+    # Share of train.num_steps over which the learning rate rises to optim.lr.
     warmup_fraction: Share = 0.05
-    # Last rate, as a share of optim.lr.
+    # Last learning rate, as a share of optim.lr.
     final_fraction: Share = 0.1
 
 
@@ -399,7 +399,8 @@ class TrainConfig:
     num_steps: Count = 500
     # Sequences of a step, over all processes.
     global_batch_size: Count = 16
-    # Sequences of a micro-batch; null: a process's whole share.
+    # Sequences of a micro-batch, if they have length train.seq_len; longer ones are fewer. null: a
+    # process's whole share.
     micro_batch_size: Count | None = None
     # Length of evaluation sequences, and of training sequences unless stages are set.
     seq_len: Count = 256
@@ -482,8 +483,9 @@ class TrainConfig:
         """
         if self.micro_batch_size is None:
             return share
-        most = max(1, self.micro_batch_size * self.seq_len // seq_len)
-        num_parts = -(-share // most)
+        most_rows = max(1, self.micro_batch_size * self.seq_len // seq_len)
+        # Parts of nearly equal size.
+        num_parts = -(-share // most_rows)
         return -(-share // num_parts)
 
 
@@ -556,7 +558,7 @@ class AttentionConfig:
         return self.kind + suffix(self, "kind")
 
     def small(self) -> Self:
-        """Return this kind with two query heads over one key/value head, which laws/ measure."""
+        """Return this kind with two query heads over one key/value head, which laws.py measures."""
         return self
 
     def sites(self) -> tuple[str, ...]:

@@ -286,7 +286,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"result > rotate": ["v"]}, "rotate is ('v',) by result.json"),
     ({"result > steps": 59}, "tokens is"),
     ({"factors > seed": 4}, "_-s4: moved, renamed or edited"),
-    ({"probes > shift": GONE}, "holds other probes"),
+    ({"probes > shift": GONE}, "the answers do not match probes_sha256"),
     ({"probes > shift > x": DEEP}, "recursion limit"),
     ({"env > git": "x"}, "git=x"),
     ({"env > corpus > tokens > train": 0}, "train=0"),

@@ -127,8 +127,8 @@ class RunConfig:
         """Return P, the number of predicted places of a sequence."""
         if self.objective_module is not None:
             return self.objective_module.num_predicted(seq_len)
-        if self.task is not None and self.task.num_queries is not None:
-            return self.task.num_queries
+        if self.task is not None and self.task.num_answers is not None:
+            return self.task.num_answers
         return seq_len
 
     @property
@@ -205,7 +205,8 @@ class Objective(Protocol):
         """Hide some tokens of all rows of a step.
 
         Args:
-            plain: the batch of every next token: ids_BT and the columns that are hashed.
+            plain: the batch of every next token: ids_BT, and hashed_BS, the columns in
+                order_sha256.
             key: the data seed and the step, which alone determine the draws.
             mask_id: the first id beyond the tokenizer's vocabulary.
         Returns:
@@ -225,9 +226,9 @@ class ProbeRule(Protocol):
         """Return why a config cannot have the probe, or nothing."""
 
 
-def probe_leaf(name: str) -> ProbeRule:
+def probe_rule(name: str) -> ProbeRule:
     """Return the file of probes/ that train.probes names."""
-    # The others are read once the run is trained, which would be late to learn of a mistake.
+    # Check now that the file has all members; the trainer uses the rest only after training.
     members = ("why_not", "ask", "ANSWER", "REPORT")
     return cast("ProbeRule", import_choice("probes", name, "train.probes", members=members))
 
@@ -268,14 +269,14 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differing_keys(
-    old: Mapping[str, Any], new: Mapping[str, Any], but: Collection[str] = ()
+    old: Mapping[str, Any], new: Mapping[str, Any], may_differ: Collection[str] = ()
 ) -> list[str]:
     """Return the differences between two configs as text, `key: old -> new`, sorted by key.
 
     Args:
         old: nested values, as `RunConfig.affecting_values`. A missing key counts as null.
         new: the other's.
-        but: keys (optim.lr) or whole sections (optim) that may differ.
+        may_differ: keys (optim.lr) or whole sections (optim) that are left out.
     """
     flat_old = flat(old)
     flat_new = flat(new)
@@ -284,7 +285,7 @@ def differing_keys(
         section = key.partition(".")[0]
         before = flat_old.get(key)
         after = flat_new.get(key)
-        if before != after and key not in but and section not in but:
+        if before != after and key not in may_differ and section not in may_differ:
             differing.append(f"{key}: {show(before)} -> {show(after)}")
     return differing
 
@@ -301,17 +302,34 @@ NEEDS = {
 
 def refusals(config: RunConfig) -> Iterator[Refusal]:
     """Yield a config's mistakes, the first rule first; a rule may rely on those before it."""
-    # It raises for an unknown kind of data: ahead of the keys that such a kind would not have.
+    # Raises for an unknown data.kind, before other keys are blamed.
     task_of(config.data)
+    # Before the keys that need an objective: it may itself be the mistake.
+    yield from _objective_refusals(config)
     yield from _void_keys(config)
     yield from _data_refusals(config)
+    yield from _tracker_refusals(config)
     yield from _budget_refusals(config)
     yield from _attention_refusals(config)
     for name in config.train.probes:
-        reason = probe_leaf(name).why_not(config)
+        reason = probe_rule(name).why_not(config)
         if reason:
             yield Refusal("train.probes", reason)
     yield from _position_refusals(config)
+
+
+def _objective_refusals(config: RunConfig) -> Iterator[Refusal]:
+    """Yield mistakes about the objective, which generated data determine."""
+    objective = config.train.objective
+    objectives = (*CORE_OBJECTIVES, *choice_names("objective"))
+    if objective not in objectives:
+        yield Refusal("train.objective", f"must be one of {', '.join(objectives)}")
+    if config.task:
+        if objective != config.task.objective:
+            reason = f"must be {config.task.objective} for data={config.data.kind}"
+            yield Refusal("train.objective", reason)
+    elif not config.predicts_tokens:
+        yield Refusal("train.objective", "is for data=spikes alone")
 
 
 def _void_keys(config: RunConfig) -> Iterator[Refusal]:
@@ -334,7 +352,7 @@ def _void_keys(config: RunConfig) -> Iterator[Refusal]:
 
 
 def _has(config: RunConfig, needed: str) -> bool:
-    """Return whether a config has one of the words of `needs`: NAME (true), or NAME=VALUE."""
+    """Return whether a config meets one condition of `needs`: NAME (true), or NAME=VALUE."""
     name, _, wanted = needed.partition("=")
     value = attrgetter(name)(config)
     if wanted:
@@ -343,7 +361,7 @@ def _has(config: RunConfig, needed: str) -> bool:
 
 
 def _data_refusals(config: RunConfig) -> Iterator[Refusal]:
-    """The corpus, its tokenizer, and the tracker."""
+    """Yield mistakes about the corpus and its tokenizer."""
     data = config.data
     tokenizer = config.tokenizer
     if data.kind in sections.DATASETS:
@@ -361,17 +379,17 @@ def _data_refusals(config: RunConfig) -> Iterator[Refusal]:
         reason = "must be task for generated data, such as data=addition, and only there"
         yield Refusal("tokenizer.kind", reason)
 
+
+def _tracker_refusals(config: RunConfig) -> Iterator[Refusal]:
+    """Yield an unknown tracker."""
     trackers = ("none", *choice_names("trackers"))
     if config.tracker.name not in trackers:
         yield Refusal("tracker.name", f"must be one of {', '.join(trackers)}")
 
 
 def _budget_refusals(config: RunConfig) -> Iterator[Refusal]:
-    """The objective, the stages, and what generated data refuse."""
+    """Yield mistakes about stages and steps, and keys whose values do not fit generated data."""
     train = config.train
-    objectives = (*CORE_OBJECTIVES, *choice_names("objective"))
-    if train.objective not in objectives:
-        yield Refusal("train.objective", f"must be one of {', '.join(objectives)}")
     tokens = train.tokens_per_step
     for spec in train.stage_specs:
         if spec.num_sequences is None and tokens % spec.seq_len:
@@ -382,16 +400,12 @@ def _budget_refusals(config: RunConfig) -> Iterator[Refusal]:
         yield Refusal("train.num_steps", f"must be the {steps} of train.stages")
     if config.task:
         yield from _task_refusals(config, config.task)
-    elif not config.predicts_tokens:
-        yield Refusal("train.objective", "is for data=spikes alone")
 
 
 def _task_refusals(config: RunConfig, task: TaskSpec) -> Iterator[Refusal]:
-    """Keys that generated data cannot have otherwise."""
+    """Yield keys whose values do not fit generated data."""
     train = config.train
     kind = config.data.kind
-    if train.objective != task.objective:
-        yield Refusal("train.objective", f"must be {task.objective} for data={kind}")
     if train.stages:
         yield Refusal("train.stages", f"data={kind} has rows of one length; leave null")
     if train.seq_len < task.least_seq_len:
@@ -401,7 +415,7 @@ def _task_refusals(config: RunConfig, task: TaskSpec) -> Iterator[Refusal]:
 
 
 def _attention_refusals(config: RunConfig) -> Iterator[Refusal]:
-    """Heads, and what the kind of attention refuses."""
+    """Yield mistakes about heads, and those that the kind of attention refuses."""
     model = config.model
     attn = config.attn
     heads = model.num_attention_heads
@@ -424,7 +438,10 @@ def _attention_refusals(config: RunConfig) -> Iterator[Refusal]:
 
 
 def _position_refusals(config: RunConfig) -> Iterator[Refusal]:
-    """Positions. Every variant must be possible at a size, so NoPE must satisfy these, too."""
+    """Yield mistakes about positions.
+
+    NoPE is held to the same rules, so that every variant is possible at one size.
+    """
     pe = config.pe
     model = config.model
     data = config.data

@@ -215,7 +215,7 @@ class TaskSpec:
         key: the key of `data` that only this kind has; empty: none.
         span: the unit of an example's span; empty: there are no examples to be right or wrong.
         bins: the first span of each bin in a table of matches.
-        num_queries: the places of a row at which something is predicted; None: all.
+        num_answers: the places of a row at which something is predicted; None: all.
         num_outputs: the count of real numbers predicted there; None: a token is predicted.
     """
 
@@ -229,7 +229,7 @@ class TaskSpec:
     key: str = ""
     span: str = ""
     bins: tuple[int, ...] = ()
-    num_queries: int | None = None
+    num_answers: int | None = None
     num_outputs: int | None = None
 
 

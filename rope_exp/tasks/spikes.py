@@ -47,7 +47,7 @@ SPEC = TaskSpec(
     objective="regression",
     probe="fit",
     key="period",
-    num_queries=NUM_QUERIES,
+    num_answers=NUM_QUERIES,
     num_outputs=NUM_DIMS,
 )
 

@@ -97,6 +97,8 @@ data=addition data.path=x | data.path=x: is for data=files or hub alone |
 data=copy data.order=reversed | data.order=reversed: is for data=addition alone |
 data=copy train.seq_len=256 train.stages=[[256,400],[512,100]] | train.stages= | data=copy has rows of one length; leave null
 train.objective=regression | train.objective=regression: is for data=spikes alone |
+train.objective=regression pe.bias=alibi | train.objective=regression: is for data=spikes alone |
+train.objective=other model.window=8 | train.objective=other: must be one of causal, regression |
 data=spikes attn=linear | train.objective=regression: | goes one way alone
 data=spikes model.window=8 | model.window=8: needs train.objective=causal |
 data=spikes pe=alibi | pe.bias=alibi: data=spikes predicts numbers, not tokens |

@@ -92,7 +92,7 @@ def test_shapes_types_and_ids(kind: str) -> None:
         assert batch.ids_BT.dtype == np.int64
         assert batch.ids_BT.min() >= 0
         assert batch.ids_BT.max() < data.vocab_size
-        assert batch.target_BP.shape[1] == (task.num_queries or task.least_seq_len)
+        assert batch.target_BP.shape[1] == (task.num_answers or task.least_seq_len)
         if isinstance(rows, Rows):
             assert rows.mask_NT.any(axis=1).all()
             np.testing.assert_array_equal(rows.span_NT > 0, rows.mask_NT)

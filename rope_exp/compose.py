@@ -97,10 +97,10 @@ class Composed:
 
 def run_config(overrides: Sequence[str], config_dir: Path | None = None) -> RunConfig:
     """Compose the only run of a command line, or the first run of a sweep."""
-    return compose_jobs(overrides, config_dir).configs[0]
+    return compose_runs(overrides, config_dir).configs[0]
 
 
-def compose_jobs(
+def compose_runs(
     overrides: Sequence[str], config_dir: Path | None = None, *, multirun: bool = False
 ) -> Composed:
     """Compose every run of a command line, as `train` does.

@@ -28,7 +28,7 @@ from rope_exp.errors import (
 from rope_exp.files import read_json, write_json
 from rope_exp.machine import output_of
 from rope_exp.signals import on_signal, stop_signals_blocked
-from rope_exp.sweep import Job, check_folders, dispatch, drop_tracker_id
+from rope_exp.sweep import DispatchedRun, check_folders, dispatch, drop_tracker_id
 
 FOLDER = Path("results/slurm")
 SWEEPS = FOLDER / "sweeps"
@@ -261,7 +261,7 @@ def list_sweep(composed: Composed) -> str:
     return "\n".join(f"  {runs[name].title:40}  {states.get(name, 'left')}" for name in runs)
 
 
-def _runs(composed: Composed) -> dict[str, Job]:
+def _runs(composed: Composed) -> dict[str, DispatchedRun]:
     """Return the runs of a sweep by their names in the queue; those that are done have ended.
 
     Whatever a node would look up again is fixed: commits of the hub, initial weights, and the
@@ -269,7 +269,7 @@ def _runs(composed: Composed) -> dict[str, Job]:
     """
     pinned = [finalise(config, resolves=False) for config in composed.configs]
     configs = [config.replace("run", group=config.group) for config in pinned]
-    runs = list(map(Job, configs, titles(composed.overrides, configs)))
+    runs = list(map(DispatchedRun, configs, titles(composed.overrides, configs)))
     check_folders(runs)
     return {f"{run.folder} {run.config.config_sha256[:12]}": run for run in runs}
 

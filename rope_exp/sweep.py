@@ -69,8 +69,8 @@ LOG_BYTES = 1 << 16
 
 
 @dataclass
-class Job:
-    """A run as the dispatcher sees it; not a SLURM job.
+class DispatchedRun:
+    """A run as the dispatcher sees it.
 
     It is waiting until it has `ranks`, and has ended once it has an `exit_code`.
 
@@ -278,9 +278,9 @@ def _signal_name(number: int) -> str:
 # -- checks ----------------------------------------------------------------------------------------
 
 
-def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]:
+def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[DispatchedRun]:
     """Check the runs of a command, whose configs are resolved; prepare data, and make folders."""
-    runs = list(map(Job, configs, titles or [""] * len(configs)))
+    runs = list(map(DispatchedRun, configs, titles or [""] * len(configs)))
     for run in runs:
         runs_per_job = run.config.launch.cells_per_job
         if runs_per_job > 1:
@@ -316,7 +316,7 @@ def admit(configs: Sequence[RunConfig], titles: Sequence[str] = ()) -> list[Job]
     return runs
 
 
-def _prepare_corpora(runs: Sequence[Job]) -> None:
+def _prepare_corpora(runs: Sequence[DispatchedRun]) -> None:
     """Prepare and verify each corpus once, and hand its folder to the runs that read it."""
     open_once = functools.cache(open_data)
     for run in runs:
@@ -331,7 +331,7 @@ def _prepare_corpora(runs: Sequence[Job]) -> None:
             raise ConfigError("train.stages", train.stages, reason)
 
 
-def check_folders(runs: Sequence[Job]) -> None:
+def check_folders(runs: Sequence[DispatchedRun]) -> None:
     """Refuse folders of other runs or of two of these; set the exit codes of runs that are done."""
     check_distinct_folders([run.config for run in runs])
     for run in runs:
@@ -361,7 +361,7 @@ def check_distinct_folders(configs: Sequence[RunConfig]) -> None:
         raise ConfigError("run.dir", str(config.folder), reason)
 
 
-def _check_folder(run: Job) -> None:
+def _check_folder(run: DispatchedRun) -> None:
     """Refuse a folder of another config; set the run's exit code if the run is done."""
     folder = run.folder
     if not folder.exists():
@@ -411,7 +411,7 @@ def _check_group(config: RunConfig) -> None:
 # -- acquisition -----------------------------------------------------------------------------------
 
 
-def acquire(run: Job) -> bool:
+def acquire(run: DispatchedRun) -> bool:
     """Lock the run's folder and write its config, unless the run is done by now.
 
     Returns:
@@ -446,7 +446,7 @@ def acquire(run: Job) -> bool:
     return True
 
 
-def acquire_or_refuse(run: Job) -> None:
+def acquire_or_refuse(run: DispatchedRun) -> None:
     """Acquire the folder of the only run of a command; refuse one that another process runs."""
     deadline = time.monotonic() + LOCK_SECONDS
     while run.exit_code is None and not acquire(run):
@@ -459,14 +459,16 @@ def acquire_or_refuse(run: Job) -> None:
         print(f"{done}; {again} further with run.init_from={run.folder}")
 
 
-def _folder_error(run: Job, reason: str) -> ConfigError:
+def _folder_error(run: DispatchedRun, reason: str) -> ConfigError:
     return ConfigError("run.dir", str(run.folder), reason)
 
 
 # -- the dispatcher --------------------------------------------------------------------------------
 
 
-def dispatch(configs: Sequence[RunConfig], titles: Sequence[str]) -> tuple[int, list[Job]]:
+def dispatch(
+    configs: Sequence[RunConfig], titles: Sequence[str]
+) -> tuple[int, list[DispatchedRun]]:
     """Resolve, admit and complete every run of a command.
 
     Returns:
@@ -496,7 +498,8 @@ def drop_tracker_id() -> None:
 
 
 def run_all(
-    runs: Sequence[Job], on_poll: Callable[[Sequence[Job]], None] = lambda ended: None
+    runs: Sequence[DispatchedRun],
+    on_poll: Callable[[Sequence[DispatchedRun]], None] = lambda ended: None,
 ) -> int:
     """Bring a sweep to its end; the ranks of each run write to a log in its folder.
 
@@ -526,7 +529,7 @@ def run_all(
 
 
 def run_until_done(
-    runs: Sequence[Job], on_poll: Sequence[Callable[[Sequence[Job]], None]] = ()
+    runs: Sequence[DispatchedRun], on_poll: Sequence[Callable[[Sequence[DispatchedRun]], None]] = ()
 ) -> None:
     """Start runs in their order, and poll them until all have ended or a stop is requested.
 
@@ -554,7 +557,9 @@ def run_until_done(
 
 
 def _poll_all(
-    runs: Sequence[Job], on_poll: Sequence[Callable[[Sequence[Job]], None]], signals: StopSignal
+    runs: Sequence[DispatchedRun],
+    on_poll: Sequence[Callable[[Sequence[DispatchedRun]], None]],
+    signals: StopSignal,
 ) -> None:
     try_again_at = 0.0
     while True:
@@ -585,7 +590,7 @@ def _poll_all(
         time.sleep(POLL_SECONDS)
 
 
-def _release(run: Job) -> None:
+def _release(run: DispatchedRun) -> None:
     """Complete the log of a run that has ended, and release its folder and GPUs."""
     if run.log and run.ranks and run.status == "failed":
         # The log may lie on a full disk, where ranks cannot write their own reason.
@@ -598,7 +603,7 @@ def _release(run: Job) -> None:
     run.release_gpus()
 
 
-def _start_waiting(runs: Sequence[Job]) -> None:
+def _start_waiting(runs: Sequence[DispatchedRun]) -> None:
     """Start waiting runs while GPUs are free and every run's max_parallel allows it."""
     running = [run for run in runs if run.status == "running"]
     for run in runs:

@@ -17,13 +17,13 @@ CORE = """
 import sys
 from pathlib import Path
 
-from rope_exp.compose import compose_jobs, run_config
+from rope_exp.compose import compose_runs, run_config
 from rope_exp.errors import ConfigError
 from rope_exp.folder import read_runs
 from rope_exp.report import build, files_of, write_all
 from rope_exp.sweep import dispatch
 
-assert len(compose_jobs(["+experiment=nine", "pe=k_rope,nope"]).configs) == 2
+assert len(compose_runs(["+experiment=nine", "pe=k_rope,nope"]).configs) == 2
 try:
     run_config(["train.num_steps=0"])
 except ConfigError as error:

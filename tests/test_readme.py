@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Override
 from support.configs import REPOSITORY
 
 import rope_exp
-from rope_exp.compose import compose_jobs, split
+from rope_exp.compose import compose_runs, split
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 GUIDE = (REPOSITORY / "docs" / "guide.md").read_text(encoding="utf-8")
@@ -72,4 +72,4 @@ def test_a_printed_command_composes(
     parser.add_argument("overrides", nargs="*")
     monkeypatch.setattr("rope_exp.compose.split", fewest)
     command = parser.parse_intermixed_args(shlex.split(words))
-    assert compose_jobs(command.overrides, command.config_dir, multirun=command.multirun).configs
+    assert compose_runs(command.overrides, command.config_dir, multirun=command.multirun).configs

@@ -14,7 +14,7 @@ from support.configs import NINE, REPOSITORY
 from tables import PAPER, RECORDS
 
 import rope_exp
-from rope_exp.compose import compose_jobs, finalise
+from rope_exp.compose import compose_runs, finalise
 from rope_exp.costs import cost_lines
 from rope_exp.published import TABLE
 from rope_exp.stats import holm
@@ -269,7 +269,7 @@ def test_a_p_beside_a_verdict_of_another_family() -> None:
 def test_the_memory_of_the_sequel() -> None:
     """scale.md prints what `rope-exp plan` estimates."""
     words = ["+experiment=nine", "seed=0,1,2,3,4", "model=sequel", "data=c4"]
-    configs = compose_jobs(words, multirun=True).configs
+    configs = compose_runs(words, multirun=True).configs
     lines = cost_lines(finalise(configs[0], for_plan=True))
     [memory] = [line for line in lines if line.startswith("memory")]
     [gib] = re.findall("[0-9.]+ GiB", memory)

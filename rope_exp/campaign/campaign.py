@@ -27,7 +27,7 @@ from rope_exp.errors import EXIT_DONE, ConfigError, RunFolderError, log
 from rope_exp.files import write_atomically
 from rope_exp.folder import Run, last_step
 from rope_exp.machine import git_state
-from rope_exp.sweep import Job, admit, run_all
+from rope_exp.sweep import DispatchedRun, admit, run_all
 
 # Keys that a record must share with its cell, in addition to those that can change a number:
 # rounding depends on the threads, and a record contains the probes' results.
@@ -132,24 +132,24 @@ def run_campaign(progress: Progress) -> int:
 
     check_here(progress)
     cells = {cell.name: cell for cell in progress.left}
-    jobs = admit([finalise(cell.config) for cell in cells.values()], list(cells))
+    runs = admit([finalise(cell.config) for cell in cells.values()], list(cells))
 
-    def keep_records(ended: Sequence[Job]) -> None:
+    def keep_records(ended: Sequence[DispatchedRun]) -> None:
         """Write records, or keep those that arrived meanwhile; if that fails, the run fails."""
-        for job in ended:
-            if job.status not in ("finished", "diverged"):
+        for run in ended:
+            if run.status not in ("finished", "diverged"):
                 continue
-            cell = cells[job.title]
+            cell = cells[run.title]
             path = progress.folder / f"{cell.name}.json"
             try:
-                write_record(path, job.folder, cell.row, cell.factors)
+                write_record(path, run.folder, cell.row, cell.factors)
                 progress.add(cell, read_record(path))
             except (ConfigError, RunFolderError, OSError) as error:
-                job.fail(error)
+                run.fail(error)
 
     # Some runs may have been done before.
-    keep_records(jobs)
-    code = run_all(jobs, keep_records)
+    keep_records(runs)
+    code = run_all(runs, keep_records)
     log(progress.summary())
     return code if progress.left else EXIT_DONE
 

@@ -44,11 +44,11 @@ class Entry(BaseModel, strict=True, extra="forbid"):
             names = ",".join(f"'{row}'" for row in rows)
             texts.append(f"row={names}")
 
-        # Jobs share their overrides, and each takes a millisecond to parse.
+        # Cells share their overrides, and each takes a millisecond to parse.
         parsed = functools.cache(lambda text: parse([text])[0])
         cells = []
-        for job in compose.split(parse(texts)):
-            overrides = map(parsed, job)
+        for run in compose.split(parse(texts)):
+            overrides = map(parsed, run)
             cells.append({override.get_key_element(): override for override in overrides})
         return cells
 
@@ -140,7 +140,7 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
     file = read_campaign(name, config_dir)
     check_group("campaign", name)
     # Cells that differ only in their seed are composed once: each takes a tenth of a second.
-    composed = functools.cache(functools.partial(compose.compose_jobs, config_dir=config_dir))
+    compose_once = functools.cache(functools.partial(compose.compose_runs, config_dir=config_dir))
     # Imported where it is needed: it takes torch.
     from rope_exp.costs import operations
 
@@ -150,7 +150,7 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
         with _within(where):
             seeds: dict[Any, int] = {}
             for overrides in entry.cells(file.rows):
-                cell = _cell(overrides, entry, file, runs / name, composed)
+                cell = _cell(overrides, entry, file, runs / name, compose_once)
                 if cell.name in listed:
                     raise ConfigError(cell.name, ..., "is listed twice")
                 place = seeds.setdefault(tuple(map(cell.factors.get, SEEDS)), len(seeds))
@@ -185,7 +185,7 @@ def _cell(
     entry: Entry,
     file: CampaignFile,
     runs: Path,
-    composed: Callable[[tuple[str, ...]], compose.Composed],
+    compose_once: Callable[[tuple[str, ...]], compose.Composed],
 ) -> Cell:
     """Compose one cell from its row and its factors; `runs` is the folder of all cells."""
     factors = {key: override.value() for key, override in overrides.items()}
@@ -203,16 +203,16 @@ def _cell(
         swept = [str(overrides[key].input_line) for key in factors if key != "seed"]
         # The last override of a key wins.
         texts = (*file.fixed, *entry.fixed, *file.rows[row], *swept)
-        jobs = composed(texts)
-        if "${" in str(OmegaConf.to_container(compose.without_hydra(jobs.tree))):
+        composed = compose_once(texts)
+        if "${" in str(OmegaConf.to_container(compose.without_hydra(composed.tree))):
             # A reference may be to the seed.
-            jobs = composed((*texts, f"seed={seed}"))
-        if len(jobs.configs) > 1:
+            composed = compose_once((*texts, f"seed={seed}"))
+        if len(composed.configs) > 1:
             raise ConfigError("hydra.mode", ..., "is a sweep of several runs, and a cell is one")
-        if not re.search("basic_launcher|rope_exp", jobs.tree.hydra.launcher._target_):
+        if not re.search("basic_launcher|rope_exp", composed.tree.hydra.launcher._target_):
             raise ConfigError("launch", ..., "is given to `rope-exp campaign NAME launch=...`")
 
-        config = replace(jobs.configs[0], seed=seed)
+        config = replace(composed.configs[0], seed=seed)
         refuse(config, _refusals(config))
         config = config.replace("run", dir=str(runs / name))
     return Cell(name, row, factors, config)

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rope_exp.compose import Composed, compose_jobs
+from rope_exp.compose import Composed, compose_runs
 from rope_exp.errors import ConfigError
 
 DEFAULT_RECORDS = Path("results/records")
@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError("usage", ..., f"{message}; see `{self.prog} --help`")
 
 
-def parse_jobs(
+def parse_runs(
     parser: Parser, argv: list[str], *, multirun: bool = False
 ) -> tuple[argparse.Namespace, Composed]:
     """Parse the command line of a command that takes the overrides of `train`.
@@ -35,11 +35,11 @@ def parse_jobs(
     Args:
         parser: has the command's other arguments; the overrides, -m and --config-dir are added.
         argv: the words after the command's name.
-        multirun: the jobs are a sweep, also without -m.
+        multirun: the command is a sweep, also without -m.
     Returns:
-        The parsed arguments, and the jobs of the overrides.
+        The parsed arguments, and the runs of the overrides.
     Raises:
-        ConfigError: for a mistake in the command line or in a job's config.
+        ConfigError: for a mistake in the command line or in a run's config.
     """
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="as `rope-exp train` takes them"
@@ -48,4 +48,4 @@ def parse_jobs(
     parser.add_argument("--config-dir", **CONFIG_DIR)
     args = parser.parse_intermixed_args(argv)
     multirun = multirun or args.multirun
-    return args, compose_jobs(args.overrides, args.config_dir, multirun=multirun)
+    return args, compose_runs(args.overrides, args.config_dir, multirun=multirun)

@@ -109,8 +109,8 @@ def run_as_rank(config: RunConfig) -> int:
         raise ConfigError(name, precision, reason)
 
     if os.environ.get("RANK", "0") == "0":
-        [job] = admit([config])
-        acquire_or_refuse(job)
+        [run] = admit([config])
+        acquire_or_refuse(run)
 
     result = read_result(config.folder)
     if result is not None:

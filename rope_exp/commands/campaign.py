@@ -13,7 +13,7 @@ from rope_exp.campaign.campaign import Progress
 from rope_exp.campaign.cells import load_campaign
 from rope_exp.commands._parser import CONFIG_DIR, DEFAULT_RECORDS, Parser
 from rope_exp.commands._rank import refuse_rank
-from rope_exp.compose import compose_jobs
+from rope_exp.compose import compose_runs
 from rope_exp.config import DEFAULT_OUTPUT
 from rope_exp.errors import ConfigError
 from rope_exp.identity import convert
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
         campaign = campaign.with_launch(device="cuda", max_parallel="auto", runs_per_gpu=places)
     keys = _allowed_keys(args.overrides)
     if EXCEED_MEMORY in keys:
-        launch = compose_jobs(args.overrides, args.config_dir).configs[0].launch
+        launch = compose_runs(args.overrides, args.config_dir).configs[0].launch
         campaign = campaign.with_launch(exceed_memory=launch.exceed_memory)
     progress = Progress(campaign, args.records)
     queue = Queue(FOLDER / args.name)
@@ -108,19 +108,19 @@ def submit_campaign(
         ChildProcessError: the cluster refuses the jobs.
     """
     keys = _allowed_keys(overrides)
-    jobs = compose_jobs(overrides, config_dir)
-    launch = jobs.configs[0].launch
-    launcher = jobs.tree.hydra.launcher
+    composed = compose_runs(overrides, config_dir)
+    launch = composed.configs[0].launch
+    launcher = composed.tree.hydra.launcher
     if all(cell.config.launch.device == "cpu" for cell in progress.left):
         OmegaConf.update(launcher, "gpus_per_node", None)
     campaigns.check_here(progress)
     name = progress.campaign.name
     # A node reads the campaign's file again, which does not have these.
-    run = partial(run_cells, name, config_dir, progress.records, launch.runs_per_gpu)
+    train = partial(run_cells, name, config_dir, progress.records, launch.runs_per_gpu)
     if EXCEED_MEMORY in keys:
-        run = partial(run, exceed_memory=launch.exceed_memory)
+        train = partial(train, exceed_memory=launch.exceed_memory)
     cells = {cell.name: cell.name for cell in progress.left}
-    return submit(launcher, launch.cells_per_job, queue, cells, run)
+    return submit(launcher, launch.cells_per_job, queue, cells, train)
 
 
 def run_cells(

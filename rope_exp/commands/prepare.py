@@ -1,18 +1,18 @@
 """`rope-exp prepare`: prepare a corpus ahead of training."""
 
-from rope_exp.commands._parser import Parser, parse_jobs
+from rope_exp.commands._parser import Parser, parse_runs
 from rope_exp.corpus import Prepared
 
 
 def main(argv: list[str]) -> int:
     """Prepare a corpus ahead of training, verify every block, and print a summary."""
     about = "Prepare a corpus ahead of training; only data, tokenizer and train.seq_len matter."
-    _, jobs = parse_jobs(Parser("prepare", about), argv)
+    _, composed = parse_runs(Parser("prepare", about), argv)
 
     from rope_exp.prepare import open_data
 
     # A sweep's first run stands for all.
-    config = jobs.configs[0]
+    config = composed.configs[0]
     data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
     if isinstance(data, Prepared):
         names = f"data={config.data.name}, tokenizer={config.tokenizer.name}"

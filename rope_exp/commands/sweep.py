@@ -1,6 +1,6 @@
 """`rope-exp sweep`: submit the runs of a sweep to a cluster."""
 
-from rope_exp.commands._parser import Parser, parse_jobs
+from rope_exp.commands._parser import Parser, parse_runs
 
 
 def main(argv: list[str]) -> int:
@@ -9,6 +9,6 @@ def main(argv: list[str]) -> int:
 
     parser = Parser("sweep", "Submit the runs of a sweep to a cluster, and do not wait for them.")
     parser.add_argument("--list", action="store_true", help="print its runs, and submit none")
-    args, jobs = parse_jobs(parser, argv, multirun=True)
-    print(list_sweep(jobs) if args.list else submit_sweep(jobs))
+    args, composed = parse_runs(parser, argv, multirun=True)
+    print(list_sweep(composed) if args.list else submit_sweep(composed))
     return 0

@@ -1,4 +1,4 @@
-"""`rope-exp train`: Hydra composes the jobs of a command line, and the dispatcher runs them."""
+"""`rope-exp train`: Hydra composes the runs of a command line, and the dispatcher runs them."""
 
 import atexit
 import logging
@@ -50,7 +50,7 @@ exit_codes: list[int] = []
 
 
 def main(argv: list[str]) -> int:
-    """Let Hydra compose and run the jobs of a command line, or print the output of its flags."""
+    """Let Hydra compose and start the runs of a command line, or print the output of its flags."""
     check_ranks()
     _add_plugin()
     # Hydra's parser expects its flags first.
@@ -148,18 +148,18 @@ def _run_task(values: DictConfig) -> tuple[int, RunConfig]:
     config = to_run_config(values, HydraConfig.get())
     if is_rank():
         return run_as_rank(config), config
-    code, [job] = dispatch([config], [config.name])
-    return code, job.config
+    code, [run] = dispatch([config], [config.name])
+    return code, run.config
 
 
 def launch(trees: Sequence[DictConfig], overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
-    """Check all jobs of a sweep, then run them; a failed run does not stop the others.
+    """Check all runs of a sweep, then start them; a failed run does not stop the others.
 
     Args:
-        trees: the composed config of each job, with Hydra's node.
-        overrides: the overrides of each job.
+        trees: the composed config of each run, with Hydra's node.
+        overrides: the overrides of each run.
     Returns:
-        The result of each job, with its `val/loss`; inf for a run that diverged.
+        The result of each run as Hydra has it, with its `val/loss`; inf for a run that diverged.
     Raises:
         SystemExit: the sweep was stopped.
     """
@@ -179,19 +179,19 @@ def launch(trees: Sequence[DictConfig], overrides: Sequence[Sequence[str]]) -> l
             raise ConfigError("launch", configs[-1].launch.name, reason)
     # A sweeper such as optuna's may ask for one run at a time.
     drop_tracker_id()
-    code, jobs = dispatch(configs, titles(overrides, configs))
+    code, runs = dispatch(configs, titles(overrides, configs))
     exit_codes.append(code)
     if code == EXIT_STOPPED:
         raise SystemExit(code)
 
     results = []
-    for tree, job_overrides, job in zip(trees, overrides, jobs, strict=True):
-        result = JobReturn(overrides=job_overrides, cfg=without_hydra(tree), task_name="train")
+    for tree, run_overrides, run in zip(trees, overrides, runs, strict=True):
+        result = JobReturn(overrides=run_overrides, cfg=without_hydra(tree), task_name="train")
         result.status = JobStatus.FAILED
-        result.return_value = ChildProcessError(f"{job.name}: {job.status}")
-        if job.status in ("finished", "diverged"):
+        result.return_value = ChildProcessError(f"{run.name}: {run.status}")
+        if run.status in ("finished", "diverged"):
             result.status = JobStatus.COMPLETED
-            result.return_value = _loss(job.config)
+            result.return_value = _loss(run.config)
         results.append(result)
     return results
 

@@ -12,7 +12,7 @@ from support.refused import refused
 
 from rope_exp.commands.plan import main as plan
 from rope_exp.commands.sweep import main as sweep
-from rope_exp.compose import CONFIGS, Composed, compose_jobs, run_config, titles
+from rope_exp.compose import CONFIGS, Composed, compose_runs, run_config, titles
 from rope_exp.sections import SUBSETS
 
 
@@ -29,7 +29,7 @@ def test_another_choice_of_a_name_of_ours_is_refused(tmp_path: Path, choice: str
     """Hydra would silently ignore one of the two."""
     write(tmp_path / choice, (CONFIGS / choice).read_text() + "# mine\n")
     with refused("--config-dir", choice, "give it another"):
-        compose_jobs([], tmp_path)
+        compose_runs([], tmp_path)
 
 
 BROKEN = {
@@ -46,7 +46,7 @@ BROKEN = {
 def test_a_broken_file_is_one_sentence(tmp_path: Path, text: str) -> None:
     write(tmp_path / "pe" / "mine.yaml", text)
     with refused(BROKEN[text]):
-        compose_jobs(["pe=mine"], tmp_path)
+        compose_runs(["pe=mine"], tmp_path)
 
 
 def test_a_list_of_defaults_may_call_on_other_files(tmp_path: Path) -> None:
@@ -89,14 +89,14 @@ def test_a_reference_to_another_key_is_its_value() -> None:
     assert run_config(["train.eval_every=${train.num_steps}"]).train.eval_every == 500
 
 
-def names(jobs: Composed) -> list[str]:
-    return [config.name for config in jobs.configs]
+def names(composed: Composed) -> list[str]:
+    return [config.name for config in composed.configs]
 
 
 def test_an_experiment_is_a_sweep_in_its_own_order() -> None:
-    assert names(compose_jobs(["+experiment=nine"])) == [f"{pe}-s0" for pe in NINE]
-    assert names(compose_jobs(["+experiment=nine", "pe=k_rope,nope"])) == ["k_rope-s0", "nope-s0"]
-    seeds = names(compose_jobs(["+experiment=seeds", "pe=k_rope,nope"]))
+    assert names(compose_runs(["+experiment=nine"])) == [f"{pe}-s0" for pe in NINE]
+    assert names(compose_runs(["+experiment=nine", "pe=k_rope,nope"])) == ["k_rope-s0", "nope-s0"]
+    seeds = names(compose_runs(["+experiment=seeds", "pe=k_rope,nope"]))
     assert seeds == [f"{pe}-s{seed}" for seed in range(5) for pe in ("k_rope", "nope")]
     subsets = yaml.safe_load((CONFIGS / "experiment/subsets.yaml").read_text())
     swept = subsets["hydra"]["sweeper"]["params"]["pe.rotate"]
@@ -107,9 +107,9 @@ def test_a_sweep_over_experiments_does_not_lose_theirs() -> None:
     """Hydra reads what to sweep before it composes the values that are swept."""
     words = ["+experiment=nine,documents"]
     with refused("experiment: a sweep over experiments would lose their own sweep, of pe; start"):
-        compose_jobs(words, multirun=True)
+        compose_runs(words, multirun=True)
     # A command line that names what they sweep loses nothing.
-    given = compose_jobs([*words, "pe=nope,vo_rope", "data.random_start=0"], multirun=True)
+    given = compose_runs([*words, "pe=nope,vo_rope", "data.random_start=0"], multirun=True)
     assert len(given.configs) == 4
 
 
@@ -121,8 +121,8 @@ def test_an_experiment_that_asks_for_no_sweep_needs_m(tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(MY_SWEEP)
     (tmp_path / "experiment" / "other.yaml").write_text("# @package _global_\nseed: 1\n")
-    jobs = compose_jobs(["+experiment=mine"], tmp_path, multirun=True)
-    assert names(jobs) == ["nope-s0", "vo_rope-s0"]
+    composed = compose_runs(["+experiment=mine"], tmp_path, multirun=True)
+    assert names(composed) == ["nope-s0", "vo_rope-s0"]
 
     words = ["--config-dir", str(tmp_path), "-m", "+experiment=other,mine"]
     lost = "experiment: a sweep over experiments would lose their own sweep, of pe; start"
@@ -137,7 +137,7 @@ def test_an_experiment_that_asks_for_no_sweep_needs_m(tmp_path: Path) -> None:
 def test_a_range_that_never_ends_names_its_key(tmp_path: Path, word: str) -> None:
     key = word.partition("=")[0]
     with refused(f"{key}: is a range whose step is 0"):
-        compose_jobs([word], multirun=True)
+        compose_runs([word], multirun=True)
     assert_refused(command("-m", word, cwd=tmp_path), f"{key}: is a range whose step is 0")
 
 
@@ -150,15 +150,15 @@ def test_a_range_that_never_ends_names_its_key(tmp_path: Path, word: str) -> Non
 )
 def test_a_missing_plugin_says_how_to_install_it(word: str, package: str) -> None:
     with refused(f"{word}: there is no such choice; its plugin is not installed: `pip", package):
-        compose_jobs([word])
+        compose_runs([word])
     with refused("hydra/launcher=mine: there is no such choice; choose one of basic, "):
-        compose_jobs(["hydra/launcher=mine"])
+        compose_runs(["hydra/launcher=mine"])
 
 
 @pytest.mark.parametrize("word", ["optim.lr=interval(0.1, 0.2)", "optim.lr=tag(interval(1, 2))"])
 def test_a_range_needs_a_sweeper_that_draws_from_it(tmp_path: Path, word: str) -> None:
     with refused("optim.lr: is a range, from which a sweeper of another package draws"):
-        compose_jobs([word], multirun=True)
+        compose_runs([word], multirun=True)
     done = command("-m", word, cwd=tmp_path)
     assert_refused(done, "optim.lr: is a range, from which", "hydra/sweeper=optuna")
 
@@ -179,19 +179,19 @@ def test_a_number_for_a_text_is_told_how_to_quote(word: str) -> None:
 
 def test_a_sweep_is_every_value_with_every_other() -> None:
     """The first word varies slowest, as in Hydra's own sweeper."""
-    jobs = compose_jobs(["seed=1,0", "pe=glob(q*)"], multirun=True)
-    assert names(jobs) == [
+    composed = compose_runs(["seed=1,0", "pe=glob(q*)"], multirun=True)
+    assert names(composed) == [
         f"{pe}-s{seed}" for seed in (1, 0) for pe in ("q_rope", "qk_rope", "qkv_rope", "qkvo_rope")
     ]
-    assert names(compose_jobs(["seed=3"], multirun=True)) == ["qk_rope-s3"]
+    assert names(compose_runs(["seed=3"], multirun=True)) == ["qk_rope-s3"]
 
 
 def test_a_run_is_called_by_what_its_sweep_changes() -> None:
     """A title leaves out values that all runs share, and names variant and seed only once."""
 
     def called(*words: str, multirun: bool = True) -> list[str]:
-        jobs = compose_jobs(words, multirun=multirun)
-        return titles(jobs.overrides, jobs.configs)
+        composed = compose_runs(words, multirun=multirun)
+        return titles(composed.overrides, composed.configs)
 
     pairs = ["k_rope-s0", "k_rope-s1", "nope-s0", "nope-s1"]
     assert called("optim.lr=0.001", "pe=k_rope,nope", "seed=0,1") == pairs
@@ -207,10 +207,10 @@ def test_a_run_is_called_by_what_its_sweep_changes() -> None:
 
 def test_a_launcher_and_its_options_are_for_the_command_line() -> None:
     words = ["hydra.launcher.partition=gpu", "+hydra.launcher.additional_parameters.mail-user=me"]
-    jobs = compose_jobs(["launch=slurm", *words, "pe=glob(q_*)", "seed=1"])
-    assert jobs.tree.hydra.launcher.partition == "gpu"
-    assert jobs.tree.hydra.launcher.additional_parameters == {"mail-user": "me"}
-    assert jobs.overrides == [["launch=slurm", "pe=q_rope", "seed=1"]]
+    composed = compose_runs(["launch=slurm", *words, "pe=glob(q_*)", "seed=1"])
+    assert composed.tree.hydra.launcher.partition == "gpu"
+    assert composed.tree.hydra.launcher.additional_parameters == {"mail-user": "me"}
+    assert composed.overrides == [["launch=slurm", "pe=q_rope", "seed=1"]]
 
 
 def test_cfg_job_prints_every_key(tmp_path: Path) -> None:
@@ -241,15 +241,15 @@ def test_a_bug_of_ours_is_no_mistake_of_the_user(
 
     monkeypatch.setattr(f"rope_exp.compose.{name}", broken)
     with pytest.raises(KeyError):
-        compose_jobs(["seed=0,1"], multirun=True)
+        compose_runs(["seed=0,1"], multirun=True)
 
 
 def test_several_values_are_refused_whatever_hydra_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """If Hydra accepted them one day, one of the runs would start without its word."""
-    tree = compose_jobs([]).tree
+    tree = compose_runs([]).tree
     monkeypatch.setattr("rope_exp.compose.compose", lambda *_, **__: tree)
     with refused("seed: several values make a sweep"):
-        compose_jobs(["+seed=0,1"])
+        compose_runs(["+seed=0,1"])
 
 
 def test_a_job_without_a_users_folder_walks_no_files(
@@ -264,7 +264,7 @@ def test_a_job_without_a_users_folder_walks_no_files(
         return rglob(folder, pattern)
 
     monkeypatch.setattr(Path, "rglob", counted)
-    compose_jobs(["seed=0,1,2"], multirun=True)
+    compose_runs(["seed=0,1,2"], multirun=True)
     assert CONFIGS not in walked
-    compose_jobs([], tmp_path)
+    compose_runs([], tmp_path)
     assert CONFIGS in walked

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rope_exp.compose import CAMPAIGNS, CONFIGS, compose_jobs
+from rope_exp.compose import CAMPAIGNS, CONFIGS, compose_runs
 from rope_exp.config import RunConfig
 from rope_exp.files import json_sha256
 
@@ -56,9 +56,9 @@ def choices_sha256(group: str) -> str:
     for path in sorted((CONFIGS / group).glob("*.yaml")):
         word = f"{group}={path.stem}"
         added = "+" if group.startswith(("experiment", "row")) else ""
-        jobs = compose_jobs([f"{added}{word}", *NEEDS.get(word, [])])
-        found[path.stem] = list(described(jobs.configs))
-        for config in jobs.configs:
+        composed = compose_runs([f"{added}{word}", *NEEDS.get(word, [])])
+        found[path.stem] = list(described(composed.configs))
+        for config in composed.configs:
             assert RunConfig.from_dict(config.to_dict()) == config
             # So that --cfg and TAB show its keys before the class of the choice is imported.
             if group in ("attn", "optim", "schedule"):

@@ -115,9 +115,9 @@ def test_a_home_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def test_an_odd_folder_is_stored_as_it_is(
     tiny: Callable[..., RunConfig], tmp_path: Path, name: str
 ) -> None:
-    [job] = admit([resolve(tiny().replace("run", dir=str(tmp_path / name)))])
-    assert acquire(job)
-    job.unlock()
+    [run] = admit([resolve(tiny().replace("run", dir=str(tmp_path / name)))])
+    assert acquire(run)
+    run.unlock()
     assert read_config(tmp_path / name).run.dir == str(tmp_path / name)
 
 

@@ -3,7 +3,7 @@
 import pytest
 from support.refused import refused
 
-from rope_exp.compose import compose_jobs, run_config
+from rope_exp.compose import compose_runs, run_config
 from rope_exp.config import RESERVED, RunConfig
 from rope_exp.errors import ConfigError
 
@@ -151,4 +151,4 @@ def test_the_value_of_an_unknown_key_is_not_shown(prefix: str) -> None:
 
 def test_a_sweep_that_matches_nothing_is_refused() -> None:
     with refused("pe", "the sweep is empty"):
-        compose_jobs(["pe=glob(zz*)"], multirun=True)
+        compose_runs(["pe=glob(zz*)"], multirun=True)

@@ -11,7 +11,7 @@ from support.refused import refused
 from rope_exp import machine
 from rope_exp.compose import check_memory, finalise, resolve
 from rope_exp.config import RunConfig
-from rope_exp.sweep import Job, admit
+from rope_exp.sweep import DispatchedRun, admit
 
 
 @pytest.fixture
@@ -159,5 +159,5 @@ def test_an_empty_number_of_threads_is_a_share_of_cores(
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     monkeypatch.setattr("rope_exp.sweep.num_cores", lambda: 3)
     with mock.patch("subprocess.Popen") as started:
-        Job(resolve(composed())).start()
+        DispatchedRun(resolve(composed())).start()
     assert started.call_args.kwargs["env"]["OMP_NUM_THREADS"] == threads

@@ -34,11 +34,11 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp(request.param)
     words = [*SMALL.split(), *TASKS[request.param].split(), f"run.dir={folder / 'run'}"]
     config = run_config([*words, "launch.device=cpu"])
-    [job] = admit([finalise(config)])
-    trainer = build_trainer(job.config, job.folder)
+    [run] = admit([finalise(config)])
+    trainer = build_trainer(run.config, run.folder)
     record_start(trainer, certificate(config.model, config.pe, config.attn, causal=config.causal))
     assert trainer.train() == "finished"
-    return job.folder
+    return run.folder
 
 
 def test_it_learns_and_is_opened(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from rope_exp import prepare, sweep
 from rope_exp.commands import plan
 from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
-from rope_exp.sweep import Job, acquire, acquire_or_refuse, admit
+from rope_exp.sweep import DispatchedRun, acquire, acquire_or_refuse, admit
 
 OnCpu = Callable[..., RunConfig]
 
@@ -26,16 +26,16 @@ def on_cpu(tiny: Callable[..., RunConfig]) -> OnCpu:
 
 
 @pytest.fixture
-def begun(on_cpu: OnCpu) -> Job:
+def begun(on_cpu: OnCpu) -> DispatchedRun:
     """Return a run whose folder was made, and which no process is running."""
     return begin(on_cpu())
 
 
-def begin(config: RunConfig) -> Job:
-    [job] = admit([config])
-    assert acquire(job)
-    job.unlock()
-    return job
+def begin(config: RunConfig) -> DispatchedRun:
+    [run] = admit([config])
+    assert acquire(run)
+    run.unlock()
+    return run
 
 
 def write_rows(folder: Path, num_steps: int) -> None:
@@ -52,7 +52,7 @@ def write_rows(folder: Path, num_steps: int) -> None:
     ],
 )
 def test_another_config_on_an_old_folder_is_refused(
-    begun: Job, on_cpu: OnCpu, override: str, words: str
+    begun: DispatchedRun, on_cpu: OnCpu, override: str, words: str
 ) -> None:
     """The error names the key with its old and new value; nothing in the folder changes."""
     before = {path: path.read_bytes() for path in begun.folder.rglob("*")}
@@ -94,10 +94,10 @@ def test_a_run_is_handed_the_folder_of_its_corpus(
         places = [str(tmp_path / f"run{number}") for number in range(len(configs))]
         pairs = zip(configs, places, strict=True)
         handed = []
-        for job in admit([config.replace("run", dir=place) for config, place in pairs]):
-            job.start()
+        for run in admit([config.replace("run", dir=place) for config, place in pairs]):
+            run.start()
             folder, *corpus = started.call_args.args[0][3:]
-            assert folder == str(job.folder)
+            assert folder == str(run.folder)
             handed.append(Path(*corpus) if corpus else None)
         return handed
 
@@ -148,10 +148,10 @@ def test_runs_of_two_configs_do_not_enter_one_group(
     """Both were admitted before either began."""
     monkeypatch.chdir(tmp_path)
     words = (["pe=nope", "optim.lr=0.001"], ["pe=vo_rope", "optim.lr=0.003"])
-    jobs = [admit([on_cpu("run.group=g", *more).replace("run", dir=None)])[0] for more in words]
-    assert acquire(jobs[0])
+    runs = [admit([on_cpu("run.group=g", *more).replace("run", dir=None)])[0] for more in words]
+    assert acquire(runs[0])
     with refused("run.group=g", "optim.lr: 0.001 -> 0.003"):
-        acquire(jobs[1])
+        acquire(runs[1])
 
 
 SHARED = {
@@ -185,7 +185,7 @@ def test_a_file_in_the_place_of_a_runs_folder_is_refused(on_cpu: OnCpu) -> None:
         admit([config])
 
 
-def test_a_run_that_lost_its_checkpoints_is_refused(begun: Job, on_cpu: OnCpu) -> None:
+def test_a_run_that_lost_its_checkpoints_is_refused(begun: DispatchedRun, on_cpu: OnCpu) -> None:
     """A run that was killed before its first save, due at step 2, may begin anew."""
     write_rows(begun.folder, 3)
     with refused("has metrics up to step 3 and no checkpoint; restore"):

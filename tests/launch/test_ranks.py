@@ -16,23 +16,23 @@ from rope_exp import sweep
 from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
 from rope_exp.errors import EXIT_NO_PORT, ConfigError, run_command
-from rope_exp.sweep import Job
+from rope_exp.sweep import DispatchedRun
 
 
 @pytest.fixture
-def job(tiny: Callable[..., RunConfig]) -> Job:
+def run(tiny: Callable[..., RunConfig]) -> DispatchedRun:
     config = resolve(tiny("launch.device=cpu"))
     config.folder.mkdir()
-    return Job(config)
+    return DispatchedRun(config)
 
 
-def run_shells(job: Job, *scripts: str) -> None:
-    """Start shells as the job's ranks, and poll them until all have ended."""
-    job.ranks += [subprocess.Popen(["sh", "-c", script], cwd=job.folder) for script in scripts]
+def run_shells(run: DispatchedRun, *scripts: str) -> None:
+    """Start shells as the run's ranks, and poll them until all have ended."""
+    run.ranks += [subprocess.Popen(["sh", "-c", script], cwd=run.folder) for script in scripts]
 
     def have_ended() -> bool:
-        job.poll()
-        return job.exit_code is not None
+        run.poll()
+        return run.exit_code is not None
 
     until(have_ended)
 
@@ -49,55 +49,55 @@ def run_shells(job: Job, *scripts: str) -> None:
     ],
 )
 def test_exit_codes_of_ranks_become_one_of_the_run(
-    job: Job, codes: tuple[int, ...], exit_code: int, status: str
+    run: DispatchedRun, codes: tuple[int, ...], exit_code: int, status: str
 ) -> None:
     """If any rank exits with 2 (a refusal), the run does; every other failure gives 1."""
-    run_shells(job, *(f"exit {code}" for code in codes))
-    assert job.exit_code == exit_code
-    assert job.status == status
+    run_shells(run, *(f"exit {code}" for code in codes))
+    assert run.exit_code == exit_code
+    assert run.status == status
 
 
-def test_a_killed_rank_is_the_reason_of_the_failure(job: Job) -> None:
+def test_a_killed_rank_is_the_reason_of_the_failure(run: DispatchedRun) -> None:
     """Only the kernel or a person kills a rank; the others then fail because it is gone."""
-    run_shells(job, "exit 1", "sleep 0.2; kill -9 $$")
-    assert job.reason.startswith("process 1 of 2 was ended by SIGKILL (the kernel does that")
-    assert job.exit_code == 1
+    run_shells(run, "exit 1", "sleep 0.2; kill -9 $$")
+    assert run.reason.startswith("process 1 of 2 was ended by SIGKILL (the kernel does that")
+    assert run.exit_code == 1
 
 
-def test_a_rank_may_end_by_a_signal_without_a_name(job: Job) -> None:
+def test_a_rank_may_end_by_a_signal_without_a_name(run: DispatchedRun) -> None:
     """Python names only the first and the last real-time signal."""
-    run_shells(job, "kill -35 $$")
-    assert job.reason == "process 0 of 1 was ended by signal 35"
-    assert job.exit_code == 1
+    run_shells(run, "kill -35 $$")
+    assert run.reason == "process 0 of 1 was ended by signal 35"
+    assert run.exit_code == 1
 
 
 def test_a_run_whose_port_was_taken_waits_and_chooses_another(
-    monkeypatch: pytest.MonkeyPatch, job: Job
+    monkeypatch: pytest.MonkeyPatch, run: DispatchedRun
 ) -> None:
     """The ranks that another process at that port kept waiting are ended first."""
     monkeypatch.setattr(sweep, "GRACE_SECONDS", 0.2)
     processes = []
 
     def is_over() -> bool:
-        job.poll()
-        return job.status != "running"
+        run.poll()
+        return run.status != "running"
 
     for _ in range(sweep.PORT_ATTEMPTS - 1):
-        job.num_ports += 1
+        run.num_ports += 1
         scripts = (f"exit {EXIT_NO_PORT}", "exec sleep 60")
-        job.ranks = [subprocess.Popen(["sh", "-c", script]) for script in scripts]
-        processes += job.ranks
+        run.ranks = [subprocess.Popen(["sh", "-c", script]) for script in scripts]
+        processes += run.ranks
         until(is_over)
-        assert job.status == "waiting"
-        assert job.reason == ""
-        assert job.was_killed is False
+        assert run.status == "waiting"
+        assert run.reason == ""
+        assert run.was_killed is False
     assert None not in [process.poll() for process in processes]
 
     # Nobody has a port for it.
-    job.num_ports += 1
-    run_shells(job, f"exit {EXIT_NO_PORT}")
-    assert job.exit_code == 1
-    assert "took each of 5 ports" in job.reason
+    run.num_ports += 1
+    run_shells(run, f"exit {EXIT_NO_PORT}")
+    assert run.exit_code == 1
+    assert "took each of 5 ports" in run.reason
 
 
 def test_ranks_meet_at_another_port_than_a_taken_one(
@@ -108,22 +108,28 @@ def test_ranks_meet_at_another_port_than_a_taken_one(
         taken = other.getsockname()[1]
         ports = iter([taken, sweep.free_port()])
         monkeypatch.setattr(sweep, "free_port", lambda: next(ports))
-        code, [job] = sweep.dispatch([config], ["mine"])
+        code, [run] = sweep.dispatch([config], ["mine"])
     assert code == 0
-    assert job.status == "finished"
-    assert job.num_ports == 2
+    assert run.status == "finished"
+    assert run.num_ports == 2
 
 
-def test_a_run_that_cannot_lease_fails_alone(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+def test_a_run_that_cannot_lease_fails_alone(
+    monkeypatch: pytest.MonkeyPatch, run: DispatchedRun
+) -> None:
     """Such as where the temporary folder is somebody else's, or gone."""
-    failing = Job(job.config.replace("launch", device="cuda"), lock=os.open("/dev/null", 0))
-    other = Job(job.config, lock=0)
+    failing = DispatchedRun(
+        run.config.replace("launch", device="cuda"), lock=os.open("/dev/null", 0)
+    )
+    other = DispatchedRun(run.config, lock=0)
 
     def lease(*_: object) -> dict[str, list[int]]:
         raise ConfigError("TMPDIR", "/tmp", "must be ours")
 
     monkeypatch.setattr("rope_exp.gpu_leases.lease", lease)
-    monkeypatch.setattr(Job, "start", lambda job: job.ranks.append(subprocess.Popen(["true"])))
+    monkeypatch.setattr(
+        DispatchedRun, "start", lambda run: run.ranks.append(subprocess.Popen(["true"]))
+    )
     sweep._start_waiting([failing, other])
     other.ranks[0].wait()
     assert failing.status == "failed"
@@ -165,47 +171,47 @@ def test_only_a_lost_connection_of_gloo_loses_its_traceback(
 
 @pytest.mark.parametrize("waiting", [(), ("exec sleep 60",)])
 def test_a_failed_rank_says_it_all_and_the_others_are_ended(
-    monkeypatch: pytest.MonkeyPatch, job: Job, waiting: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, run: DispatchedRun, waiting: tuple[str, ...]
 ) -> None:
     """The dispatcher kills them itself, so this is no reason for the run's failure."""
     monkeypatch.setattr(sweep, "GRACE_SECONDS", 0.2)
-    run_shells(job, *waiting, "exit 1")
-    assert job.exit_code == 1
-    assert job.reason == ""
+    run_shells(run, *waiting, "exit 1")
+    assert run.exit_code == 1
+    assert run.reason == ""
 
 
-def start_shell(job: Job, script: str) -> None:
-    """Start a shell as the job's only rank, and wait until it has run `script`."""
+def start_shell(run: DispatchedRun, script: str) -> None:
+    """Start a shell as the run's only rank, and wait until it has run `script`."""
     script = f"{script}; touch up; while :; do sleep 0.05; done"
-    job.ranks.append(subprocess.Popen(["sh", "-c", script], cwd=job.folder))
-    until((job.folder / "up").exists)
+    run.ranks.append(subprocess.Popen(["sh", "-c", script], cwd=run.folder))
+    until((run.folder / "up").exists)
 
 
-def test_a_handler_that_raises_waits_for_ranks_to_save(job: Job) -> None:
+def test_a_handler_that_raises_waits_for_ranks_to_save(run: DispatchedRun) -> None:
     """submitit's handler raises in the dispatcher ahead of the job's time limit."""
-    start_shell(job, "trap 'sleep 0.3; touch saved; exit 75' INT")
+    start_shell(run, "trap 'sleep 0.3; touch saved; exit 75' INT")
     with pytest.raises(SystemExit):
-        sweep.run_until_done([job], [lambda jobs: sys.exit()])
-    assert (job.folder / "saved").exists()
+        sweep.run_until_done([run], [lambda runs: sys.exit()])
+    assert (run.folder / "saved").exists()
 
 
 def test_a_second_signal_ends_ranks_that_do_not_hear(
-    monkeypatch: pytest.MonkeyPatch, job: Job
+    monkeypatch: pytest.MonkeyPatch, run: DispatchedRun
 ) -> None:
     monkeypatch.setattr("rope_exp.signals.REPEAT_SECONDS", 0.0)
-    start_shell(job, "trap '' INT")
+    start_shell(run, "trap '' INT")
     killed = []
 
     def signal_again(ended: object) -> None:
-        killed.append(job.was_killed)
+        killed.append(run.was_killed)
         if len(killed) in (1, 4):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    sweep.run_until_done([job], [signal_again])
+    sweep.run_until_done([run], [signal_again])
     assert killed[:4] == [False] * 4
-    assert job.ranks[0].returncode == -signal.SIGKILL
-    assert job.exit_code == 75
-    assert job.status == "stopped"
+    assert run.ranks[0].returncode == -signal.SIGKILL
+    assert run.exit_code == 75
+    assert run.status == "stopped"
 
 
 @pytest.mark.parametrize(
@@ -213,11 +219,13 @@ def test_a_second_signal_ends_ranks_that_do_not_hear(
     [([2, 2], 2), ([2, 2, 2], 2), ([2, 1], 1), ([1, 2], 1), ([2, 1, 2], 2)],
 )
 def test_as_many_run_as_each_of_them_allows(
-    monkeypatch: pytest.MonkeyPatch, job: Job, limits: list[int], num_started: int
+    monkeypatch: pytest.MonkeyPatch, run: DispatchedRun, limits: list[int], num_started: int
 ) -> None:
-    jobs = [Job(job.config.replace("launch", max_parallel=limit), lock=0) for limit in limits]
+    runs = [
+        DispatchedRun(run.config.replace("launch", max_parallel=limit), lock=0) for limit in limits
+    ]
     rank = subprocess.Popen(["true"])
-    monkeypatch.setattr(Job, "start", lambda job: job.ranks.append(rank))
-    sweep._start_waiting(jobs)
+    monkeypatch.setattr(DispatchedRun, "start", lambda run: run.ranks.append(rank))
+    sweep._start_waiting(runs)
     rank.wait()
-    assert sum(each.status == "running" for each in jobs) == num_started
+    assert sum(each.status == "running" for each in runs) == num_started

@@ -12,7 +12,7 @@ from support.gpus import show_gpus
 from support.refused import refused
 
 from rope_exp.compose import resolve
-from rope_exp.sweep import Job
+from rope_exp.sweep import DispatchedRun
 
 
 @pytest.fixture(autouse=True)
@@ -21,16 +21,16 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
 
 
-def waiting(*overrides: str) -> Job:
+def waiting(*overrides: str) -> DispatchedRun:
     """Return a run that waits for its GPUs."""
-    return Job(resolve(composed(*overrides)))
+    return DispatchedRun(resolve(composed(*overrides)))
 
 
-def leased(*overrides: str) -> Job:
+def leased(*overrides: str) -> DispatchedRun:
     """Return a run that has its GPUs, which must be free."""
-    job = waiting(*overrides)
-    assert job.lease_gpus()
-    return job
+    run = waiting(*overrides)
+    assert run.lease_gpus()
+    return run
 
 
 def test_a_gpu_is_leased_once_and_two_or_none() -> None:
@@ -53,14 +53,14 @@ def test_a_gpu_is_leased_once_and_two_or_none() -> None:
 
 def test_a_lease_lives_as_long_as_a_child_that_holds_it() -> None:
     """The dispatcher may die before its ranks."""
-    job = leased("launch=all_gpus")
+    run = leased("launch=all_gpus")
     child = subprocess.Popen(
         [sys.executable, "-c", "input()"],
         stdin=subprocess.PIPE,
-        pass_fds=[*itertools.chain(*job.leases.values())],
+        pass_fds=[*itertools.chain(*run.leases.values())],
     )
-    job.release_gpus()
-    assert not job.lease_gpus()
+    run.release_gpus()
+    assert not run.lease_gpus()
 
     child.communicate(b"\n", timeout=30)
     leased("launch=all_gpus").release_gpus()
@@ -87,25 +87,25 @@ def test_runs_share_a_gpu_if_each_allows_it() -> None:
 
 def test_a_folder_that_others_could_change_is_refused(tmp_path: Path) -> None:
     """Anybody may have made it in the shared temporary folder, and put links there."""
-    job = waiting()
+    run = waiting()
     folder = tmp_path / f"rope_exp-gpus-{os.getuid()}"
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     folder.symlink_to(elsewhere)
     with refused("TMPDIR", folder.name, "only you can write to"):
-        job.lease_gpus()
+        run.lease_gpus()
     assert list(elsewhere.iterdir()) == []
 
     folder.unlink()
     folder.mkdir()
     folder.chmod(0o777)
     with refused("TMPDIR", folder.name, "only you can write to"):
-        job.lease_gpus()
+        run.lease_gpus()
     assert list(folder.iterdir()) == []
 
 
 def test_nobody_else_can_write_to_the_leases(tmp_path: Path) -> None:
-    job = leased()
+    run = leased()
     [folder] = tmp_path.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
-    job.release_gpus()
+    run.release_gpus()

@@ -15,7 +15,7 @@ from rope_exp.attn.decay import Config as DecayConfig
 from rope_exp.attn.linear import Config as LinearConfig
 from rope_exp.attn.retention import Config as RetentionConfig
 from rope_exp.commands.plan import main as plan
-from rope_exp.compose import compose_jobs, resolve, run_config
+from rope_exp.compose import compose_runs, resolve, run_config
 from rope_exp.config import Architecture, RunConfig
 from rope_exp.costs import (
     attention_flops_per_token,
@@ -134,7 +134,7 @@ def test_parameters_operations_memory_and_time_are_printed(tmp_path: Path) -> No
 
 def test_a_sweep_costs_what_its_runs_cost_together() -> None:
     words = ["launch.device=cpu", "model=nano,sequel_mini", "train.num_steps=60,120"]
-    configs = [resolve(config) for config in compose_jobs(words, multirun=True).configs]
+    configs = [resolve(config) for config in compose_runs(words, multirun=True).configs]
     single = sum(operations(config) for config in configs)
 
     [said] = sweep_lines(configs)

@@ -20,12 +20,12 @@ from support.runs import Trial, assert_same_run, kill_the_tree, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rope_exp.commands.train import launch
-from rope_exp.compose import compose_jobs, resolve
+from rope_exp.compose import compose_runs, resolve
 from rope_exp.config import RunConfig
 from rope_exp.files import write_json
 from rope_exp.folder import MetricsWriter, read_metrics
 from rope_exp.slurm import run_configs
-from rope_exp.sweep import Job, admit, run_all
+from rope_exp.sweep import DispatchedRun, admit, run_all
 from rope_exp.trackers import trackio as our_trackio
 from rope_exp.trackers._base import without_nulls
 from rope_exp.trackers.wandb import Tracker
@@ -141,10 +141,10 @@ def test_the_environment_counts_where_the_config_keeps_a_default(
 
 
 def test_a_run_of_a_sweep_is_named_by_what_is_swept(tiny: Callable[..., RunConfig]) -> None:
-    job = Job(resolve(tiny()), title="qk_rope-optim.lr=0.003-s0")
+    run = DispatchedRun(resolve(tiny()), title="qk_rope-optim.lr=0.003-s0")
     with mock.patch("subprocess.Popen") as started:
-        job.start()
-    assert started.call_args.kwargs["env"]["WANDB_NAME"] == job.title
+        run.start()
+    assert started.call_args.kwargs["env"]["WANDB_NAME"] == run.title
 
 
 @pytest.mark.parametrize("dispatches", ["here", "by Hydra", "on a cluster"])
@@ -153,20 +153,20 @@ def test_a_run_of_a_sweep_has_an_id_of_its_own(
 ) -> None:
     """`wandb agent` sets the id of one run, and the command may be a sweep."""
     monkeypatch.setenv("WANDB_RUN_ID", "from-the-agent")
-    jobs = [Job(resolve(tiny(f"seed={seed}")), exit_code=0) for seed in (0, 1)]
-    dispatch = mock.Mock(return_value=(0, jobs[:1]))
+    runs = [DispatchedRun(resolve(tiny(f"seed={seed}")), exit_code=0) for seed in (0, 1)]
+    dispatch = mock.Mock(return_value=(0, runs[:1]))
     monkeypatch.setattr("rope_exp.commands.train.dispatch", dispatch)
     monkeypatch.setattr("rope_exp.slurm.dispatch", dispatch)
     if dispatches == "here":
-        run_all(jobs)
+        run_all(runs)
     elif dispatches == "by Hydra":
         target = "hydra.launcher._target_=hydra_plugins.rope_exp_launcher.RopeExpLauncher"
-        composed = compose_jobs(["launch.device=cpu", f"++{target}"], multirun=True)
+        composed = compose_runs(["launch.device=cpu", f"++{target}"], multirun=True)
         launch([composed.tree], composed.overrides)
     else:
-        run_configs([(jobs[0].config, "")])
+        run_configs([(runs[0].config, "")])
     with mock.patch("subprocess.Popen") as started:
-        Job(jobs[0].config).start()
+        DispatchedRun(runs[0].config).start()
     assert "WANDB_RUN_ID" not in started.call_args.kwargs["env"]
 
 
@@ -175,7 +175,7 @@ def test_the_only_run_of_a_command_keeps_the_id_it_is_given(
 ) -> None:
     monkeypatch.setenv("WANDB_RUN_ID", "from-the-agent")
     with mock.patch("subprocess.Popen") as started:
-        Job(resolve(tiny())).start()
+        DispatchedRun(resolve(tiny())).start()
     assert started.call_args.kwargs["env"]["WANDB_RUN_ID"] == "from-the-agent"
 
 

@@ -12,7 +12,7 @@ from rope_exp import progress
 from rope_exp.config import RunConfig
 from rope_exp.folder import last_row, last_step, step_folder
 from rope_exp.progress import SweepProgress
-from rope_exp.sweep import Job
+from rope_exp.sweep import DispatchedRun
 
 
 @pytest.mark.parametrize(
@@ -35,21 +35,21 @@ def test_a_log_gets_every_change_and_a_summary(
     Nothing estimates what nobody will wait for.
     """
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
-    jobs = []
+    runs = []
     for seed, step, losses in (
         (0, 6, {"train/loss": 3.5, "val/loss": 3.25}),
         (1, 5, {"train/loss": 4.0}),
     ):
         config = dataclasses.replace(tiny("pe=vo_rope"), seed=seed)
-        job = Job(config.replace("run", dir=f"{config.folder}{seed}"))
-        job.folder.mkdir()
+        run = DispatchedRun(config.replace("run", dir=f"{config.folder}{seed}"))
+        run.folder.mkdir()
         row = {"step": step, **losses, "tokens_per_s": None}
-        (job.folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-        jobs.append(job)
-    jobs[0].exit_code = 0
+        (run.folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        runs.append(run)
+    runs[0].exit_code = 0
 
-    view = SweepProgress(jobs)
-    jobs[1].exit_code = exit_code
+    view = SweepProgress(runs)
+    runs[1].exit_code = exit_code
     view.show()
     assert capsys.readouterr().err.splitlines() == [
         "vo_rope-s0: finished, step 6, loss 3.5000, val/loss 3.2500",
@@ -59,10 +59,10 @@ def test_a_log_gets_every_change_and_a_summary(
     ]
 
 
-def write_step(job: Job, step: int) -> None:
+def write_step(run: DispatchedRun, step: int) -> None:
     """Write the row of a step."""
     row = {"step": step, "train/loss": 4.0, "tokens_per_s": None}
-    with (job.folder / "metrics.jsonl").open("a") as file:
+    with (run.folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
 
 
@@ -74,28 +74,28 @@ def test_an_estimate_adds_a_measured_start_to_the_steps(
     """Two runs of 100 steps: a start takes 40 s, and a step 1 s. Together they take 280 s."""
     now = 0.0
     monkeypatch.setattr("rope_exp.progress.time.monotonic", lambda: now)
-    jobs = []
+    runs = []
     for seed in (0, 1):
         config = dataclasses.replace(tiny("pe=nope", "train.num_steps=100"), seed=seed)
         config = config.replace("train", compile=True)
-        jobs.append(Job(config.replace("run", dir=f"{config.folder}{seed}")))
-        jobs[-1].folder.mkdir()
+        runs.append(DispatchedRun(config.replace("run", dir=f"{config.folder}{seed}")))
+        runs[-1].folder.mkdir()
 
-    view = SweepProgress(jobs)
+    view = SweepProgress(runs)
     capsys.readouterr()
     lines = []
     for second in range(1, 281):
         now = float(second)
         number, age = divmod(second - 1, 140)
-        job = jobs[number]
+        run = runs[number]
         if age == 0:
-            job.ranks = [subprocess.Popen(["true"])]
-            job.ranks[0].wait()
+            run.ranks = [subprocess.Popen(["true"])]
+            run.ranks[0].wait()
         if age > 40:
-            write_step(job, age - 40)
+            write_step(run, age - 40)
         if age == 139:
-            write_step(job, 100)
-            job.exit_code = 0
+            write_step(run, 100)
+            run.exit_code = 0
         view.show()
         lines += [(second, line) for line in capsys.readouterr().err.splitlines()]
 
@@ -119,11 +119,11 @@ def test_a_stopped_run_names_the_step_that_it_resumes_from(
     tiny: Callable[..., RunConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its last row may be older: a run logs every few steps, and a stop saves at once."""
-    job = Job(tiny("pe=nope"))
-    step_folder(job.folder / "checkpoints", 14).mkdir(parents=True)
-    write_step(job, 10)
-    view = SweepProgress([job])
-    job.exit_code = 75
+    run = DispatchedRun(tiny("pe=nope"))
+    step_folder(run.folder / "checkpoints", 14).mkdir(parents=True)
+    write_step(run, 10)
+    view = SweepProgress([run])
+    run.exit_code = 75
     view.show()
     assert "nope-s0: stopped, with a checkpoint of step 14\n" in capsys.readouterr().err
 

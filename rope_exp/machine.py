@@ -5,6 +5,7 @@ import os
 import platform
 import re
 import shutil
+import socket
 import subprocess
 import sysconfig
 from collections.abc import Mapping
@@ -201,6 +202,13 @@ def git_state(config_dir: Path | None = None) -> dict[str, Any] | None:
     except ChildProcessError as error:
         why = str(error).removeprefix("git: ")
         raise ConfigError("git", ..., f"cannot say which commit {ROOT} is at: {why}") from None
+
+
+def free_port() -> int:
+    """Return a port of this machine that no process has now."""
+    with socket.create_server(("localhost", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def child_environment(**changes: str) -> dict[str, str]:

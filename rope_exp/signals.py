@@ -75,6 +75,14 @@ class StopSignal:
                 os._exit(EXIT_STOPPED)
 
 
+def signal_name(number: int) -> str:
+    """Return a signal as text; Python has no names for most real-time signals."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 # -- while no run is in progress -------------------------------------------------------------------
 
 

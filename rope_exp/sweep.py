@@ -4,7 +4,6 @@ import functools
 import itertools
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -51,10 +50,10 @@ from rope_exp.folder import (
     read_result,
     write_config,
 )
-from rope_exp.machine import DISPATCHER_ID, child_environment, num_cores
+from rope_exp.machine import DISPATCHER_ID, child_environment, free_port, num_cores
 from rope_exp.prepare import open_data
 from rope_exp.progress import SweepProgress
-from rope_exp.signals import PASSED_ON, StopSignal, stop_signals_blocked
+from rope_exp.signals import PASSED_ON, StopSignal, signal_name, stop_signals_blocked
 from rope_exp.trackers._base import tracker_class
 
 POLL_SECONDS = 0.1
@@ -64,15 +63,12 @@ LOCK_SECONDS = 5.0  # long enough for a process that was just killed to be gone
 GRACE_SECONDS = 5.0  # between a rank's failure and the end of the ranks that wait for it
 STOP_SECONDS = 60.0  # the same if the rank was stopped: the first rank saves meanwhile
 PORT_ATTEMPTS = 5  # of a run whose port another process takes before its first rank
-# With less free disk, a rank may not have written why it failed.
-LOG_BYTES = 1 << 16
+LOG_BYTES = 1 << 16  # with less free disk, a rank may not have written why it failed
 
 
 @dataclass
 class DispatchedRun:
     """A run as the dispatcher sees it.
-
-    It is waiting until it has `ranks`, and has ended once it has an `exit_code`.
 
     Attributes:
         config: of the run; resolved before it starts.
@@ -81,7 +77,7 @@ class DispatchedRun:
         corpus: the folder of its prepared corpus; None: its data are generated.
         lock: the descriptor that holds the folder's lock; -1: the folder is not locked.
         leases: the descriptors of lock files that hold each of its GPUs, by UUID.
-        ranks: its processes, in the order of ranks; empty: it was not started.
+        ranks: its processes, in the order of ranks; empty: it is waiting to start.
         num_ports: how many ports were tried.
         first_ended_at: when its first rank ended, by the monotonic clock; 0: none has.
         was_stopped: we asked its ranks to save and exit.
@@ -220,7 +216,7 @@ class DispatchedRun:
         lowest = min(ended)
         if lowest < 0 and not self.was_killed and not self.reason:
             process = f"process {codes.index(lowest)} of {len(codes)}"
-            self.reason = f"{process} was ended by {_signal_name(-lowest)}"
+            self.reason = f"{process} was ended by {signal_name(-lowest)}"
             if lowest == -signal.SIGKILL:
                 self.reason += " (the kernel does that where memory runs out)"
         # A rank that we have killed has not failed.
@@ -260,19 +256,8 @@ class DispatchedRun:
             process.kill()
 
 
-def free_port() -> int:
-    """Return a port of this machine that no process has now."""
-    with socket.create_server(("localhost", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
-
-
-def _signal_name(number: int) -> str:
-    """Return a signal as text; Python has no names for most real-time signals."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+# Called after every poll, with the runs that have ended since the last one.
+OnPoll = Callable[[Sequence[DispatchedRun]], None]
 
 
 # -- checks ----------------------------------------------------------------------------------------
@@ -348,13 +333,11 @@ def check_distinct_folders(configs: Sequence[RunConfig]) -> None:
         if other.config_sha256 == config.config_sha256:
             remedy = "they are one and the same: name each value once"
         elif config.run.dir is not None:
-            remedy = (
-                "leave run.dir out, or name in it what is swept: 'run.dir=DIR/${pe.name}-${seed}'"
-            )
+            remedy = "leave run.dir out, or name in it what is swept: "
+            remedy += "'run.dir=DIR/${pe.name}-${seed}'"
         elif config.run.group is not None:
-            remedy = (
-                "leave run.group out, or name in it what is swept: 'run.group=NAME-${optim.lr}'"
-            )
+            remedy = "leave run.group out, or name in it what is swept: "
+            remedy += "'run.group=NAME-${optim.lr}'"
         else:
             remedy = "give each variant a pe.name of its own"
         reason = f"two runs of the sweep ({config.name}) would share it; {remedy}"
@@ -418,8 +401,7 @@ def acquire(run: DispatchedRun) -> bool:
         False if another process has the lock. True otherwise, also for a run that is done: its
         `exit_code` is then set, and nothing is written.
     Raises:
-        ConfigError: the folder or the group belongs to another config.
-        RunFolderError: a file of the folder cannot be read.
+        ConfigError, RunFolderError: the folder is another config's, or cannot be read.
     """
     make_folders(run.folder)
     lock = try_lock(run.folder / LOCK)
@@ -497,15 +479,9 @@ def drop_tracker_id() -> None:
     os.environ.pop("WANDB_RUN_ID", None)
 
 
-def run_all(
-    runs: Sequence[DispatchedRun],
-    on_poll: Callable[[Sequence[DispatchedRun]], None] = lambda ended: None,
-) -> int:
+def run_all(runs: Sequence[DispatchedRun], on_poll: OnPoll = lambda ended: None) -> int:
     """Bring a sweep to its end; the ranks of each run write to a log in its folder.
 
-    Args:
-        runs: admitted.
-        on_poll: called after every poll, with the runs that have ended since the last one.
     Returns:
         The exit code: 0, 1 or 75.
     """
@@ -528,9 +504,7 @@ def run_all(
     return EXIT_FAILED if failed else EXIT_DONE
 
 
-def run_until_done(
-    runs: Sequence[DispatchedRun], on_poll: Sequence[Callable[[Sequence[DispatchedRun]], None]] = ()
-) -> None:
+def run_until_done(runs: Sequence[DispatchedRun], on_poll: Sequence[OnPoll] = ()) -> None:
     """Start runs in their order, and poll them until all have ended or a stop is requested.
 
     Args:
@@ -557,9 +531,7 @@ def run_until_done(
 
 
 def _poll_all(
-    runs: Sequence[DispatchedRun],
-    on_poll: Sequence[Callable[[Sequence[DispatchedRun]], None]],
-    signals: StopSignal,
+    runs: Sequence[DispatchedRun], on_poll: Sequence[OnPoll], signals: StopSignal
 ) -> None:
     try_again_at = 0.0
     while True:

@@ -88,6 +88,10 @@ def run_rank(read: Callable[[], RunConfig], corpus: Path | None, stop: StopSigna
 def run(config: RunConfig, corpus: Path | None, stop: StopSignal) -> int:
     """Train a run as this rank of it: `run_rank` once its config is read.
 
+    Args:
+        config: of the run.
+        corpus: as of `run_rank`.
+        stop: as of `run_rank`.
     Returns:
         The exit code. Errors are raised.
     """

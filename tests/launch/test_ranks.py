@@ -16,6 +16,7 @@ from rope_exp import sweep
 from rope_exp.compose import resolve
 from rope_exp.config import RunConfig
 from rope_exp.errors import EXIT_NO_PORT, ConfigError, run_command
+from rope_exp.machine import free_port
 from rope_exp.sweep import DispatchedRun
 
 
@@ -106,7 +107,7 @@ def test_ranks_meet_at_another_port_than_a_taken_one(
     config = tiny("launch.device=cpu", "launch.num_processes=2", "pe=nope")
     with socket.create_server(("localhost", 0)) as other:
         taken = other.getsockname()[1]
-        ports = iter([taken, sweep.free_port()])
+        ports = iter([taken, free_port()])
         monkeypatch.setattr(sweep, "free_port", lambda: next(ports))
         code, [run] = sweep.dispatch([config], ["mine"])
     assert code == 0

@@ -13,8 +13,7 @@ from rope_exp.corpus import Batch
 from rope_exp.errors import first_line, log
 from rope_exp.optimizer import make_state
 
-# Steps before a capture, and before the one that shows whether a step waits for the device: they
-# compile, and let libraries choose their kernels.
+# Steps before the sync check, and so before the capture. They compile and choose kernels.
 WARMUP_STEPS = 2
 
 
@@ -53,7 +52,7 @@ class StepGraphs:
         # kept here, so that nobody who drops a parameter's gradient frees what a graph writes.
         device = self.first_bad_step.device
         self._gradients: list[Tensor] = []
-        self._rates = [torch.zeros((), device=device) for _ in self.optimizer.param_groups]
+        self._lrs = [torch.zeros((), device=device) for _ in self.optimizer.param_groups]
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._num_targets = torch.zeros((), device=device)
         self._outcome = torch.zeros(3, dtype=torch.float64, device=device)
@@ -64,7 +63,7 @@ class StepGraphs:
         self._side: torch.cuda.Stream | None = None
 
     def __call__(
-        self, inputs: Batch, step: int, num_targets: int, rates: Sequence[float]
+        self, inputs: Batch, step: int, num_targets: int, lrs: Sequence[float]
     ) -> Tensor | None:
         """Make one step from the inputs of all micro-batches.
 
@@ -72,23 +71,23 @@ class StepGraphs:
             inputs: this rank's rows of the global batch, on the device.
             step: the number of the step.
             num_targets: the number of targets of all ranks.
-            rates: the learning rate of each group of the optimizer.
+            lrs: the learning rate of each group of the optimizer.
         Returns:
             A copy of the update's outcome. None: steps of this new shape make no graph; nothing was
             updated, and the log says why.
         Raises:
             RuntimeError: the capture failed, which may leave torch's allocator unusable.
         """
-        # A number is an argument of the kernel that writes it, so the host waits for none.
+        # fill_ passes a number as a kernel argument, so the host does not wait.
         self._step.fill_(step)
         self._num_targets.fill_(num_targets)
-        for tensor, rate in zip(self._rates, rates, strict=True):
-            tensor.fill_(rate)
+        for tensor, lr in zip(self._lrs, lrs, strict=True):
+            tensor.fill_(lr)
 
         shapes = tuple(None if tensor is None else tensor.shape for tensor in inputs)
         if shapes not in self._graphs:
             try:
-                self._graphs[shapes] = self._recorded(inputs)
+                self._graphs[shapes] = self._prepare_graph(inputs)
             except CaptureError as error:
                 log(f"{self.name}: steps are launched kernel by kernel, not as a graph: {error}")
                 self.optimizer.zero_grad(set_to_none=True)
@@ -101,18 +100,18 @@ class StepGraphs:
         launch()
         return self._outcome.clone()
 
-    def _recorded(self, inputs: Batch) -> tuple[Batch, Callable[[], None]]:
+    def _prepare_graph(self, inputs: Batch) -> tuple[Batch, Callable[[], None]]:
         """Return static inputs, and a function that makes a step from them."""
         static = Batch(*(None if x is None else x.clone() for x in inputs))
         parameters = list(self.model.parameters())
         if not self._gradients:
-            # Before the first activations, whose memory could not be returned for the graph's own
-            # if a moment lay in the middle of it.
+            # Allocate the moments before the first activations. A moment in the middle of their
+            # memory would keep the allocator from giving it to the graph.
             if not self.optimizer.state:
                 make_state(self.optimizer, self.model)
             self._gradients = [torch.zeros_like(parameter) for parameter in parameters]
-        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate
+        for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):
+            group["lr"] = lr
 
         def launch() -> None:
             for parameter, gradient in zip(parameters, self._gradients, strict=True):
@@ -122,18 +121,19 @@ class StepGraphs:
             assert outcome is not None
             self._outcome.copy_(outcome)
 
-        # After a bad step no update changes anything, nor do the steps before the capture.
+        # Pretend that a step was bad: then the steps before the capture change no weight. The true
+        # value is restored below.
         first_bad_step = self.first_bad_step.clone()
         self.first_bad_step.fill_(1)
         try:
-            return static, self._captured(launch)
+            return static, self._capture(launch)
         finally:
             self.first_bad_step.copy_(first_bad_step)
 
-    def _captured(self, launch: Callable[[], None]) -> Callable[[], None]:
+    def _capture(self, launch: Callable[[], None]) -> Callable[[], None]:
         """Return a function that repeats `launch` as a graph."""
-        # Off the default stream, as capturing is, and on the stream of the captures: autograd adds
-        # up gradients on the stream on which it first met a parameter.
+        # Warm up on the stream of the captures: autograd accumulates a gradient on the stream on
+        # which it first met the parameter.
         if self._side is None:
             self._side = torch.cuda.Stream()
         side = self._side
@@ -145,7 +145,8 @@ class StepGraphs:
                 # A capture that fails may leave torch's allocator unusable, so a wait for the
                 # device, which no graph can hold, must fail before it.
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # that the mode does not detect every wait
+                    # Torch warns that this mode does not detect every wait.
+                    warnings.simplefilter("ignore")
                     torch.cuda.set_sync_debug_mode("error")
                 launch()
         except RuntimeError as error:

@@ -31,13 +31,14 @@ def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
     """Return fused AdamW, or the optimizer of optim/ that the config names.
 
     Vectors and the parameters of positions get no weight decay. Learned frequencies are a group
-    whose learning rate is a multiple ("rate") of the others', and their crossings of 0 are counted.
+    whose learning rate is a multiple ("lr_multiple") of the others', and their changes of sign are
+    counted.
     """
     decaying: dict[str, Any] = {"params": [], "weight_decay": config.weight_decay}
     staying: dict[str, Any] = {"params": [], "weight_decay": 0.0}
-    # Their learning rate is a multiple of the others'.
-    rate = decoder.architecture.pe.trainable_lr
-    frequencies: dict[str, Any] = {"params": [], "weight_decay": 0.0, "rate": rate}
+    frequencies: dict[str, Any] = {"params": [], "weight_decay": 0.0}
+    # A key of ours: torch keeps it in the group, and the training step reads it.
+    frequencies["lr_multiple"] = decoder.architecture.pe.trainable_lr
     for name, parameter in decoder.named_parameters():
         group = decaying
         if name.startswith(FREQUENCIES):

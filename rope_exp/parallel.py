@@ -1,4 +1,4 @@
-"""The processes of one run: questions to all of them, and the end of all if one is lost."""
+"""The ranks of a run: collective calls, and a heartbeat that ends a run that lost a rank."""
 
 import gc
 import os
@@ -30,7 +30,7 @@ PATIENCE = timedelta(minutes=2)
 LONGEST_WAIT = timedelta(days=1)
 
 
-class Group:
+class RankGroup:
     """The ranks of a run, which call each method at the same places.
 
     A thread of each rank ends its process if another rank has died, is frozen, or cannot be
@@ -62,7 +62,7 @@ class Group:
         distributed.all_reduce(flags, op=distributed.ReduceOp.MAX, group=self._hosts)
         return bool(flags)
 
-    def begin(self, start: Mapping[str, Any], folder: Path) -> None:
+    def check_same_start(self, start: Mapping[str, Any], folder: Path) -> None:
         """Refuse ranks that begin differently, as they do without a shared disk.
 
         Args:
@@ -107,7 +107,8 @@ class Parallel:
         rank: from 0 to world_size - 1.
         world_size: the number of processes that train the run together.
         device: the device of this rank.
-        group: the other ranks; None if no launcher has started several.
+        group: the process groups of all ranks; None if no launcher made any, so that this is the
+            only process.
 
     Raises:
         ConfigError: the launcher or the machine provides another world than requested.
@@ -150,8 +151,7 @@ class Parallel:
         if strategy != plain and (strategy, self.world_size) != ("NO", 1):
             raise ConfigError("accelerate's distributed_type", strategy, f"must be {plain}")
 
-        # The other processes, if a launcher has started several.
-        self.group = Group() if distributed.is_initialized() else None
+        self.group = RankGroup() if distributed.is_initialized() else None
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of `tensor` over all ranks, on every rank."""

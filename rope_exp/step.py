@@ -4,7 +4,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
@@ -25,19 +25,19 @@ from rope_exp.sections import ScheduleConfig
 
 
 class ScheduleLeaf(Protocol):
-    """A file of schedule/: the keys of a schedule, and its height above the last rate."""
+    """A file of schedule/: the keys of a schedule, and its height above the last learning rate."""
 
     @property
     def Config(self) -> type[ScheduleConfig]: ...
 
     # `config` is the file's own Config.
     def height(self, config: Any, step: int, num_warmup_steps: int, num_steps: int) -> float:
-        """Return the height of a step's rate: 1 at the peak, 0 at the rate of final_fraction.
+        """Return a step's height: 1 at the peak learning rate, 0 at that of final_fraction.
 
         Args:
             config: the section `schedule` of the run's config.
             step: a step after the warm-up, counted from 1; the last is `num_steps`.
-            num_warmup_steps: the number of steps in which the rate rises.
+            num_warmup_steps: the number of steps in which the learning rate rises.
             num_steps: the number of steps of the run.
         """
 
@@ -114,7 +114,7 @@ class TrainingStep:
                 self.config.name, self.update, self.optimizer, self.first_bad_step, self.decoder
             )
 
-    def settle_sums(self, step: int) -> None:
+    def fix_bucket_order(self, step: int) -> None:
         """Make a pass over a step's first rows, and throw its gradients away.
 
         DistributedDataParallel reorders its buckets after its first average, and a sum of three or
@@ -133,22 +133,17 @@ class TrainingStep:
             asked to stop before the last micro-batch.
         """
         inputs, num_targets, order_sha256 = self.get_batch(step)
-        groups = self.optimizer.param_groups
-        rate = learning_rate(step, self.config)
-        rates = [rate * group.get("rate", 1.0) for group in groups]
+        lr = learning_rate(step, self.config)
+        lrs = [lr * group.get("lr_multiple", 1.0) for group in self.optimizer.param_groups]
 
         numbers = None
         if self.graphs is not None:
             if self.should_stop():
                 return None
-            numbers = self.graphs(inputs, step, num_targets, rates)
-        if numbers is None:
-            # There are no graphs here, or none of this step could be made: nothing was updated.
-            self.graphs = None
-            for group, group_rate in zip(groups, rates, strict=True):
-                group["lr"] = group_rate
-            numbers = self.update(inputs, step, num_targets, self.should_stop)
-            self.optimizer.zero_grad(set_to_none=True)
+            numbers = self._graph_step(inputs, step, num_targets, lrs)
+        # Without a graph, or if its capture failed, launch kernel by kernel.
+        if self.graphs is None:
+            numbers = self._eager_step(inputs, step, num_targets, lrs)
         if numbers is None:
             return None
 
@@ -165,6 +160,26 @@ class TrainingStep:
             return Outcome(step, loss, grad_norm, int(first_bad_step), order_before)
 
         return read
+
+    def _graph_step(
+        self, inputs: Batch, step: int, num_targets: int, lrs: Sequence[float]
+    ) -> Tensor | None:
+        """Make a step as a graph; if none can be made, update nothing and give up graphs."""
+        assert self.graphs is not None
+        numbers = self.graphs(inputs, step, num_targets, lrs)
+        if numbers is None:
+            self.graphs = None
+        return numbers
+
+    def _eager_step(
+        self, inputs: Batch, step: int, num_targets: int, lrs: Sequence[float]
+    ) -> Tensor | None:
+        """Make a step kernel by kernel; return None if asked to stop."""
+        for group, lr in zip(self.optimizer.param_groups, lrs, strict=True):
+            group["lr"] = lr
+        numbers = self.update(inputs, step, num_targets, self.should_stop)
+        self.optimizer.zero_grad(set_to_none=True)
+        return numbers
 
     def get_batch(self, step: int) -> tuple[Batch, int, str]:
         """Return this rank's rows, the targets of all ranks, and order_sha256 with this batch."""
@@ -222,7 +237,8 @@ class TrainingStep:
         return torch.stack([loss.double(), norm.double(), self.first_bad_step.double()])
 
 
-UNTIMED_STEPS = 10  # excluded from a run's speed: compilation, first memory accesses
+# The first timed steps, which a run's speed excludes: they compile, and access memory first.
+EXCLUDED_STEPS = 10
 
 
 class Throughput:
@@ -238,7 +254,7 @@ class Throughput:
     """
 
     def __init__(self, config: RunConfig, vocab_size: int, device: torch.device) -> None:
-        # By sequence length; 1 where no peak is known.
+        # By sequence length; 1 on a CPU.
         self.flops_per_token = {stage.seq_len: 1 for stage in config.train.staged}
         # Dense bf16, of all ranks' devices together; None if unknown, and on a CPU.
         self.peak_flops_per_s: float | None = None
@@ -269,9 +285,10 @@ class Throughput:
     def speed(self, num_steps: int | None = None) -> dict[str, float | None]:
         """Return the medians of tokens_per_s and mfu, each None if unknown.
 
-        They are over the last `num_steps` timed steps, or over all after the warm-up.
+        They are over the last `num_steps` timed steps; None: over all after the first
+        EXCLUDED_STEPS, or over all if there are no more.
         """
-        timed = self._timed[UNTIMED_STEPS:] or self._timed
+        timed = self._timed[EXCLUDED_STEPS:] or self._timed
         if num_steps is not None:
             timed = self._timed[-num_steps:]
         if not timed:

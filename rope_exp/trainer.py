@@ -1,4 +1,4 @@
-"""The training of one run on one rank: its loop, its rows, and its result."""
+"""The training of one run on one rank: its loop, its metrics rows, and its result."""
 
 import math
 import time
@@ -101,9 +101,9 @@ class Trainer:
         self.saved_step = self.step
         self.train_step.order_sha256 = self.start["order_sha256"]
         if parallel.group is not None:
-            parallel.group.begin(self.start | self.identity, folder)
+            parallel.group.check_same_start(self.start | self.identity, folder)
             if parallel.world_size > 2 and self.step < train.num_steps:
-                self.train_step.settle_sums(self.step + 1)
+                self.train_step.fix_bucket_order(self.step + 1)
 
     def load(self) -> dict[str, Any]:
         """Load the newest checkpoint, if there is one, into the model and the optimizer.
@@ -194,8 +194,8 @@ class Trainer:
                     return "diverged"
                 validation = {"val/loss": loss}
 
-            if writer is not None and due & {"row", "eval", "end"}:
-                writer.row(outcome, validation)
+            if writer is not None and due & {"metrics_row", "eval", "end"}:
+                writer.metrics_row(outcome, validation)
             # Do not time the step after an evaluation, nor the step in which a stage compiles.
             if validation or "stage" in due:
                 self.throughput.pause()
@@ -211,7 +211,8 @@ class Trainer:
     def _outcomes(self) -> Iterator[Outcome]:
         """Yield the outcome of each step that is made until the end or a stop.
 
-        On a GPU the next step starts before an outcome is read, unless more than a row is due:
+        On a GPU the next step starts before an outcome is read, unless more than a metrics row is
+        due:
         evaluations and checkpoints are of the step's own weights.
         """
         unread: list[Callable[[], Outcome]] = []
@@ -221,8 +222,10 @@ class Trainer:
                 break
             self.step += 1
             unread.append(started)
-            reads_late = self.reads_late and due_after(self.config.train, self.step) <= {"row"}
-            while len(unread) > int(reads_late):
+            due = due_after(self.config.train, self.step)
+            may_wait = self.reads_late and due <= {"metrics_row"}
+            num_waiting = 1 if may_wait else 0
+            while len(unread) > num_waiting:
                 yield unread.pop(0)()
 
         for read in unread:
@@ -238,7 +241,7 @@ class Trainer:
             return held_out_loss(self.decoder, self.held_out_rows, self.rows_at_once, self.parallel)
 
     def _save(self, writer: "RunWriter | None") -> None:
-        """Save this step once, on rank 0, after the rows up to it are on the disk."""
+        """Save this step once, on rank 0, after the metrics rows up to it are on the disk."""
         if self.step == self.saved_step:
             return
         if writer is not None:
@@ -266,7 +269,7 @@ class Trainer:
 class Probe(Protocol):
     """A file of probes/, as the trainer asks it; a config meets it as a `config.ProbeRule`."""
 
-    def ask(self, model: Finished) -> dict[str, Any]:
+    def ask(self, trainer: Finished) -> dict[str, Any]:
         """Return the answer, as plain values."""
 
 
@@ -276,20 +279,20 @@ def probe_leaf(name: str) -> Probe:
 
 
 def due_after(train: TrainConfig, step: int) -> set[str]:
-    """Return the actions due after a step: row, eval, save, end, or stage (another begins)."""
+    """Return the actions due after a step: metrics_row, eval, save, end or stage (one ends)."""
     periods = {
-        "row": train.log_every,
+        "metrics_row": train.log_every,
         "eval": train.eval_every,
         "save": train.save_every,
         "end": train.num_steps,
         "stage": train.stage_at(step).steps[-1],
     }
-    # A step never exceeds the run's or its stage's last, so for these this is equality.
+    # "end" and "stage" are last steps: a step divides by them only when it equals them.
     return {action for action, period in periods.items() if step % period == 0}
 
 
 class RunWriter:
-    """The rows and the result of a run in training, written by rank 0."""
+    """The metrics rows and the result of a run in training, written by rank 0."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
@@ -309,8 +312,8 @@ class RunWriter:
         """Return the run's training time so far, including earlier starts."""
         return round(time.perf_counter() - self.began, 3)
 
-    def row(self, outcome: Outcome, validation: Mapping[str, float]) -> None:
-        """Write a step's row to metrics.jsonl."""
+    def metrics_row(self, outcome: Outcome, validation: Mapping[str, float]) -> None:
+        """Write a step's line to metrics.jsonl, and show it."""
         train = self.config.train
         row = {
             "step": outcome.step,

@@ -88,9 +88,9 @@ class Optimizer(torch.optim.Optimizer):
             direction = gradient.lerp(momentum, group["momentum"])
             split = self.splits.get(parameter)
             heads_NOI = by_head(direction, split)
-            rate = group["lr"] * RMS * math.sqrt(max(heads_NOI.shape[1:]))
+            scaled_lr = group["lr"] * RMS * math.sqrt(max(heads_NOI.shape[1:]))
             moved = parameter * (1 - group["lr"] * group["weight_decay"])
-            moved -= whole(rate * orthogonalised(heads_NOI).to(direction.dtype), split)
+            moved -= whole(scaled_lr * orthogonalised(heads_NOI).to(direction.dtype), split)
 
             # A gradient that is not finite spoils both, so neither is written back.
             if self.found_inf is not None:

@@ -18,7 +18,7 @@ def test_ranks_that_begin_differently_are_refused(
     start = {"step": 3, "data_sha256": "ours"}
     monkeypatch.setattr(group, "gather_object", lambda own: [*own, *own, start | {key: "other"}])
     with refused("process 2 begins", f"{key}: ", " -> other", "see the same "):
-        group.Group.begin(Mock(), start, Path("run"))
+        group.RankGroup.check_same_start(Mock(), start, Path("run"))
 
 
 def test_ranks_may_wait_for_hours_but_not_for_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ def test_ranks_may_wait_for_hours_but_not_for_a_lost_one(monkeypatch: pytest.Mon
     new_group = Mock()
     monkeypatch.setattr("torch.distributed.new_group", new_group)
     monkeypatch.setattr("threading.Thread", Mock())
-    group.Group()
+    group.RankGroup()
     waits = [call.kwargs["timeout"] for call in new_group.call_args_list]
     assert max(waits) >= timedelta(hours=12)
     assert min(waits) <= timedelta(minutes=5)

@@ -81,7 +81,7 @@ def test_a_step_that_cannot_be_captured_is_launched_by_kernels(
     """The run goes on as if nothing had been tried, and its log gives the reason once."""
 
     class Failing(Uncaptured):
-        def _captured(self, launch: Callable[[], None]) -> Callable[[], None]:
+        def _capture(self, launch: Callable[[], None]) -> Callable[[], None]:
             launch()
             raise CaptureError("called a synchronizing CUDA operation")
 

@@ -44,7 +44,7 @@ def finish(trainer: Trainer) -> Trainer:
 class Uncaptured(StepGraphs):
     """Makes steps from the tensors of a graph, by the same function, without capturing it."""
 
-    def _captured(self, launch: Callable[[], None]) -> Callable[[], None]:
+    def _capture(self, launch: Callable[[], None]) -> Callable[[], None]:
         for _ in range(WARMUP_STEPS):
             launch()
         return launch

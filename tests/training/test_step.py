@@ -17,7 +17,7 @@ from rope_exp.optim.muon import Config as MuonConfig
 from rope_exp.optimizer import build_optimizer
 from rope_exp.schedule.wsd import Config as WsdConfig
 from rope_exp.sections import OptimConfig, ScheduleConfig, TrainConfig
-from rope_exp.step import UNTIMED_STEPS, Throughput, learning_rate
+from rope_exp.step import EXCLUDED_STEPS, Throughput, learning_rate
 
 PEAK = 1e-3
 COSINE = ScheduleConfig(warmup_fraction=0.1, final_fraction=0.1)
@@ -181,7 +181,7 @@ def take(
 def test_a_rate_is_the_median_over_steps_after_warmup(clock: list[float]) -> None:
     steps = counted(None)
     assert steps.speed() == {"tokens_per_s": None, "mfu": None}
-    take(steps, clock, [60.0] + [9.0] * UNTIMED_STEPS + [2.0, 2.0, 50.0, 2.0, 4.0])
+    take(steps, clock, [60.0] + [9.0] * EXCLUDED_STEPS + [2.0, 2.0, 50.0, 2.0, 4.0])
     assert steps.speed()["tokens_per_s"] == pytest.approx(50.0)
     assert steps.speed(2) == {"tokens_per_s": pytest.approx(100 / 3), "mfu": None}
     # The step after a pause is not timed.

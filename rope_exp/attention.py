@@ -40,7 +40,8 @@ class Positions(NamedTuple):
         bias_HTE: added to the scores of queries at the last T of E places; None: nothing.
         document_BT: the number of each token's document; a query attends to keys of its own
             document only. None: to all.
-        position_T: the positions, or [B, T] of them, for a user's position encoding.
+        position_T: the positions, or [B, T] of them, for a user's position encoding; None only
+            if no such encoding acts in the layer.
     """
 
     qk: Tables
@@ -86,7 +87,8 @@ class LayerCache:
                 # The first new query attends to the last window - 1 earlier keys.
                 earlier = earlier[:, max(earlier.shape[1] - self.window + 1, 0) :]
             self.rows[name] = torch.cat([earlier, x], dim=1)
-        self.num_seen += x.shape[1]
+        # All rows have as many new tokens.
+        self.num_seen += next(iter(rows.values())).shape[1]
         return self.rows
 
 
@@ -123,7 +125,8 @@ class Attention(nn.Module):
         causal: whether a query attends to no later key.
         window: the number of latest keys that a query attends to, its own included; None: all.
         sink_H: a learned score of each head that has no key; None: the softmax has none.
-        rotary_dim: the number of a head's last features that rotate, at every site.
+        rotary_dim: the number of a head's last features that may rotate, at every site;
+            pe.fraction takes the first share of them.
         key_dim: K, the features of a head's key.
         out_dim: V, the features of a head's value and output.
     """
@@ -174,30 +177,34 @@ class Attention(nn.Module):
         self.v_proj = self.to_heads(groups, self.head_dim)
         self.o_proj = self.from_heads()
 
-    def forward(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, x_BTD: Tensor, positions: Positions, cache: LayerCache | None = None
+    ) -> Tensor:
         """Return the layer's output [B, T, D], which the block adds to the residual stream.
 
         Args:
             x_BTD: the normalised input.
-            at: the position inputs of x's tokens.
+            positions: the position inputs of x's tokens.
             cache: this layer's cache of earlier tokens, to which x's tokens are added; None: there
                 are no earlier tokens.
         """
-        return self.o_proj(self.heads(x_BTD, at, cache).flatten(2))
+        return self.o_proj(self.heads(x_BTD, positions, cache).flatten(2))
 
-    def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
+    def heads(self, x_BTD: Tensor, positions: Positions, cache: LayerCache | None) -> Tensor:
         """Return o_BTHV, the heads' outputs before the output projection.
 
         They are rotated back if O rotates.
 
         Args:
             x_BTD: the normalised input.
-            at: the position inputs of x's tokens.
+            positions: the position inputs of x's tokens.
             cache: this layer's cache of earlier tokens, to which x's tokens are added; or None.
         """
         raise NotImplementedError
 
-    def attend(self, q_BTHK: Tensor, k_BEGK: Tensor, v_BEGV: Tensor, at: Positions) -> Tensor:
+    def attend(
+        self, q_BTHK: Tensor, k_BEGK: Tensor, v_BEGV: Tensor, positions: Positions
+    ) -> Tensor:
         """Return o_BTHV by softmax attention, with this layer's window, sink and causality.
 
         Args:
@@ -205,7 +212,7 @@ class Attention(nn.Module):
             k_BEGK: keys of all E places, rotated if K rotates; each of the G heads serves H/G
                 query heads, in order.
             v_BEGV: values of the same places, rotated if V rotates.
-            at: the bias and the documents of the queries' tokens.
+            positions: the bias and the documents of the queries' tokens.
         """
         return attention(
             q_BTHK,
@@ -213,51 +220,55 @@ class Attention(nn.Module):
             v_BEGV,
             window=self.window,
             causal=self.causal,
-            bias_HTE=at.bias_HTE,
-            document_BT=at.document_BT,
+            bias_HTE=positions.bias_HTE,
+            document_BT=positions.document_BT,
             sink_H=self.sink_H,
         )
 
-    def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
+    def forms(self, x_BTD: Tensor, positions: Positions) -> Mapping[str, Tensor]:
         """Return o_BTHV as equivalent formulas compute it, by the formulas' names.
 
         The laws compare each with `heads`. A kind with one formula returns an empty mapping.
         """
         return {}
 
-    def rotate(self, site: str, x_BTHK: Tensor, at: Positions) -> Tensor:
+    def rotate(self, site: str, x_BTHK: Tensor, positions: Positions) -> Tensor:
         """Return x rotated by its position, or back for o, if the site rotates in this layer.
 
         Args:
             site: q, k, v or o.
             x_BTHK: the heads of the site: query heads, or key/value heads, [B, T, G, K].
-            at: the position inputs of x's tokens.
+            positions: the position inputs of x's tokens.
         Returns:
             A tensor of x's dtype and, unless a user's encoding makes q and k wider, x's shape.
         """
         # A user's encoding acts before the rotation, and on outputs after it.
-        custom = self.own
-        if custom is not None and site != "o":
-            x_BTHK = custom.turn(site, x_BTHK, at.position_T).to(x_BTHK.dtype)
+        encoding = self.own
+        if encoding is not None and site != "o":
+            x_BTHK = encoding.turn(site, x_BTHK, positions.position_T).to(x_BTHK.dtype)
         if site in self.sites:
-            x_BTHK = rotate_last(x_BTHK, at.tables(site), self.rotary_dim, inverse=site == "o")
-        if custom is not None and site == "o":
-            x_BTHK = custom.turn(site, x_BTHK, at.position_T).to(x_BTHK.dtype)
+            x_BTHK = rotate_last(
+                x_BTHK, positions.tables(site), self.rotary_dim, inverse=site == "o"
+            )
+        if encoding is not None and site == "o":
+            x_BTHK = encoding.turn(site, x_BTHK, positions.position_T).to(x_BTHK.dtype)
         return x_BTHK
 
 
 def rotate_last(
     x_BTHK: Tensor, tables: Tables, rotary_dim: int, *, inverse: bool = False
 ) -> Tensor:
-    """Return x with its last `rotary_dim` features rotated by their positions, or rotated back.
+    """Return x with some of its last `rotary_dim` features rotated by their positions, or back.
 
-    On outputs, R_i^T undoes the query's position and leaves R_{j-i} on each value (Su 2025, eq. 5).
+    Those that the tables cover rotate: the first 2F for F frequencies (pe.fraction). On outputs,
+    R_i^T undoes the query's position and leaves R_{j-i} on each value (Su 2025, eq. 5).
 
     Args:
-        x_BTHK: queries, keys, values or outputs; features before the last `rotary_dim` pass.
+        x_BTHK: queries, keys, values or outputs; all other features pass.
         tables: cosines and sines of the positions' angles. If G heads have their own, [B, G, T, F],
             each serves H/G heads of x, in order.
-        rotary_dim: the number of last features to which the tables apply.
+        rotary_dim: the number of last features that may rotate; pe.fraction takes the first share
+            of them.
         inverse: rotate by the opposite angle, as outputs are.
     """
     if num_left := x_BTHK.shape[-1] - rotary_dim:
@@ -304,35 +315,39 @@ class SoftmaxAttention(Attention):
         if attn.sink:
             self.sink_H = nn.Parameter(torch.zeros(self.num_heads))
 
-    def project(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> tuple[Tensor, ...]:
+    def project(
+        self, x_BTD: Tensor, positions: Positions, cache: LayerCache | None
+    ) -> tuple[Tensor, ...]:
         """Return q [B, T, H K], and k and v [B, T, G K], of all heads side by side, not rotated.
 
         Args:
             x_BTD: the normalised input.
-            at: the position inputs of x's tokens.
+            positions: the position inputs of x's tokens.
             cache: this layer's cache; a kind that also reads the token before keeps that here.
         """
         return fused_linear(x_BTD, self.q_proj, self.k_proj, self.v_proj)
 
-    def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
-        qkv = self.project(x_BTD, at, cache)
+    def heads(self, x_BTD: Tensor, positions: Positions, cache: LayerCache | None) -> Tensor:
+        qkv = self.project(x_BTD, positions, cache)
         q_BTHK, k_BTGK, v_BTGK = (split_heads(x, self.head_dim) for x in qkv)
         if self.config.qk_norm:
             q_BTHK = normed(self.q_norm, q_BTHK)
             k_BTGK = normed(self.k_norm, k_BTGK)
-        q_BTHK = self.rotate("q", q_BTHK, at)
-        rows = {"k": self.rotate("k", k_BTGK, at), "v": self.rotate("v", v_BTGK, at)}
+        q_BTHK = self.rotate("q", q_BTHK, positions)
+        rows = {"k": self.rotate("k", k_BTGK, positions), "v": self.rotate("v", v_BTGK, positions)}
 
-        custom = self.own
-        if custom is not None:
-            rows |= custom.rows_to_cache(x_BTD, at.position_T, rows)
+        encoding = self.own
+        if encoding is not None:
+            rows |= encoding.rows_to_cache(x_BTD, positions.position_T, rows)
         if cache is not None:
             rows = cache.append(rows)
-        if custom is not None:
-            at = at._replace(bias_HTE=custom.with_scores(at.bias_HTE, rows, q_BTHK))
+        if encoding is not None:
+            positions = positions._replace(
+                bias_HTE=encoding.with_scores(positions.bias_HTE, rows, q_BTHK)
+            )
 
-        o_BTHK = self.attend(q_BTHK, rows["k"], rows["v"], at)
-        return self.rotate("o", o_BTHK, at)
+        o_BTHK = self.attend(q_BTHK, rows["k"], rows["v"], positions)
+        return self.rotate("o", o_BTHK, positions)
 
 
 class ShiftedAttention(SoftmaxAttention):
@@ -342,17 +357,19 @@ class ShiftedAttention(SoftmaxAttention):
         super().__init__(config, attn, sites)
         self.token_shift = nn.Parameter(torch.full((config.hidden_size,), 0.5))
 
-    def project(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> tuple[Tensor, ...]:
-        shifted_BTD = x_BTD + self.token_shift * (previous(x_BTD, at, cache) - x_BTD)
+    def project(
+        self, x_BTD: Tensor, positions: Positions, cache: LayerCache | None
+    ) -> tuple[Tensor, ...]:
+        shifted_BTD = x_BTD + self.token_shift * (previous(x_BTD, positions, cache) - x_BTD)
         return self.q_proj(x_BTD), *fused_linear(shifted_BTD, self.k_proj, self.v_proj)
 
 
-def previous(x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:
+def previous(x_BTD: Tensor, positions: Positions, cache: LayerCache | None = None) -> Tensor:
     """Return x_{t-1} of each token; the first token of a row or of a document gives its own x_t.
 
     Args:
         x_BTD: the inputs of a layer.
-        at: its documents decide where a token has no earlier one.
+        positions: its documents decide where a token has no earlier one.
         cache: holds the input of the last token before these, and then that of the last of these;
             None: a row begins with its first token.
     """
@@ -361,9 +378,9 @@ def previous(x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> T
         before_B1D = cache.states.get("newest", before_B1D)
     previous_BTD = torch.cat([before_B1D, x_BTD[:, :-1]], dim=1)
 
-    if at.document_BT is not None:
-        earlier_BT = torch.cat([at.document_BT[:, :1], at.document_BT[:, :-1]], dim=1)
-        goes_on_BT1 = (at.document_BT == earlier_BT)[..., None]
+    if positions.document_BT is not None:
+        earlier_BT = torch.cat([positions.document_BT[:, :1], positions.document_BT[:, :-1]], dim=1)
+        goes_on_BT1 = (positions.document_BT == earlier_BT)[..., None]
         previous_BTD = torch.where(goes_on_BT1, previous_BTD, x_BTD)
 
     if cache is not None:
@@ -429,7 +446,8 @@ def attention(
         v_BEGV: values, which may be wider or narrower than keys.
         window: the number of keys that a query attends to, its own being the last; None: all.
         causal: the sum is over j <= i; otherwise over all j, without a window.
-        bias_HTE: added to the scores; or [B, H, T, E]. If it has more keys, these are the last.
+        bias_HTE: added to the scores; or [B, H, T, E]. If it covers more keys than k, its last E
+            columns are used.
         document_BT: a query attends only to keys of the same number; then T is E.
         sink_H: one more score in each softmax, whose value is 0.
     """
@@ -454,13 +472,15 @@ def attention(
         return _fused(q_BTHK, k_BEGK, v_BEGV, mask, bias_HTE, sink_H, causal)
     k_BTHK = for_queries(k_BEGK, q_BTHK.shape[2])
     v_BTHV = for_queries(v_BEGV, q_BTHK.shape[2])
-    return cpu_attention.attention(q_BTHK, k_BTHK, v_BTHV, bias_HTE, mask, window, causal, sink_H)
+    return cpu_attention.materialised_attention(
+        q_BTHK, k_BTHK, v_BTHV, bias_HTE, mask, window, causal, sink_H
+    )
 
 
 def _one_query(q_B1HK: Tensor, k_BEGK: Tensor, v_BEGV: Tensor) -> Tensor:
     """Return o_B1HV of one query that attends to every key.
 
-    The H/G query heads that share a head of keys become H/G queries of that head, so keys and
+    The S = H/G query heads that share a head of keys become S queries of that head, so keys and
     values are not repeated.
     """
     num_groups = k_BEGK.shape[2]
@@ -511,24 +531,31 @@ def _fused(
     sink_H: Tensor | None,
     causal: bool,
 ) -> Tensor:
-    """Return the same by torch's kernel; `mask` None: by `causal` alone.
+    """Return the output of `attention` by torch's fused kernel.
 
-    Its fast forms need one width, and take grouped heads with neither a mask nor more than
-    `MAX_FLASH` features; on a CPU, grouped heads take up to twice as long as repeated heads.
+    Without a mask, `causal` alone decides which keys a query attends to. Keys and values are padded
+    to one width. Grouped heads are repeated on a CPU (up to twice as fast), with a mask, or past
+    MAX_FLASH features; otherwise the kernel takes them as they are.
     """
     num_queries, num_heads, key_dim = q_BTHK.shape[1:]
     num_keys, num_groups, out_dim = v_BEGV.shape[1:]
     if bias_HTE is not None or sink_H is not None:
-        added = q_BTHK.new_zeros(())
+        additive_mask = q_BTHK.new_zeros(())
         if bias_HTE is not None:
-            added = bias_HTE.to(q_BTHK.dtype)
-        mask = added if mask is None else torch.where(mask, added, -math.inf)
-    if sink_H is not None and mask is not None:
-        # The sink is a last column of the mask, with a key and a value of 0.
-        mask = mask.expand(*mask.shape[:-3], num_heads, num_queries, num_keys)
-        column = sink_H.to(mask.dtype)[:, None, None].expand(*mask.shape[:-1], 1)
-        mask = torch.cat([mask, column], dim=-1)
-        k_BEGK, v_BEGV = (F.pad(x, (0, 0, 0, 0, 0, 1)) for x in (k_BEGK, v_BEGV))
+            additive_mask = bias_HTE.to(q_BTHK.dtype)
+        if mask is not None:
+            additive_mask = torch.where(mask, additive_mask, -math.inf)
+
+        if sink_H is not None:
+            # The sink is a last column of the mask, with a key and a value of 0.
+            shape = (*additive_mask.shape[:-3], num_heads, num_queries, num_keys)
+            additive_mask = additive_mask.expand(shape)
+            column = sink_H.to(additive_mask.dtype)[:, None, None]
+            column = column.expand(*additive_mask.shape[:-1], 1)
+            additive_mask = torch.cat([additive_mask, column], dim=-1)
+            k_BEGK = F.pad(k_BEGK, (0, 0, 0, 0, 0, 1))
+            v_BEGV = F.pad(v_BEGV, (0, 0, 0, 0, 0, 1))
+        mask = additive_mask
 
     if key_dim != out_dim:
         widest = max(key_dim, out_dim)

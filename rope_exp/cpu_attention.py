@@ -1,6 +1,8 @@
-"""Softmax attention on a CPU: weights that are written out, with their gradient.
+"""Materialised softmax attention on a CPU, with its gradient.
 
 Torch's own kernel for CPUs takes two to three times as long.
+
+The weights here are those of the softmax, as a whole matrix in memory.
 
 Shapes: B batch, T position, H heads, K features of a key, V of a value, C queries of a block, E
 keys that they attend to.
@@ -14,12 +16,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Longest sequence: the weights are kept for the gradient, so memory grows with the square of it.
+# Longest sequence: the softmax's weights are kept for the gradient, so memory grows with the square
+# of it.
 MAX_LENGTH = 2048
 MIN_BLOCK = 128  # queries
+# The places of bias_HTT and sink_H among the arguments of `_Materialised.forward` after ctx.
+_BIAS = 3
+_SINK = 7
 
 
-def attention(
+def materialised_attention(
     q_BTHK: Tensor,
     k_BTHK: Tensor,
     v_BTHV: Tensor,
@@ -42,7 +48,7 @@ def attention(
         sink_H: one more score in each softmax, whose value is 0; None: there is none.
     """
     heads_first = [x.transpose(1, 2).contiguous() for x in (q_BTHK, k_BTHK, v_BTHV)]
-    o_BHTV = _WrittenOut.apply(  # type: ignore[no-untyped-call]
+    o_BHTV = _Materialised.apply(  # type: ignore[no-untyped-call]
         *heads_first, bias_HTT, mask, window, causal, sink_H
     )
     return o_BHTV.transpose(1, 2)
@@ -65,16 +71,17 @@ def keep_freed_memory() -> None:
         library.mallopt(trim_threshold, 2**31 - 1)
 
 
-class _WrittenOut(torch.autograd.Function):
-    """Written-out attention with its gradient.
+class _Materialised(torch.autograd.Function):
+    """Materialised softmax attention with its gradient.
 
     With w = exp(s - max s), l = sum w and p = w / l: o = (w v) / l, and with g = do / l,
 
         dv = w^T g,  dw = g v^T,  ds = w (dw - g . o),  dq = ds k / sqrt(K),  dk = ds^T q / sqrt(K):
 
-    the weights are never divided, and one pass computes ds, which is the gradient of a bias, summed
-    over the batch unless the bias has one. A sink s adds exp(s - max) to l; it has no value, so
-    ds = -exp(s - max) g . o. Saved for the gradient: w in the inputs' dtype, and l.
+    the softmax's weights are never divided, and one pass computes ds, which is the gradient of a
+    bias, summed over the batch unless the bias has a batch axis. A sink s adds exp(s - max) to l;
+    it has no value, so ds = -exp(s - max) g . o. Saved for the gradient: w in the inputs' dtype,
+    and l.
     """
 
     @staticmethod
@@ -145,7 +152,7 @@ class _WrittenOut(torch.autograd.Function):
         dk_BHTK = torch.zeros_like(k_BHTK, dtype=wide)
         dv_BHTV = torch.zeros_like(v_BHTV, dtype=wide)
         dbias_HTT = None
-        if ctx.needs_input_grad[3]:
+        if ctx.needs_input_grad[_BIAS]:
             dbias_HTT = torch.zeros(bias_HTT.shape, dtype=wide)
         dsink_BH = do_BHTV.new_zeros(do_BHTV.shape[:2], dtype=wide)
         blocks = zip(ctx.blocks, kept[::3], kept[1::3], kept[2::3], strict=True)
@@ -168,5 +175,5 @@ class _WrittenOut(torch.autograd.Function):
             dv_BHTV[:, :, keys] += w_BHCE.mT @ g_BHCV
 
         dqkv = (torch.cat(dq, dim=2), dk_BHTK.to(dtype), dv_BHTV.to(dtype))
-        dsink_H = dsink_BH.sum(0) if ctx.needs_input_grad[7] else None
+        dsink_H = dsink_BH.sum(0) if ctx.needs_input_grad[_SINK] else None
         return *dqkv, dbias_HTT, None, None, None, dsink_H

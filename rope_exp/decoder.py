@@ -36,8 +36,8 @@ from rope_exp.position._encoding import Position, Sizes
 from rope_exp.rotary import LearnedRotary, Rotary
 from rope_exp.sections import INIT_STD, ModelConfig, PeConfig
 
-# Tokens per chunk of the loss. Each chunk passes once over the head's gradient, which takes a
-# tenth of the time of its products.
+# Tokens per chunk of the loss. Each chunk adds to the whole head gradient; this takes a tenth of
+# the time of the chunk's matrix products.
 TOKENS_OF_A_CHUNK = {"cpu": 512, "cuda": 8192}
 # `chunk_gradients`, possibly compiled.
 Gradients = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -78,7 +78,7 @@ def chunk_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return a chunk's summed loss in nats, dx_CD = z head and dhead_VD = z^T x.
 
-    z = softmax(logits) - onehot(target), and 0 where nothing is predicted.
+    z = softmax(logits) - onehot(target); dx and dhead take no part from places without a target.
 
     Args:
         x_CD: the last hidden states, in the dtype of products.
@@ -88,9 +88,9 @@ def chunk_gradients(
     logits_CV = at_least_float32(x_CD @ head_VD.T)
     max_C1 = logits_CV.amax(-1, keepdim=True)
     logsumexp_C1 = (logits_CV - max_C1).exp().sum(-1, keepdim=True).log() + max_C1
-    counts_C1 = (target_C != NO_TARGET)[:, None].to(logits_CV.dtype)
+    is_predicted_C1 = (target_C != NO_TARGET)[:, None].to(logits_CV.dtype)
     target_logit_C1 = logits_CV.gather(1, target_C[:, None].clamp(min=0))
-    nats = (counts_C1 * (logsumexp_C1 - target_logit_C1)).sum()
+    nats = (is_predicted_C1 * (logsumexp_C1 - target_logit_C1)).sum()
 
     token_V = torch.arange(head_VD.shape[0], dtype=torch.int32, device=head_VD.device)
     is_target_CV = token_V == target_C[:, None].int()
@@ -100,8 +100,10 @@ def chunk_gradients(
     z_CV = z_CV.to(x_CD.dtype)
 
     # Masking here is cheap: these tensors are far narrower than z.
-    counts_C1 = counts_C1.to(x_CD.dtype)
-    return nats, counts_C1 * (z_CV @ head_VD), z_CV.T @ (counts_C1 * x_CD)
+    is_predicted_C1 = is_predicted_C1.to(x_CD.dtype)
+    dx_CD = is_predicted_C1 * (z_CV @ head_VD)
+    dhead_VD = z_CV.T @ (is_predicted_C1 * x_CD)
+    return nats, dx_CD, dhead_VD
 
 
 class _Summed(torch.autograd.Function):
@@ -175,8 +177,10 @@ class Block(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = SwiGLU(config)
 
-    def forward(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None = None) -> Tensor:
-        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), at, cache)
+    def forward(
+        self, x_BTD: Tensor, positions: Positions, cache: LayerCache | None = None
+    ) -> Tensor:
+        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), positions, cache)
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
 
 
@@ -184,7 +188,7 @@ class Block(nn.Module):
 FREQUENCIES = "model.rotary_emb."
 # Name prefixes of the parameters that encode positions.
 POSITIONS = (FREQUENCIES, "model.added_positions.", "model.score_bias.")
-# The module's name of a user's class, which checkpoints hold and its initial values depend on.
+# The module name of a user's encoding; initial values and checkpoints depend on it.
 CUSTOM_MODULE = "own"
 CUSTOM = f".{CUSTOM_MODULE}."  # in the name of each of its parameters
 
@@ -206,7 +210,7 @@ def encodings(architecture: Architecture, layer: int | None) -> dict[str, Positi
     Args:
         architecture: the decoder's.
         layer: the number of a layer, counted from 0, for the encodings that act in it; None: for
-            those at the input.
+            those outside the layers.
     """
     model = architecture.model
     pe = architecture.pe
@@ -252,13 +256,16 @@ class Trunk(nn.Module):
         attn = architecture.attn
         self.rotary_emb = rotary(attn.rotary_dim(config), pe, num_layers, attn.key_heads(config))
 
-        acting = encodings(architecture, layer=None)
-        for name, encoding in acting.items():
+        outside = encodings(architecture, layer=None)
+        for name, encoding in outside.items():
             self.add_module(name, encoding)
-        self.score_bias = acting.get("score_bias")
-        self.at_input = [*acting.values()]
+        self.score_bias = outside.get("score_bias")
+        self.outside_layers = [*outside.values()]
         # One more than the last position that they all have.
-        limits = [encoding.limit for encoding in self.at_input if encoding.limit is not None]
+        limits = []
+        for encoding in self.outside_layers:
+            if encoding.limit is not None:
+                limits.append(encoding.limit)
         self.num_positions = min(limits, default=None)
 
     def forward(
@@ -285,22 +292,25 @@ class Trunk(nn.Module):
                 first, last = int(position_T.min()), int(position_T.max())
             if first < 0 or last >= self.num_positions:
                 limit = self.num_positions - 1
-                allowed = f"has positions 0 to {limit}; asked for were {first} to {last}"
+                reason = f"has positions 0 to {limit}; asked for were {first} to {last}"
                 key = "input" if self.pe.input == "learned" else "code"
-                raise ConfigError(f"pe.{key}", getattr(self.pe, key), allowed)
+                raise ConfigError(f"pe.{key}", getattr(self.pe, key), reason)
 
         x_BTD = self.embed_tokens(ids_BT)
-        for encoding in self.at_input:
+        for encoding in self.outside_layers:
             x_BTD = encoding.embed(x_BTD, position_T).to(x_BTD.dtype)
         bias_HTE = None
         if self.score_bias is not None:
+            # A score bias depends on distance alone, so places serve as positions.
             bias_HTE = self.score_bias.scores({"position_BE": place_E[None]}, num_new)
 
         layer_caches: Sequence[LayerCache | None] = cache or [None] * len(self.layers)
         inputs = zip(self.layers, self.rotary_emb(position_T), layer_caches, strict=True)
-        for layer, at, layer_cache in inputs:
-            at = at._replace(bias_HTE=bias_HTE, document_BT=document_BT, position_T=position_T)
-            x_BTD = layer(x_BTD, at, layer_cache)
+        for layer, positions, layer_cache in inputs:
+            positions = positions._replace(
+                bias_HTE=bias_HTE, document_BT=document_BT, position_T=position_T
+            )
+            x_BTD = layer(x_BTD, positions, layer_cache)
         return self.last_norm(x_BTD)
 
     def last_norm(self, x_BTD: Tensor) -> Tensor:
@@ -381,8 +391,8 @@ class Decoder(nn.Module):
             ConfigError: attention is bidirectional, so there is nothing to cache.
         """
         if not self.architecture.causal:
-            allowed = "looks both ways: there is nothing to cache, and no next token to generate"
-            raise ConfigError("train.objective", ..., allowed)
+            reason = "looks both ways: there is nothing to cache, and no next token to generate"
+            raise ConfigError("train.objective", ..., reason)
         blocks: Any = self.model.layers
         return [LayerCache(block.self_attn.window) for block in blocks]
 

@@ -175,8 +175,8 @@ def _measured(
         parts = zip(torch.split(x_BTD, PARTS, dim=1), torch.split(position_T, PARTS), strict=True)
         cached = []
         for x_1PD, position_P in parts:
-            [at] = rotary(position_P)
-            cached.append(attention.heads(x_1PD, at, cache))
+            [positions] = rotary(position_P)
+            cached.append(attention.heads(x_1PD, positions, cache))
         others["cached"] = torch.cat(cached, dim=1)
     formulas = {name: _deviation(other, here_BTHV) / size for name, other in others.items()}
     failing = [name for name, error in formulas.items() if not error < tolerance]
@@ -244,8 +244,8 @@ def _measured_custom(decoder: Decoder, ids_BT: Tensor) -> dict[str, Any]:
         again = dict(Decoder(decoder.architecture).named_parameters())
     for name, parameter in decoder.named_parameters():
         if parameter.grad is None:
-            allowed = f"{name} has no part in the logits; make it where it is used (sizes.layer)"
-            raise ConfigError("pe.code", code, allowed)
+            reason = f"{name} has no part in the logits; make it where it is used (sizes.layer)"
+            raise ConfigError("pe.code", code, reason)
         if CUSTOM in name and parameter.ndim != 2 and not torch.equal(once[name], again[name]):
             raise ConfigError("pe.code", code, f"{name} is random; __init__ must not draw")
 
@@ -256,8 +256,8 @@ def _measured_custom(decoder: Decoder, ids_BT: Tensor) -> dict[str, Any]:
     whole_BTV = decoder(ids_BT)
     error = _deviation(torch.cat(parts, dim=1), whole_BTV) / float(whole_BTV.abs().max())
     if not error < CUSTOM_TOLERANCE:
-        allowed = f"with a cache, or run twice, the logits differ by {error}; refusing to train"
-        raise ConfigError("pe.code", code, allowed)
+        reason = f"with a cache, or run twice, the logits differ by {error}; refusing to train"
+        raise ConfigError("pe.code", code, reason)
     return {"cached": error}
 
 

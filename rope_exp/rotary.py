@@ -14,7 +14,7 @@ from rope_exp.attention import Positions, Tables
 from rope_exp.rope import angles, frequencies
 from rope_exp.sections import PAIRS, PeConfig
 
-# Stored beside a parameter's moments: how often each of its elements has crossed 0.
+# Stored beside a parameter's moments: for each of its elements, the steps that changed its sign.
 CROSSINGS = "crossings"
 
 
@@ -27,7 +27,7 @@ class Rotary(nn.Module):
         rotary_dim: the features of a head to which the config's fraction applies.
         pe: the bases, fractions and precision of the rotation.
         num_layers: the number of layers, each of which gets tables.
-        num_heads: the number of a layer's heads that can have frequencies of their own.
+        num_heads: the number of a layer's key/value heads; used by LearnedRotary only.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class LearnedRotary(Rotary):
     ) -> None:
         super().__init__(rotary_dim, pe, num_layers)
         self.learned = pe.learned
-        # How often each frequency has crossed 0 in training, for each pair that is counted.
+        # For each pair that is counted, how many steps changed the sign of each frequency.
         self.crossings: dict[str, Tensor] = {}
         shape = pe.trained_shape(num_layers, num_heads)
         for pair, name in self.learned.items():
@@ -105,7 +105,7 @@ class LearnedRotary(Rotary):
             return super().tables(theta, position_T)
 
         if theta.ndim == 3 and position_T.ndim == 1:
-            # As of a batch, so that tables of heads have four axes.
+            # Add a batch axis: tables of heads are [B, G, T, F].
             position_T = position_T[None]
         layers = [super(LearnedRotary, self).tables(x, position_T)[0] for x in theta]
         if theta.ndim == 2:
@@ -115,7 +115,7 @@ class LearnedRotary(Rotary):
 
 
 def count_crossings(rotary: Rotary, optimizer: Optimizer) -> None:
-    """Count how often each step of `optimizer` moves a frequency across 0, which is positive.
+    """Count, for each frequency, the steps that change its sign; 0 counts as positive.
 
     The counts are in the optimizer's state, so that a checkpoint holds them. The logarithms of
     frequencies are not counted: their sign means nothing.

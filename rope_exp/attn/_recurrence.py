@@ -144,10 +144,10 @@ class StateAttention(Attention):
     # The number of neighbouring heads with the same state; the cache keeps one.
     num_copies = 1
 
-    def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
+    def heads(self, x_BTD: Tensor, positions: Positions, cache: LayerCache | None) -> Tensor:
         cache = cache or LayerCache()
         results = []
-        for number, terms in enumerate(self.sums(x_BTD, at)):
+        for number, terms in enumerate(self.sums(x_BTD, positions)):
             name = f"state{number}"
             earlier = cache.states.get(name)
             if earlier is not None:
@@ -156,14 +156,14 @@ class StateAttention(Attention):
             results.append(o_BTHV)
             cache.states[name] = state_BHKV[:, :: self.num_copies].detach()
         cache.num_seen += x_BTD.shape[1]
-        return self.outputs(results, at)
+        return self.outputs(results, positions)
 
-    def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
+    def forms(self, x_BTD: Tensor, positions: Positions) -> Mapping[str, Tensor]:
         log_gamma_H = self.log_gamma()
-        results = [parallel(*terms, log_gamma_H) for terms in self.sums(x_BTD, at)]
-        return {"parallel": self.outputs(results, at)}
+        results = [parallel(*terms, log_gamma_H) for terms in self.sums(x_BTD, positions)]
+        return {"parallel": self.outputs(results, positions)}
 
-    def sums(self, x_BTD: Tensor, at: Positions) -> Sequence[Terms]:
+    def sums(self, x_BTD: Tensor, positions: Positions) -> Sequence[Terms]:
         """Return the terms of each sum over the past, rotated at the sites that rotate."""
         raise NotImplementedError
 
@@ -171,6 +171,6 @@ class StateAttention(Attention):
         """Return the log of each head's decay per token, [H]; 0: no decay."""
         return self.o_proj.weight.new_zeros(self.num_heads)
 
-    def outputs(self, results: Sequence[Tensor], at: Positions) -> Tensor:
+    def outputs(self, results: Sequence[Tensor], positions: Positions) -> Tensor:
         """Return o_BTHV from the sums, rotated back if O rotates."""
         raise NotImplementedError

@@ -78,12 +78,12 @@ class Layer(StateAttention):
             return -at_least_float32(self.nu).clamp(*NU_RANGE).exp()
         return self.get_buffer("log_gamma_H")
 
-    def sums(self, x_BTD: Tensor, at: Positions) -> list[Terms]:
-        return [(None, self.rotate("v", split_heads(self.v_proj(x_BTD), self.head_dim), at))]
+    def sums(self, x_BTD: Tensor, positions: Positions) -> list[Terms]:
+        return [(None, self.rotate("v", split_heads(self.v_proj(x_BTD), self.head_dim), positions))]
 
-    def outputs(self, results: Sequence[Tensor], at: Positions) -> Tensor:
+    def outputs(self, results: Sequence[Tensor], positions: Positions) -> Tensor:
         o_BTHK = results[0]
         if self.attn.normalise == "sqrt":
             scale_H = (-torch.expm1(2 * self.log_gamma())).sqrt()
             o_BTHK = o_BTHK * scale_H[:, None].to(o_BTHK.dtype)
-        return self.rotate("o", o_BTHK, at)
+        return self.rotate("o", o_BTHK, positions)

@@ -84,23 +84,23 @@ class Layer(Attention):
         if attn.q_rank is not None:
             self.q_a_layernorm = nn.RMSNorm(attn.q_rank, eps=LATENT_EPS)
 
-    def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
+    def heads(self, x_BTD: Tensor, positions: Positions, cache: LayerCache | None) -> Tensor:
         if self.attn.q_rank is None:
             q = self.q_proj(x_BTD)
         else:
             q = self.q_b_proj(normed(self.q_a_layernorm, self.q_a_proj(x_BTD)))
-        q_BTHK = self.rotate("q", split_heads(q, self.key_dim), at)
+        q_BTHK = self.rotate("q", split_heads(q, self.key_dim), positions)
 
         # One head of [c; k_R], and k_R again if V rotates it differently.
         c_BTL, k_BTR = torch.split(self.kv_a_proj_with_mqa(x_BTD), self.row_widths, dim=-1)
         both_BT1K = torch.cat([normed(self.kv_a_layernorm, c_BTL), k_BTR], dim=-1)[:, :, None]
-        rows = {"k": self.rotate("k", both_BT1K, at)}
-        if self.attn.value_rope and not has_values_in_keys(self, at):
-            rows["v"] = self.rotate("v", k_BTR[:, :, None], at)
+        rows = {"k": self.rotate("k", both_BT1K, positions)}
+        if self.attn.value_rope and not has_values_in_keys(self, positions):
+            rows["v"] = self.rotate("v", k_BTR[:, :, None], positions)
         if cache is not None:
             rows = cache.append(rows)
             if cache.num_seen > x_BTD.shape[1]:
-                return self._absorbed(q_BTHK, rows, at)
+                return self._absorbed(q_BTHK, rows, positions)
 
         c_BTL, k_BTR = torch.split(rows["k"][:, :, 0], self.row_widths, dim=-1)
         expanded = split_heads(self.kv_b_proj(c_BTL), sum(self.head_widths))
@@ -110,13 +110,13 @@ class Layer(Attention):
         if self.attn.value_rope:
             v_BTHR = rows["v"].expand_as(k_BTHR) if "v" in rows else k_BTHR
             v_BTHV = torch.cat([v_BTHV, v_BTHR], dim=-1)
-        return self.rotate("o", self.attend(q_BTHK, k_BTHK, v_BTHV, at), at)
+        return self.rotate("o", self.attend(q_BTHK, k_BTHK, v_BTHV, positions), positions)
 
-    def forms(self, x_BTD: Tensor, at: Positions) -> Mapping[str, Tensor]:
+    def forms(self, x_BTD: Tensor, positions: Positions) -> Mapping[str, Tensor]:
         # Tokens after others are read in the absorbed form.
-        return {"absorbed": self.heads(x_BTD, at, LayerCache(num_seen=1))}
+        return {"absorbed": self.heads(x_BTD, positions, LayerCache(num_seen=1))}
 
-    def _absorbed(self, q_BTHK: Tensor, rows: Mapping[str, Tensor], at: Positions) -> Tensor:
+    def _absorbed(self, q_BTHK: Tensor, rows: Mapping[str, Tensor], positions: Positions) -> Tensor:
         """Return the outputs from one head of keys [c; k_R] and values c for all queries."""
         num_latent = self.attn.kv_rank
         weight_HOL = torch.unflatten(self.kv_b_proj.weight, 0, (self.num_heads, -1))
@@ -130,8 +130,8 @@ class Layer(Attention):
         v_BT1W = rows["k"][..., :num_latent]
         if self.attn.value_rope:
             v_BT1W = torch.cat([v_BT1W, rows["v"]], dim=-1) if "v" in rows else rows["k"]
-        o = self.attend(q_BTHW, rows["k"], v_BT1W, at)
+        o = self.attend(q_BTHW, rows["k"], v_BT1W, positions)
 
         o_BTHL, o_BTHR = o.tensor_split([num_latent], dim=-1)
         o_BTHC = torch.einsum("bthl,hvl->bthv", o_BTHL, to_v_HVL)
-        return self.rotate("o", torch.cat([o_BTHC, o_BTHR], dim=-1), at)
+        return self.rotate("o", torch.cat([o_BTHC, o_BTHR], dim=-1), positions)

@@ -51,22 +51,22 @@ class Layer(StateAttention):
         self.project_as_llama()
         self.num_copies = self.num_heads // config.num_key_value_heads
 
-    def sums(self, x_BTD: Tensor, at: Positions) -> list[Terms]:
+    def sums(self, x_BTD: Tensor, positions: Positions) -> list[Terms]:
         q, k, v = fused_linear(x_BTD, self.q_proj, self.k_proj, self.v_proj)
         q_BTHK = self._feature(split_heads(q, self.head_dim))
         k_BTGK = self._feature(split_heads(k, self.head_dim))
-        v_BTGK = self.rotate("v", split_heads(v, self.head_dim), at)
+        v_BTGK = self.rotate("v", split_heads(v, self.head_dim), positions)
         one_BTG1 = torch.ones_like(v_BTGK[..., :1])
-        rotated = (self.rotate("q", q_BTHK, at), self.rotate("k", k_BTGK, at))
+        rotated = (self.rotate("q", q_BTHK, positions), self.rotate("k", k_BTGK, positions))
         if self.attn.form == "numerator":
             return [(rotated, v_BTGK), ((q_BTHK, k_BTGK), one_BTG1)]
         # One sum serves the numerator and the denominator.
         return [(rotated, torch.cat([v_BTGK, one_BTG1], dim=-1))]
 
-    def outputs(self, results: Sequence[Tensor], at: Positions) -> Tensor:
+    def outputs(self, results: Sequence[Tensor], positions: Positions) -> Tensor:
         above_BTHK = results[0][..., : self.head_dim]
         o_BTHK = at_least_float32(above_BTHK) / self.below(results).clamp(min=self.attn.eps)
-        return self.rotate("o", o_BTHK.to(above_BTHK.dtype), at)
+        return self.rotate("o", o_BTHK.to(above_BTHK.dtype), positions)
 
     def below(self, results: Sequence[Tensor]) -> Tensor:
         """Return the sums below the fraction, [B, T, H, 1], before eps floors them."""

@@ -46,14 +46,14 @@ class Layer(StateAttention):
     def log_gamma(self) -> Tensor:
         return self.get_buffer("log_gamma_H")
 
-    def sums(self, x_BTD: Tensor, at: Positions) -> list[Terms]:
+    def sums(self, x_BTD: Tensor, positions: Positions) -> list[Terms]:
         q, k, v = fused_linear(x_BTD, self.q_proj, self.k_proj, self.v_proj)
-        q_BTHK = self.rotate("q", split_heads(q, self.head_dim), at) * self.head_dim**-0.5
-        k_BTGK = self.rotate("k", split_heads(k, self.head_dim), at)
-        return [((q_BTHK, k_BTGK), self.rotate("v", split_heads(v, self.head_dim), at))]
+        q_BTHK = self.rotate("q", split_heads(q, self.head_dim), positions) * self.head_dim**-0.5
+        k_BTGK = self.rotate("k", split_heads(k, self.head_dim), positions)
+        return [((q_BTHK, k_BTGK), self.rotate("v", split_heads(v, self.head_dim), positions))]
 
-    def outputs(self, results: Sequence[Tensor], at: Positions) -> Tensor:
-        o_BTHK = self.rotate("o", results[0], at)
+    def outputs(self, results: Sequence[Tensor], positions: Positions) -> Tensor:
+        o_BTHK = self.rotate("o", results[0], positions)
         eps = self.config.rms_norm_eps
         normed = F.rms_norm(at_least_float32(o_BTHK), (self.head_dim,), eps=eps)
         return normed.to(o_BTHK.dtype)

@@ -72,10 +72,10 @@ class Config(AttentionConfig):
         return key_dim, self.nope_dim if self.form == "s3" else key_dim
 
 
-def has_values_in_keys(layer: Attention, at: Positions) -> bool:
+def has_values_in_keys(layer: Attention, positions: Positions) -> bool:
     """Return whether features shared by keys and values rotate alike: one row serves both."""
     if {"k", "v"} <= layer.sites:
-        return at.vo is None
+        return positions.vo is None
     return "k" not in layer.sites and "v" not in layer.sites
 
 
@@ -94,7 +94,7 @@ class Layer(Attention):
         if attn.form == "s1":
             self.v_proj = self.to_heads(attn.groups, attn.rope_dim)
 
-    def heads(self, x_BTD: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
+    def heads(self, x_BTD: Tensor, positions: Positions, cache: LayerCache | None) -> Tensor:
         projections = [self.q_proj, self.k_proj]
         if self.attn.form == "s1":
             projections.append(self.v_proj)
@@ -105,14 +105,14 @@ class Layer(Attention):
             k_BTGK = normed(self.k_norm, k_BTGK)
             q_BTHK = rms_norm(at_least_float32(q_BTHK), [self.key_dim], eps=self.k_norm.eps)
             q_BTHK = q_BTHK.to(q.dtype)
-        q_BTHK = self.rotate("q", q_BTHK, at)
+        q_BTHK = self.rotate("q", q_BTHK, positions)
 
         # Separate rows for values: their own features, or shared ones that rotate differently.
-        rows = {"k": self.rotate("k", k_BTGK, at)}
+        rows = {"k": self.rotate("k", k_BTGK, positions)}
         if v:
-            rows["v"] = self.rotate("v", split_heads(v[0], self.attn.rope_dim), at)
-        elif self.attn.form == "s2" and not has_values_in_keys(self, at):
-            rows["v"] = self.rotate("v", k_BTGK[..., self.attn.nope_dim :], at)
+            rows["v"] = self.rotate("v", split_heads(v[0], self.attn.rope_dim), positions)
+        elif self.attn.form == "s2" and not has_values_in_keys(self, positions):
+            rows["v"] = self.rotate("v", k_BTGK[..., self.attn.nope_dim :], positions)
         if cache is not None:
             rows = cache.append(rows)
 
@@ -121,4 +121,4 @@ class Layer(Attention):
             values = values[..., : self.attn.nope_dim]
         if "v" in rows:
             values = torch.cat([values, rows["v"]], dim=-1)
-        return self.rotate("o", self.attend(q_BTHK, rows["k"], values, at), at)
+        return self.rotate("o", self.attend(q_BTHK, rows["k"], values, positions), positions)

@@ -48,13 +48,13 @@ class Position(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Do to each tensor what `fn` does, but make nothing narrower than float32."""
 
-        def narrowed(x: Tensor) -> Tensor:
+        def applied(x: Tensor) -> Tensor:
             made = fn(x)
             is_narrower = made.is_floating_point() and made.itemsize < min(x.itemsize, 4)
             return x.to(made.device) if is_narrower else made
 
         # Not super(): the rotation of an exported model borrows this method.
-        return nn.Module._apply(self, narrowed, recurse)
+        return nn.Module._apply(self, applied, recurse)
 
     def embed(self, x_BTD: Tensor, position_T: Tensor) -> Tensor:
         """Return the token embeddings with something added; positions are [T] or [B, T]."""
@@ -152,6 +152,6 @@ class ScoreBias(Position):
         raise NotImplementedError
 
     def scores(self, kept: Mapping[str, Tensor], num_queries: int) -> Tensor:
-        # All rows count alike.
+        # All rows have the same positions.
         key_E = kept["position_BE"][0]
         return self.of_offsets(key_E - key_E[-num_queries:, None])

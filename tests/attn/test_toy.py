@@ -48,13 +48,13 @@ class MeanAttention(StateAttention):
         self.v_proj = self.to_heads(config.num_key_value_heads, self.head_dim)
         self.o_proj = self.from_heads()
 
-    def sums(self, x_BTD: Tensor, at: Positions) -> list[Terms]:
-        v_BTGK = self.rotate("v", split_heads(self.v_proj(x_BTD), self.head_dim), at)
+    def sums(self, x_BTD: Tensor, positions: Positions) -> list[Terms]:
+        v_BTGK = self.rotate("v", split_heads(self.v_proj(x_BTD), self.head_dim), positions)
         return [(None, torch.cat([v_BTGK, torch.ones_like(v_BTGK[..., :1])], dim=-1))]
 
-    def outputs(self, results: Sequence[Tensor], at: Positions) -> Tensor:
+    def outputs(self, results: Sequence[Tensor], positions: Positions) -> Tensor:
         sum_BTHK, count_BTH1 = results[0].tensor_split([self.head_dim], dim=-1)
-        return self.rotate("o", sum_BTHK / count_BTH1, at)
+        return self.rotate("o", sum_BTHK / count_BTH1, positions)
 
 
 TOY: Any = MeanConfig()

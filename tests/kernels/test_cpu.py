@@ -1,4 +1,4 @@
-"""Tests of the attention written out for CPUs, against its definition and torch's kernel."""
+"""Tests of materialised attention, for CPUs, against its definition and torch's kernel."""
 
 import math
 from functools import partial
@@ -108,7 +108,7 @@ def test_output_and_gradients_are_those_of_the_definition(
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by torch's compiler
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.torture)])
 def test_in_bfloat16_it_errs_at_most_twice_as_torch_does(compiled: bool) -> None:
-    # Torch's kernel keeps scores in float32; written-out products of bfloat16 are bfloat16.
+    # Torch's kernel keeps scores in float32; materialised products of bfloat16 are bfloat16.
     arguments = inputs(300, 2, 2, 64, 0, torch.bfloat16)
     exact = with_gradients(direct, tuple(x.double() for x in arguments))
     ours = with_gradients(torch.compile(attention) if compiled else attention, arguments)
@@ -126,7 +126,7 @@ def test_scores_of_any_size_give_finite_weights() -> None:
         torch.testing.assert_close(own, right, rtol=1e-3, atol=1e-2)
 
 
-@pytest.mark.parametrize("longest", [MAX_LENGTH, 0], ids=["written out", "torch's"])
+@pytest.mark.parametrize("longest", [MAX_LENGTH, 0], ids=["materialised", "torch's"])
 @pytest.mark.parametrize("of_documents", [False, True])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("rows", [(), (2,)], ids=["one bias", "a bias for each row"])

@@ -159,7 +159,7 @@ def test_sines_and_cosines_are_as_large_as_embeddings() -> None:
         ({"input_scale": 1.0}, math.sqrt(0.5)),
     ]
     for changes, expected in cases:
-        [added] = make_decoder(input="sinusoidal", **changes).model.at_input
+        [added] = make_decoder(input="sinusoidal", **changes).model.outside_layers
         rms = added.embed(zero, torch.arange(300)).square().mean().sqrt()
         assert float(rms) == pytest.approx(expected, rel=1e-6)
 

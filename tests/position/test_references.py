@@ -86,7 +86,7 @@ def test_learned_positions_are_gpt_2s() -> None:
 
     ids_BT = tokens(2, LENGTH)
     expected = theirs(ids_BT, output_hidden_states=True).hidden_states[0]
-    [added] = ours.at_input
+    [added] = ours.outside_layers
     read = added.embed(ours.embed_tokens(ids_BT), torch.arange(LENGTH))
     assert torch.equal(read, expected)
 

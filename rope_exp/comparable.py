@@ -1,4 +1,4 @@
-"""Comparable runs: equal in every numeric key except some named factors.
+"""Comparable runs: equal in every result-affecting key except some named factors.
 
 A factor is a key that can change a number, or a section of keys: `pe` and `seed` for a table of
 variants. The factor `row` is a name given by a campaign or an experiment (row_name); it covers
@@ -27,17 +27,17 @@ ROW_RATE = "optim.lr"  # each row of a campaign may have another value of this k
 # As a factor, it gives runs of one seed different orders of tokens: they form no blocks.
 ORDER = "data.seed"
 SEEDS = ("seed", ORDER)  # runs of a block share these keys
-# Surroundings of a run (machine.MARKED) that must agree within a block. Other differences
+# Environment values of a run (machine.MARKED) that must agree within a block. Other differences
 # are marked (paper/protocol.md).
 REFUSED_WITHIN_A_BLOCK = ("torch", "num_threads", "world_size")
 MIXED = "(mixed)"  # marks rows of blocks that differ in these, if the user allows it
 
-# Masking adds an id to the vocabulary.
-_IDS = ("data", "tokenizer", "train.objective")
-_BEGINNING = ("seed", "init_weights", "model", "attn", *_IDS)
-_BUDGET = ("train.num_steps", "train.global_batch_size", "train.seq_len", "train.stages")
+# Config keys and sections, by what they determine. Masking adds an id to the vocabulary.
+_TOKEN_ID_KEYS = ("data", "tokenizer", "train.objective")
+_INITIAL_WEIGHT_KEYS = ("seed", "init_weights", "model", "attn", *_TOKEN_ID_KEYS)
+_BUDGET_KEYS = ("train.num_steps", "train.global_batch_size", "train.seq_len", "train.stages")
 # The keys that give a variant parameters of its own, and what else determines their number.
-_OWN_PARAMETERS = metadata_of(PeConfig, "variant_parameters", "pe.")
+_VARIANT_PARAMETER_KEYS = metadata_of(PeConfig, "variant_parameters", "pe.")
 
 
 class _Determined(NamedTuple):
@@ -50,9 +50,13 @@ class _Determined(NamedTuple):
 
 _DETERMINED = (
     _Determined("data_sha256", "read different corpora", ("data", "tokenizer")),
-    _Determined("shared_init_sha256", "started from different weights", _BEGINNING),
-    _Determined("order_sha256", "saw different tokens", ("seed", *_BUDGET, *_IDS)),
-    _Determined("params", "differ in parameters", ("model", "attn", *_OWN_PARAMETERS, *_IDS)),
+    _Determined("shared_init_sha256", "started from different weights", _INITIAL_WEIGHT_KEYS),
+    _Determined("order_sha256", "saw different tokens", ("seed", *_BUDGET_KEYS, *_TOKEN_ID_KEYS)),
+    _Determined(
+        "params",
+        "differ in parameters",
+        ("model", "attn", *_VARIANT_PARAMETER_KEYS, *_TOKEN_ID_KEYS),
+    ),
 )
 # The default references for differences: the standard variant; for a kind of attention without
 # queries, the variant that rotates nothing.
@@ -78,6 +82,7 @@ class Row:
     @property
     def status(self) -> str:
         """Diverged, or unfinished if no run has ended; empty for a row with a loss."""
+        # Status lists the best first.
         best = min((run.status for run in self.runs), key=get_args(Status).index)
         return "" if best == "finished" else best
 
@@ -118,9 +123,9 @@ def rows_of(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
     """Return runs as rows by label, in the order of their values.
 
     Raises:
-        ReportError: runs differ in another numeric key than these, the seed and, within a campaign,
-            `ROW_RATE`; or two are of one row and one seed; or they were not trained on the same
-            tokens from the same weights.
+        ReportError: runs differ in another result-affecting key than these, the seed and, within a
+            campaign, `ROW_RATE`; or two are of one row and one seed; or they were not trained on
+            the same tokens from the same weights.
     """
     factors = [*keys, "seed"]
     if ROW in keys:
@@ -130,7 +135,7 @@ def rows_of(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
     if all(run.row and ROW_RATE not in run.factors for run in runs):
         factors.append(ROW_RATE)
 
-    ordered = sorted(runs, key=lambda run: _place(run, keys))
+    ordered = sorted(runs, key=lambda run: _sort_key(run, keys))
     runs_of: dict[str, list[Run]] = {}
     for run in ordered:
         of_row = runs_of.setdefault(label_of(run, keys), [])
@@ -156,8 +161,8 @@ def rows_of(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, Row]:
     return rows
 
 
-def _place(run: Run, keys: Sequence[str]) -> tuple[Any, ...]:
-    """Return a run's place among all: by numbers, then by the label of its row, then by seed."""
+def _sort_key(run: Run, keys: Sequence[str]) -> tuple[Any, ...]:
+    """Return the key by which runs are sorted: numbers, then the row's label, then the seed."""
     numbers = []
     for key in keys:
         value = value_of(run.config, key)
@@ -165,9 +170,11 @@ def _place(run: Run, keys: Sequence[str]) -> tuple[Any, ...]:
     return numbers, label_of(run, keys), run.config.seed, run.where
 
 
-def _refuse_differing(first: Run, second: Run, but: Sequence[str], complaint: str) -> None:
-    """Refuse two runs that differ in another numeric key than some."""
-    differing = differing_keys(first.config.affecting_values, second.config.affecting_values, but)
+def _refuse_differing(first: Run, second: Run, may_differ: Sequence[str], complaint: str) -> None:
+    """Refuse two runs that differ in a result-affecting key, unless the key may differ."""
+    first_values = first.config.affecting_values
+    second_values = second.config.affecting_values
+    differing = differing_keys(first_values, second_values, may_differ)
     if differing:
         raise ReportError(
             f"{first.folder} and {second.folder} are {complaint} ({'; '.join(differing)})"
@@ -203,7 +210,7 @@ def row_factors(runs: Sequence[Run]) -> list[str]:
 
 
 def check_blocks(runs: Sequence[Run], remedy: str = "rerun one of them") -> None:
-    """Refuse runs of one seed whose surroundings paper/protocol.md does not let differ."""
+    """Refuse runs of one seed that differ in an environment value of REFUSED_WITHIN_A_BLOCK."""
     for seed, (key, values) in mixed_blocks(runs).items():
         folders = [_first_with(runs, seed, key, value).folder for value in values]
         raise ReportError(
@@ -214,7 +221,7 @@ def check_blocks(runs: Sequence[Run], remedy: str = "rerun one of them") -> None
 
 
 def _first_with(runs: Sequence[Run], seed: int, key: str, value: str) -> Run:
-    """Return the first run of a seed that has ended and has a value of a surrounding."""
+    """Return the first run of a seed that has ended with this environment value."""
     for run in runs:
         is_of_block = run.config.seed == seed and run.status != "unfinished"
         if is_of_block and key in run.env and machine.environment_text(run.env[key]) == value:
@@ -223,15 +230,18 @@ def _first_with(runs: Sequence[Run], seed: int, key: str, value: str) -> Run:
 
 
 def mixed_blocks(runs: Sequence[Run]) -> dict[int, tuple[str, list[str]]]:
-    """Return the first surrounding that must not differ within a block, and does, by seed.
+    """Return the first environment key that must agree within a block but does not, by seed.
 
     Runs that have not ended have no loss to compare.
+
+    Returns:
+        For each mixed seed, the key and its values.
     """
     mixed = {}
     ended = [run for run in runs if run.status != "unfinished"]
     for seed in sorted({run.config.seed for run in ended}):
         block = [run for run in ended if run.config.seed == seed]
-        differing = differing_surroundings(block)
+        differing = differing_environment(block)
         if all(run.config.launch.device == "cuda" for run in block):
             # A GPU's losses do not depend on the host's threads.
             differing.pop("num_threads", None)
@@ -241,8 +251,8 @@ def mixed_blocks(runs: Sequence[Run]) -> dict[int, tuple[str, list[str]]]:
     return mixed
 
 
-def differing_surroundings(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Return the surroundings that differ between runs (device, torch, commit ...), by key."""
+def differing_environment(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Return the environment values that differ between runs (device, torch, ...), by key."""
     differing = {}
     for key in machine.MARKED:
         values = {machine.environment_text(run.env[key]) for run in runs if key in run.env}
@@ -252,7 +262,7 @@ def differing_surroundings(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def value_of(config: RunConfig, factor: str) -> Any:
-    """Return a config's row name, its value of a numeric key, or its values of a section."""
+    """Return a config's row name, the value of a result-affecting key, or a section's values."""
     if factor == ROW and config.row_name is None:
         raise ReportError(f"--factors {ROW}: a run has no row_name; set it with row_name=NAME")
     try:
@@ -293,11 +303,11 @@ def _check_results(runs: Iterable[Run]) -> None:
         causes = [*field.causes]
         if field.key == "params":
             for name in affecting_values(run.config.pe, departing=True):
-                causes += _OWN_PARAMETERS.get(f"pe.{name}", ())
+                causes += _VARIANT_PARAMETER_KEYS.get(f"pe.{name}", ())
 
         # Runs with equal values of the causes must have one value of the field.
-        group = (field.key, *(str(value_of(run.config, cause)) for cause in causes))
-        other, first = seen.setdefault(group, (value, run))
+        causes_and_values = (field.key, *(str(value_of(run.config, cause)) for cause in causes))
+        other, first = seen.setdefault(causes_and_values, (value, run))
         if value != other:
             raise ReportError(
                 f"{first.folder} and {run.folder} {field.complaint}, so they cannot be compared "

@@ -42,7 +42,7 @@ def layer_weights(architecture: Architecture) -> int:
 
 
 @functools.cache
-def kept(
+def cached_sizes(
     attn: AttentionConfig, model: ModelConfig, pe: PeConfig
 ) -> tuple[int, int] | tuple[None, None]:
     """Return a layer's cached elements per token, and the elements of its fixed-size states.
@@ -57,7 +57,8 @@ def kept(
     """
     if pe.code is not None:
         return None, None
-    # Added positions change nothing here.
+    # Leave out added positions: they cache nothing, and this Architecture has no positions for
+    # them.
     rotating = replace(pe, input="none", input_scale=None)
     decoder = meta_decoder(Architecture(model, rotating, vocab_size=1, attn=attn))
     cache = decoder.new_cache()
@@ -107,8 +108,8 @@ def attention_flops_per_token(config: RunConfig, seq_len: int) -> int:
     """Return the operations of one training token in attention, without those of its weights.
 
     A score and a weighted sum take 2 operations a feature and key, as does adding to and reading a
-    number of a state; the backward pass takes twice as many. Softmax attention takes 6 layers
-    (T + 1) D: a query at position t attends to t + 1 keys, (T + 1)/2 on average.
+    number of a state; the backward pass takes twice as many. Softmax attention takes 6 L (T + 1) D,
+    for L layers: a query at position t attends to t + 1 keys, (T + 1)/2 on average.
     """
     model = config.model
     attn = config.attn

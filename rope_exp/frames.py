@@ -45,12 +45,12 @@ def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
         RunFolderError: a run or a record cannot be read, or there is none.
     """
     # Imported late: it takes torch, which the other frames need not wait for.
-    from rope_exp.costs import kept
+    from rope_exp.costs import cached_sizes
 
     lines = []
-    for run, keys in _read(Path(where)):
+    for run, identifying in _read(Path(where)):
         config = run.config
-        cached, state = kept(config.attn, config.model, config.pe)
+        cached, state = cached_sizes(config.attn, config.model, config.pe)
         line = {
             **{key: run.result.get(key) for key in Result.__annotations__},
             "group": run.group,
@@ -65,13 +65,16 @@ def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
             "rotate": "".join(config.pe.rotate),
             "status": run.status,
         }
-        lines.append(line | keys)
+        lines.append(line | identifying)
     return pd.DataFrame(lines).set_index("where", drop=False).rename_axis(index=None)
 
 
 def load_metrics(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     """Return a frame with one line per row of a run's metrics, with keys as in `load_runs`."""
-    return pd.DataFrame([row | keys for run, keys in _read(Path(where)) for row in run.metrics])
+    lines: list[dict[str, Any]] = []
+    for run, identifying in _read(Path(where)):
+        lines += [metrics_row | identifying for metrics_row in run.metrics]
+    return pd.DataFrame(lines)
 
 
 def load_probes(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
@@ -83,11 +86,11 @@ def load_probes(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     from rope_exp.report import parts
 
     lines: list[dict[Any, Any]] = []
-    for run, keys in _read(Path(where)):
+    for run, identifying in _read(Path(where)):
         for probe, part in parts("probes"):
             if part.places is not None and probe in run.probes:
                 numbers = part.places.of_run(run, probe).rename("value").reset_index()
-                lines += [keys | line for line in numbers.to_dict("records")]
+                lines += [identifying | line for line in numbers.to_dict("records")]
     return pd.DataFrame(lines, columns=None if lines else ["where", "probe", "at", "value"])
 
 
@@ -105,7 +108,12 @@ def load_table(path: str | PathLike[str]) -> pd.DataFrame:
 
 
 def _read(folder: Path) -> list[tuple[Run, dict[str, Any]]]:
-    """Return every run below a folder, or else every record, with its name, factors and keys."""
+    """Return every run below a folder, or else every record, each with its identifying values.
+
+    Returns:
+        For each run, a mapping from `where`, pe, seed, its factors and the keys that differ between
+        these runs to its values.
+    """
     runs = []
     for path in sorted([folder, *folder.rglob("*")]):
         # Hidden folders hold runs that were set aside.
@@ -129,9 +137,9 @@ def _read(folder: Path) -> list[tuple[Run, dict[str, Any]]]:
     differing = [key for key in configs if configs[key].map(repr).nunique() > 1]
     named = []
     for run, config in zip(runs, configs.to_dict("records"), strict=True):
-        keys = {"where": run.where, "pe": run.config.pe.label, "seed": run.config.seed}
+        identifying = {"where": run.where, "pe": run.config.pe.label, "seed": run.config.seed}
         for key in ("optim.lr", *run.factors, *differing):
             # Keys of the launcher are not shown, but may be a factor.
-            keys[key] = config.get(key, run.factors.get(key))
-        named.append((run, keys))
+            identifying[key] = config.get(key, run.factors.get(key))
+        named.append((run, identifying))
     return named

@@ -1,7 +1,7 @@
 """The page results/report.html: one offline file that shows every setting of every campaign.
 
 A setting is one table of a campaign. The page contains tables as HTML and figures as SVG images,
-and loads nothing else. It has no script: settings but the first are closed `<details>`. Its
+and loads nothing else. It has no script: all settings but the first are closed `<details>`. Its
 Content-Security-Policy forbids all traffic. The same records give the same bytes.
 """
 

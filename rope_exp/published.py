@@ -10,10 +10,12 @@ from rope_exp.folder import Run
 from rope_exp.sections import SoftmaxConfig
 
 _TEXT = Path(__file__).with_name("published.yaml").read_text(encoding="utf-8")
-# By data.kind, besides the two tables of language models.
-TASKS = {name: Published(**fields) for name, fields in yaml.safe_load(_TEXT).items()}
-TABLE = TASKS.pop("table")
-SEQUEL = TASKS.pop("sequel")
+_ALL = {name: Published(**fields) for name, fields in yaml.safe_load(_TEXT).items()}
+# The two tables of language models: Su 2025, and Su May 2025 (docs/references.md).
+TABLE = _ALL["table"]
+SEQUEL = _ALL["sequel"]
+# All others, by data.kind.
+TASKS = {name: known for name, known in _ALL.items() if name not in ("table", "sequel")}
 
 
 def about(runs: Sequence[Run], keys: Sequence[str]) -> Published:
@@ -26,7 +28,7 @@ def about(runs: Sequence[Run], keys: Sequence[str]) -> Published:
         return TASKS[kinds.pop()]
     if any(run.config.task or run.config.train.objective != "causal" for run in runs):
         return Published()
-    # Both versions of the sequel's model share its rows' labels.
+    # Both versions of the model of Su May 2025 share the labels of its rows.
     is_sequel = all(run.config.model.name in ("sequel", "sequel_mini") for run in runs)
     if list(keys) == ["pe"]:
         is_softmax = all(isinstance(run.config.attn, SoftmaxConfig) for run in runs)

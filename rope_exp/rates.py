@@ -21,18 +21,20 @@ from rope_exp.report import build
 from rope_exp.stats import adjusted_means
 from rope_exp.tables import markdown_table, number, paragraphs, span
 
-# In nats. The runs of 26M tokens that ended low gain 0.19 to 0.23, all others of rates_26m at most
-# 0.16 (paper/protocol-2.md, section 6).
+# Loss at positions 8-32 minus loss at 128-256, in nats. The runs of 26M tokens that ended low gain
+# 0.19 to 0.23, all others of rates_26m at most 0.16 (paper/protocol-2.md, section 6).
 FAR_GAIN = 0.18
 BEST = "Δ, each at its best"
 
 
 def files(campaigns: Collection[str], records: Mapping[str, Sequence[Run]]) -> dict[str, bytes]:
-    """Return rates.md for each sweep of learning rates in some campaigns.
+    """Return rates.md for each rate series in some campaigns.
 
-    `records` has the runs of every campaign, as a sweep may include another campaign's.
+    A rate series is the runs that differ in row, seed and learning rate only. `records` has the
+    runs of every campaign, because a rate series may include another campaign's.
     """
-    # A row of a campaign may have a learning rate that a sweep chose: such campaigns lend no run.
+    # A campaign lends runs only if its learning rate is a factor, or a single value. Otherwise its
+    # rows have learning rates that were chosen for them.
     lending = {}
     for name, runs in records.items():
         is_factor = all(ROW_RATE in run.factors for run in runs)
@@ -45,11 +47,11 @@ def files(campaigns: Collection[str], records: Mapping[str, Sequence[Run]]) -> d
         for other, runs in lending.items():
             if other != name:
                 others += runs
-        sweeps = find_sweeps(records[name], others)
-        for runs in sweeps:
+        series = find_rate_series(records[name], others)
+        for runs in series:
             keys = sorted(runs[0].factors.keys() - {ROW_RATE, *SEEDS})
             level = "-".join(f"{key}={spelled(runs[0].config, key)}" for key in keys)
-            file = f"rates-{level}.md" if level and len(sweeps) > 1 else "rates.md"
+            file = f"rates-{level}.md" if level and len(series) > 1 else "rates.md"
             made |= {f"{name}/{path}": content for path, content in of_group(runs, file).items()}
     return made
 
@@ -69,67 +71,78 @@ def _rates(runs: Iterable[Run]) -> set[float]:
     return {run.config.optim.lr for run in runs}
 
 
-def find_sweeps(runs: Sequence[Run], others: Iterable[Run]) -> list[list[Run]]:
-    """Return a campaign's runs that differ in row, seed and learning rate only, by setting.
+def find_rate_series(runs: Sequence[Run], others: Iterable[Run]) -> list[list[Run]]:
+    """Return a campaign's rate series: runs that differ in row, seed and learning rate only.
 
-    Other campaigns' runs of its variants that fit are added, unless they have row names, the seed's
-    runs were computed elsewhere, or the campaign ran the cell itself.
+    Other campaigns' runs of its variants that fit are added, except
+
+    - runs with a row name;
+    - runs whose environment must not share a block with the campaign's runs of the seed;
+    - runs of a cell that the campaign has.
+
+    Args:
+        runs: the campaign's runs.
+        others: runs that other campaigns lend.
+    Returns:
+        The runs of each series that has two learning rates or more.
     """
     # Runs of one seed that read different tokens form no block.
     factors = {factor for run in runs for factor in run.factors}
     if comparable.ORDER in factors or ROW_RATE not in factors:
         return []
-    sweeps: list[list[Run]] = []
-    but = (ROW_RATE, "seed", *(OF_ROW if row_factors(runs) == [ROW] else ("pe",)))
+    rate_series: list[list[Run]] = []
+    may_differ = (ROW_RATE, "seed", *(OF_ROW if row_factors(runs) == [ROW] else ("pe",)))
     labels = {_label(run) for run in runs}
     for run in runs:
-        sweep = _fitting(sweeps, run, but)
-        if sweep is None:
-            sweeps.append([run])
-        elif _has_room(sweep, run):
-            sweep.append(run)
+        series = _fitting(rate_series, run, may_differ)
+        if series is None:
+            rate_series.append([run])
+        elif _has_room(series, run):
+            series.append(run)
 
     for run in others:
         is_of_row = run.config.row_name is None and _label(run) in labels
-        sweep = _fitting(sweeps, run, but) if is_of_row else None
-        if sweep is not None and _has_room(sweep, run) and _shares_block(sweep, run):
-            sweep.append(run)
-    return [sweep for sweep in sweeps if len(_rates(sweep)) > 1]
+        series = _fitting(rate_series, run, may_differ) if is_of_row else None
+        if series is not None and _has_room(series, run) and _shares_block(series, run):
+            series.append(run)
+    return [series for series in rate_series if len(_rates(series)) > 1]
 
 
-def _fitting(sweeps: Iterable[list[Run]], run: Run, but: Sequence[str]) -> list[Run] | None:
-    """Return the sweep whose runs differ from a run in some keys alone."""
-    for sweep in sweeps:
-        if alike(sweep[0], run, but):
-            return sweep
+def _fitting(
+    rate_series: Iterable[list[Run]], run: Run, may_differ: Sequence[str]
+) -> list[Run] | None:
+    """Return the series whose runs differ from a run only in keys that may differ."""
+    for series in rate_series:
+        if alike(series[0], run, may_differ):
+            return series
     return None
 
 
-def _has_room(sweep: Iterable[Run], run: Run) -> bool:
-    """Return whether a sweep lacks a run of this learning rate, row and seed."""
-    return all(_cell(run) != _cell(other) for other in sweep)
+def _has_room(series: Iterable[Run], run: Run) -> bool:
+    """Return whether a series lacks a run of this learning rate, row and seed."""
+    return all(_cell(run) != _cell(other) for other in series)
 
 
-def _shares_block(sweep: Iterable[Run], run: Run) -> bool:
-    """Return whether a run was computed in the same surroundings as its seed's runs in a sweep."""
-    block = [other for other in sweep if other.config.seed == run.config.seed]
-    differing = comparable.differing_surroundings([*block, run])
+def _shares_block(series: Iterable[Run], run: Run) -> bool:
+    """Return whether a run's environment lets it share a block with its seed's runs in a series."""
+    block = [other for other in series if other.config.seed == run.config.seed]
+    differing = comparable.differing_environment([*block, run])
     return differing.keys().isdisjoint(comparable.REFUSED_WITHIN_A_BLOCK)
 
 
-def alike(first: Run, second: Run, but: Sequence[str]) -> bool:
-    """Return whether two runs may stand side by side.
+def alike(first: Run, second: Run, may_differ: Sequence[str]) -> bool:
+    """Return whether two runs may be compared.
 
     Args:
         first: a run of any campaign.
         second: a run of the same campaign or another.
-        but: the keys or sections in which they may differ.
+        may_differ: the keys or sections in which they may differ.
     Returns:
         True if they read one corpus, and all other keys that can change a number are equal.
     """
     is_one_corpus = first.result.get("data_sha256") == second.result.get("data_sha256")
     return is_one_corpus and not differing_keys(
-        first.config.affecting_values, second.config.affecting_values, but
+        first.config.affecting_values, second.config.affecting_values, may_differ
     )
 
 
@@ -143,10 +156,7 @@ def _label(run: Run) -> str:
 
 
 def _reads_far(run: Run) -> bool:
-    """Return whether a run uses distant text as only runs that copy do.
-
-    Its loss is lower at positions 128 to 256 than at 8 to 32, by at least `FAR_GAIN`.
-    """
+    """Return True if distant text lowers the loss by FAR_GAIN, as in runs that copy."""
     if "positions" not in run.probes:
         return False
     edges = np.array(run.probes["positions"]["edges"])
@@ -228,6 +238,7 @@ def _losses(runs: Sequence[Run]) -> pd.DataFrame:
     share no seeds.
     """
     if runs:
+        # Only for its checks.
         comparable.rows_of(runs, [*row_factors(runs), ROW_RATE])
     columns = ["rate", "label", "seed", "loss"]
     lines = pd.DataFrame([(*_cell(run), run.loss) for run in runs], columns=columns)

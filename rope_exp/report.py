@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     # Only for a type: altair takes a second to import, and `report --help` draws nothing.
     import altair as alt
 
-# A pair's verdict is on its first row, here the reference; its value here is on the other row.
+# A verdict is about a pair's first row. Here that is the reference; this gives the verdict about
+# the other row.
 ON_OTHER_ROW = {"better": "worse", "worse": "better", "equivalent": "equivalent", "open": "open"}
 PROVISIONAL = "(provisional)"  # what fewer than `FULL_SEEDS` seeds show
 
@@ -105,7 +106,8 @@ class Report:
     reference: Row  # without runs if the comparison has none
     left_out: Mapping[str, str]  # folders without a readable run, and the reason
     losses: pd.DataFrame  # by seed and row, for rows that have any
-    # By family ("published" relations, each row against the "reference", "all" pairs): `judge`.
+    # The frames of `stats.judge`, by family: "published" relations, each row against the
+    # "reference", and "all" pairs.
     pairs: Mapping[str, pd.DataFrame]
 
     @property
@@ -197,7 +199,7 @@ class Report:
     def decided(self) -> dict[str, Pair]:
         """The pair (reference, row) behind each row's verdict, by row.
 
-        A published relation is decided in its own, primary family.
+        A published relation has its verdict from its own, primary family.
         """
         primary = self.against_reference("published")
         others = self.against_reference("reference").drop(primary.index)
@@ -218,12 +220,12 @@ class Report:
         Only text `for_readers` says that a verdict is provisional: programs compare the words of
         table.csv, which has the number of seeds in a column.
         """
-        judged = self.decided.get(row.label)
-        if judged is None:
+        pair = self.decided.get(row.label)
+        if pair is None:
             return comparable.MIXED if row.is_mixed else ""
-        parts = [ON_OTHER_ROW[judged["verdict"]]]
+        parts = [ON_OTHER_ROW[pair["verdict"]]]
         if for_readers:
-            parts.append(provisional(judged))
+            parts.append(provisional(pair))
         parts.append(row.mark)
         return " ".join(filter(None, parts))
 
@@ -238,14 +240,14 @@ class Report:
 def _run_columns(report: Report) -> pd.DataFrame:
     """Return what each row is: its group, its values of the factors, its size."""
     # Imported late: it takes torch, which `report --help` need not wait for.
-    from rope_exp.costs import kept
+    from rope_exp.costs import cached_sizes
 
     lines = []
     for row in report.rows.values():
         run = row.runs[0]
         config = run.config
         params = [run.result["params"] for run in row.runs if run.result]
-        cached, state = kept(config.attn, config.model, config.pe)
+        cached, state = cached_sizes(config.attn, config.model, config.pe)
         line: dict[str, Any] = {
             "group": run.group,
             "pe": config.pe.label,
@@ -286,17 +288,17 @@ def _loss_columns(report: Report) -> pd.DataFrame:
 def _test_columns(report: Report) -> pd.DataFrame:
     """Return the tests of each row against the reference, in two families."""
     labels = [*report.rows]
-    judged = report.against_reference("reference").reindex(labels)
-    columns = judged[["delta_ci_low", "delta_ci_high", "p_equivalent", *SEEDS_NEEDED]]
-    among = report.against_reference("all").reindex(labels)
+    against_reference = report.against_reference("reference").reindex(labels)
+    columns = against_reference[["delta_ci_low", "delta_ci_high", "p_equivalent", *SEEDS_NEEDED]]
+    over_all_pairs = report.against_reference("all").reindex(labels)
     return columns.assign(
-        p_holm=judged["p_adjusted"],
+        # `p_holm`: the family of the reference; `p_adjusted`: all pairs.
+        p_holm=against_reference["p_adjusted"],
         verdict=[report.verdict(row) or row.status for row in report.rows.values()],
-        # Over all pairs; p_holm is over the pairs with the reference.
-        p_adjusted=among["p_adjusted"],
-        family=among["family"].map("{:.0f} pairs".format, na_action="ignore"),
-        delta_wide_low=among["delta_wide_low"],
-        delta_wide_high=among["delta_wide_high"],
+        p_adjusted=over_all_pairs["p_adjusted"],
+        family=over_all_pairs["family"].map("{:.0f} pairs".format, na_action="ignore"),
+        delta_wide_low=over_all_pairs["delta_wide_low"],
+        delta_wide_high=over_all_pairs["delta_wide_high"],
     )
 
 
@@ -420,22 +422,22 @@ def build(
             f"--reference {reference} matches {len(labels) or 'no'} rows. "
             f"Available: {', '.join(rows)}"
         )
-    [label] = labels
+    [reference_label] = labels
     source = about(runs, keys)
     if source.losses and source.losses.keys().isdisjoint(rows):
         source = Published()
 
     table = stats.table_of({row.label: row.losses for row in rows.values()})
-    ordered = {row: rows[row] for row in stats.summary(table, label).index}
+    ordered = {label: rows[label] for label in stats.summary(table, reference_label).index}
     losses = table[[*ordered]].dropna(axis="columns", how="all")
     trained = [*map(str, losses)]
     families: dict[str, Iterable[tuple[str, str]]] = {
         "published": source.signs,
-        "reference": [(label, row) for row in trained if row != label],
+        "reference": [(reference_label, label) for label in trained if label != reference_label],
         "all": [*itertools.combinations(trained, 2)],
     }
     pairs = {name: stats.judge(losses, family) for name, family in families.items()}
-    reference_row = rows.get(label, Row(label, label, 0, []))
+    reference_row = rows.get(reference_label, Row(reference_label, reference_label, 0, []))
     return Report(keys, source, ordered, reference_row, left_out, losses, pairs)
 
 
@@ -491,12 +493,13 @@ def _row_texts(report: Report, row: Row) -> dict[str, Any]:
     ci = interval(low, high)
     p = None
     marked = None
-    decided = report.decided.get(row.label)
-    if decided is not None:
-        p = adjusted_p(decided)
+    pair = report.decided.get(row.label)
+    if pair is not None:
+        p = adjusted_p(pair)
         marked = report.verdict(row, for_readers=True)
-        if ci and low * high > 0 and decided["verdict"] == "open":
-            ci += f" (adjusted: {interval(decided['delta_wide_low'], decided['delta_wide_high'])})"
+        # The unadjusted interval excludes 0, but the adjusted test is open: show both.
+        if ci and low * high > 0 and pair["verdict"] == "open":
+            ci += f" (adjusted: {interval(pair['delta_wide_low'], pair['delta_wide_high'])})"
 
     sizes = []
     if line["cached"]:
@@ -526,7 +529,7 @@ def provisional(pair: Pair) -> str:
 
 
 def adjusted_p(pair: Pair) -> str:
-    """Return the adjusted p-value of the test that gave a pair's verdict, as text."""
+    """Return the p-value of the test that gave a pair's verdict, adjusted over its family."""
     return spell_p(pair["p_equivalent" if pair["verdict"] == "equivalent" else "p_adjusted"])
 
 
@@ -563,7 +566,7 @@ def write_all(out: Path, files: Mapping[str, bytes]) -> None:
     """Write a table's files, and remove those of the last table in this folder that it lacks.
 
     `LISTING` has the names and digests of the files that the last call wrote. A file that it does
-    not name, or that was changed since, is not removed. Of two commands that write one folder, the
+    not name, or that was changed since, is not removed. If two commands write one folder, the
     second waits.
 
     Args:

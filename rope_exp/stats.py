@@ -74,7 +74,7 @@ class PairedTest(NamedTuple):
         delta: b's loss minus a's, averaged over these seeds, in nats.
         error: the standard error of `delta`.
         df: its degrees of freedom.
-        family: the number of pairs that are judged together.
+        family: the number of pairs that are judged together, as in the column of table.csv.
         delta_ci_low, delta_ci_high: the 95 % interval of this pair alone.
         delta_wide_low, delta_wide_high: an interval that holds for the whole family (Bonferroni).
         p: of no difference, two-sided.
@@ -153,14 +153,12 @@ def holm(p: Array) -> Array:
     return np.asarray(np.minimum(stepped, 1.0)[np.argsort(order)])
 
 
-def judge(
-    table: pd.DataFrame, family: Iterable[tuple[str, str]], plan: bool = True
-) -> pd.DataFrame:
-    """Judge the pairs of a family together.
+def judge(table: pd.DataFrame, pairs: Iterable[tuple[str, str]], plan: bool = True) -> pd.DataFrame:
+    """Judge pairs together, as one family.
 
     Args:
         table: losses by seed and row.
-        family: pairs (a, b) of rows. A pair is left out if the table lacks one of its rows, or if
+        pairs: pairs (a, b) of rows. A pair is left out if the table lacks one of its rows, or if
             they share fewer than two seeds.
         plan: whether to compute how many seeds an open pair needs, which takes longer.
     Returns:
@@ -170,19 +168,19 @@ def judge(
         - verdict: "better", "worse", "equivalent" or "open", said of a; sign: the same as a sign;
         - seeds_needed_low, seeds_needed_high: see `_seeds_needed`; missing without `plan`.
     """
-    pairs = []
-    for a, b in family:
+    compared = []
+    for a, b in pairs:
         if a in table and b in table:
             differences = (table[b] - table[a]).dropna().to_numpy()
             if len(differences) > 1:
-                pairs.append((a, b, differences))
+                compared.append((a, b, differences))
 
-    tests = [paired_test(differences, len(pairs)) for _, _, differences in pairs]
+    tests = [paired_test(differences, len(compared)) for _, _, differences in compared]
     p_adjusted = holm(np.array([test.p for test in tests]))
     p_equivalent = holm(np.array([test.p_past_margin for test in tests]))
 
     lines = []
-    for place, ((a, b, _), test) in enumerate(zip(pairs, tests, strict=True)):
+    for place, ((a, b, _), test) in enumerate(zip(compared, tests, strict=True)):
         line = {"a": a, "b": b, **test._asdict()}
         line["p_adjusted"] = p_adjusted[place]
         line["p_equivalent"] = p_equivalent[place]
@@ -194,10 +192,10 @@ def judge(
     return pd.DataFrame(lines, columns=[*_COLUMNS]).astype(_COLUMNS)
 
 
-def paired_test(differences: Array, family: int = 1) -> PairedTest:
-    """Return the test of the mean of some differences, as one pair of a family of so many pairs.
+def paired_test(differences: Array, num_pairs: int = 1) -> PairedTest:
+    """Return the test of the mean of some differences, as one of `num_pairs` pairs of a family.
 
-    scipy's `ttest_rel` gives the same numbers, but warns and gives nan if all differences are
+    `scipy.stats.ttest_1samp` gives the same p and 95 % interval, but nan if all differences are
     equal.
     """
     count = len(differences)
@@ -206,7 +204,7 @@ def paired_test(differences: Array, family: int = 1) -> PairedTest:
     error = differences.std(ddof=1) / math.sqrt(count)
 
     half = stats.t.ppf(1 - ALPHA / 2, df) * error
-    wide_half = stats.t.ppf(1 - ALPHA / 2 / family, df) * error
+    wide_half = stats.t.ppf(1 - ALPHA / 2 / num_pairs, df) * error
 
     # If differences are equal to the last digit in every seed, the standard error is 0.
     divisor = np.maximum(error, np.finfo(float).tiny)
@@ -215,7 +213,7 @@ def paired_test(differences: Array, family: int = 1) -> PairedTest:
         delta=float(delta),
         error=float(error),
         df=df,
-        family=family,
+        family=num_pairs,
         delta_ci_low=float(delta - half),
         delta_ci_high=float(delta + half),
         delta_wide_low=float(delta - wide_half),
@@ -288,7 +286,7 @@ def _seeds_needed(test: PairedTest) -> tuple[int | None, int | None]:
     needed = []
     for true_delta in np.unique(np.clip(places, low, high)):
         power_M = power_of_further_seeds(test, true_delta)
-        # A power that is not a number is none.
+        # Count NaN as too little power.
         too_few = np.flatnonzero(~(power_M >= POWER))
         # The first entry is one further seed.
         num_further = int(too_few[-1]) + 2 if len(too_few) else 1

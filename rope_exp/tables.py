@@ -53,7 +53,7 @@ class Table:
 
 
 def markdown_table(frame: pd.DataFrame, form: str = "") -> str:
-    """Return a whole frame as a Markdown table of text: floats by `form`."""
+    """Return a whole frame as a Markdown table; `form` formats floats."""
     text = frame.map(lambda value: number(value, form if isinstance(value, float) else ""))
     return Table([Column(key, key) for key in map(str, text)], text).markdown()
 
@@ -61,8 +61,8 @@ def markdown_table(frame: pd.DataFrame, form: str = "") -> str:
 def csv_of(frame: pd.DataFrame, *, signed: bool = False) -> str:
     """Return a frame as CSV, with six decimals and empty cells for missing values.
 
-    Positive differences (`delta...`) may have a plus sign. A p-value that would read 0.000000 has
-    three significant digits.
+    With `signed`, positive differences (`delta...`) get a plus sign. A p-value that would read
+    0.000000 has three significant digits.
     """
     text = frame.copy()
     for name in text.columns[text.dtypes == "float64"]:
@@ -121,7 +121,12 @@ def span(values: Iterable[float], form: str = "") -> str:
 
 
 def spell_p(p: float, equals: str = "") -> str:
-    """Return a p-value as text; `equals` comes before a number, where the letter p is."""
+    """Return a p-value as text.
+
+    Args:
+        p: the p-value.
+        equals: text before a number, such as " = " after the letter p; not used before "<".
+    """
     if p < 0.0001:
         return "< 0.0001"
     return f"{equals}{p:.4f}"

@@ -1,8 +1,8 @@
-"""Notes on runs: marks, lost runs, unequal seeds, differing surroundings, and folders left out."""
+"""Notes on runs: marks, lost runs, unequal seeds, differing environments, and folders left out."""
 
 from collections.abc import Iterable
 
-from rope_exp.comparable import differing_surroundings
+from rope_exp.comparable import differing_environment
 from rope_exp.folder import Run
 from rope_exp.report import Part, Report
 from rope_exp.tables import span
@@ -35,10 +35,10 @@ def notes(report: Report) -> list[str]:
     mixed = set()
     for seed in sorted({run.config.seed for run in report.runs}):
         block = [run for run in report.runs if run.config.seed == seed]
-        for key, values in differing_surroundings(block).items():
+        for key, values in differing_environment(block).items():
             sentences.append(f"Runs of seed {seed} differ in {key}: {', '.join(values)}.")
             mixed.add(key)
-    for key, values in differing_surroundings(report.runs).items():
+    for key, values in differing_environment(report.runs).items():
         if key not in mixed:
             sentences.append(f"Seeds differ in {key}: {', '.join(values)}.")
     left_out = [f"{folder} was left out: {reason}." for folder, reason in report.left_out.items()]

@@ -67,8 +67,8 @@ def _test_notes(report: Report) -> list[str]:
     judged: Any = report.pairs["reference"].set_index("b")[shown].to_dict("index")
     primary = []
     for label, pair in judged.items():
-        decided = report.decided[label]
-        if any(decided[key] != pair[key] for key in shown):
+        verdict_pair = report.decided[label]
+        if any(verdict_pair[key] != pair[key] for key in shown):
             primary.append(label)
     if primary:
         names = ", ".join(report.rows[label].name for label in primary)

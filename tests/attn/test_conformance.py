@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rope_exp.attention import Attention, LayerCache, Positions
 from rope_exp.attn._recurrence import StateAttention
-from rope_exp.costs import kept as kept_of
+from rope_exp.costs import cached_sizes
 from rope_exp.decoder import Decoder
 from rope_exp.errors import LawError
 from rope_exp.identity import choice_names
@@ -109,14 +109,14 @@ def test_two_rotations_are_relative_and_cached(
     assert deviation(fed(decoder, ids_BT, [8, 1, 11], cache), whole) < TOLERANCE
     # The layer that keeps the most is counted.
     kept = max(sum(row[0, 0].numel() for row in layer.rows.values()) for layer in cache)
-    assert kept == kept_of(attn, decoder.architecture.model, decoder.architecture.pe)[0]
+    assert kept == cached_sizes(attn, decoder.architecture.model, decoder.architecture.pe)[0]
 
 
 @every_case
 def test_a_cache_holds_what_the_config_says(attn: AttentionConfig, sizes: dict[str, Any]) -> None:
-    """A layer keeps `costs.kept` elements: some per token, and some that do not grow."""
+    """A layer keeps `costs.cached_sizes` elements: some per token, and some that do not grow."""
     decoder = decoder_of(attn, all_sites(attn), sizes)
-    a_token, at_all = kept_of(attn, decoder.architecture.model, decoder.architecture.pe)
+    a_token, at_all = cached_sizes(attn, decoder.architecture.model, decoder.architecture.pe)
     assert a_token is not None
     assert at_all is not None
     for length in (LENGTH, 2 * LENGTH):

@@ -8,7 +8,7 @@ from support.models import SIZES, make_pe
 
 from rope_exp.compose import CONFIGS, run_config
 from rope_exp.config import Architecture
-from rope_exp.costs import kept, num_parameters
+from rope_exp.costs import cached_sizes, num_parameters
 from rope_exp.decoder import Decoder
 from rope_exp.sections import AttentionConfig
 
@@ -46,11 +46,11 @@ def test_a_kind_with_its_own_sizes_takes_any_width(name: str) -> None:
 def test_a_row_has_its_parameters_and_its_cache(name: str) -> None:
     cached, parameters, *sequel = ROWS[name]
     config = run_config([f"+row/sequel_mini={name}"])
-    assert kept(config.attn, config.model, config.pe)[0] == cached
+    assert cached_sizes(config.attn, config.model, config.pe)[0] == cached
     assert num_parameters(config.architecture(2048)) == parameters
     if sequel:
         config = run_config([f"+row/sequel={name}"])
-        assert kept(config.attn, config.model, config.pe)[0] == sequel[0]
+        assert cached_sizes(config.attn, config.model, config.pe)[0] == sequel[0]
         count = num_parameters(config.architecture(79_800))
         assert count / 1e6 == pytest.approx(sequel[1], rel=0.002)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rope_exp.attention import Attention
 from rope_exp.config import RunConfig
-from rope_exp.costs import kept, with_matched
+from rope_exp.costs import cached_sizes, with_matched
 from rope_exp.custom_code import refuse_code_errors, with_source
 from rope_exp.decoder import Decoder
 from rope_exp.errors import ConfigError
@@ -232,7 +232,7 @@ def test_a_config_that_is_read_runs_no_code() -> None:
     config = RunConfig.from_dict(values)
     with refused("model.match_params=30000", "cannot be met with pe.code", by=ConfigError):
         with_matched(config)
-    assert kept(SOFTMAX, SIZES, pe) == (None, None)
+    assert cached_sizes(SOFTMAX, SIZES, pe) == (None, None)
 
 
 def test_a_class_without_memory_is_no_mistake() -> None:

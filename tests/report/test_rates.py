@@ -1,4 +1,4 @@
-"""Tests of rates.md: which runs are a sweep, and means of a table with holes."""
+"""Tests of rates.md: which runs are a rate series, and means of a table with holes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from support.reports import all_runs, make_run
 
 from rope_exp import rates
 from rope_exp.folder import Run
-from rope_exp.rates import find_sweeps, markdown
+from rope_exp.rates import find_rate_series, markdown
 from rope_exp.stats import adjusted_means
 
 RATES = [0.001, 0.003, 0.01]
@@ -66,7 +66,7 @@ def test_differences_are_within_a_seed(tmp_path: Path) -> None:
         (1, ["optim.lr=0.003"], "two learning rates with the same seed"),
     ],
 )
-def test_runs_that_are_no_sweep_are_refused(
+def test_runs_that_are_no_rate_series_are_refused(
     tmp_path: Path, seed: int, overrides: list[str], words: str
 ) -> None:
     make_run(tmp_path, group="a", overrides=["optim.lr=0.001"])
@@ -90,19 +90,19 @@ def records() -> dict[str, list[Run]]:
 
 def test_other_campaigns_lend_what_differs_in_the_rate_alone(records: dict[str, list[Run]]) -> None:
     """Other campaigns add runs of the campaign's variants, but no cell that it ran itself."""
-    [sweep] = find_sweeps(records["lr"], records["plain"])
-    added = {run.where for run in sweep} - {run.where for run in records["lr"]}
+    [series] = find_rate_series(records["lr"], records["plain"])
+    added = {run.where for run in series} - {run.where for run in records["lr"]}
     assert added == {"plain/nope-s0"}
-    assert find_sweeps(records["plain"], records["lr"]) == []
+    assert find_rate_series(records["plain"], records["lr"]) == []
 
 
 @pytest.mark.parametrize("broken", ["blocks", "weights", "tuned"])
 def test_runs_of_others_that_do_not_fit_end_no_report(
     records: dict[str, list[Run]], broken: str
 ) -> None:
-    """A campaign at tuned rates lends no runs: its rates were chosen by the sweep.
+    """A campaign at tuned rates lends no runs: its rates were chosen by a rate series.
 
-    Nor is a run lent to a block with another version of torch. A sweep is left out if a block has
+    Nor is a run lent to a block with another version of torch. A series is left out if a block has
     different initial weights.
     """
     lent = records["plain"]

@@ -74,7 +74,8 @@ def read(
         start_B: the first position of each row; None: 0.
     """
     batch = next_tokens(windows_BW)
-    # A token that ends a document has the next one's number: it predicts the next one's first.
+    # An end-of-text token belongs to the next document, because its target is that document's first
+    # token.
     document_BT: Ints = (batch.ids_BT == data.corpus["end_id"]).cumsum(axis=1)
     if config.data.document_mask:
         batch = batch._replace(document_BT=document_BT)

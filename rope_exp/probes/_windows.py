@@ -37,19 +37,19 @@ def always(config: RunConfig) -> str:
     return ""
 
 
-def batches(model: Finished, rows: Batch, at_once: int) -> Iterator[Batch]:
+def batches(trainer: Finished, rows: Batch, at_once: int) -> Iterator[Batch]:
     """Yield micro-batches of some rows, on the model's device.
 
     Args:
-        model: the trainer, which also knows whether the run was asked to stop.
+        trainer: the run's, which also knows whether it was asked to stop.
         rows: B rows, as numpy's arrays.
         at_once: the rows of a micro-batch; the last may have fewer.
     Raises:
         StopRequested: the run was asked to stop. The same command starts the probe again.
     """
-    device = model.decoder.lm_head.weight.device
+    device = trainer.decoder.lm_head.weight.device
     for part in rows.split(at_once):
-        if model.stop.requested:
+        if trainer.stop.requested:
             raise StopRequested
         yield on_device(part, device)
 
@@ -64,48 +64,50 @@ def significant(numbers: Iterable[Any]) -> list[float | None]:
     return rounded(numbers, ".6g")
 
 
-def windows(model: Finished, length: int, share: int = 4) -> Ints:
+def windows(trainer: Finished, length: int, fraction_of: int = 4) -> Ints:
     """Return windows_NS, held-out windows that are the same for every run of the corpus.
 
     Args:
-        model: of a run on text.
+        trainer: the trainer of a run on text.
         length: T, the tokens that a window predicts; S = T + 1.
-        share: the windows have 1/share of the tokens of the held-out loss, or fewer if the held-out
-            set is smaller.
+        fraction_of: the divisor: the windows have 1/fraction_of of the tokens of the held-out
+            loss, or fewer if the held-out set is smaller.
     """
-    train = model.config.train
-    count = train.eval_sequences // share // max(1, length // train.seq_len)
-    return validation_ids(model.data.tokens[VALIDATION], max(1, count), length)
+    train = trainer.config.train
+    count = train.eval_sequences // fraction_of // max(1, length // train.seq_len)
+    return validation_ids(trainer.data.tokens[VALIDATION], max(1, count), length)
 
 
-def factors(model: Finished) -> list[int]:
-    """Return the lengths at which windows are evaluated, in training lengths.
+def length_multiples(trainer: Finished) -> list[int]:
+    """Return the lengths at which windows are evaluated, as multiples of the training length.
 
-    The longest is as long as the held-out set allows, up to 8; or 1 if positions are learned.
+    The longest is as long as the held-out set allows, up to 8; or 1 if positions have a limit.
     """
-    times = (1, 2, 4, 8) if model.decoder.model.num_positions is None else (1,)
-    num_tokens = len(model.data.tokens[VALIDATION])
-    return [n for n in times if n == 1 or n * model.config.train.seq_len < num_tokens]
+    times = (1, 2, 4, 8) if trainer.decoder.model.num_positions is None else (1,)
+    num_tokens = len(trainer.data.tokens[VALIDATION])
+    return [n for n in times if n == 1 or n * trainer.config.train.seq_len < num_tokens]
 
 
-def loss(model: Finished) -> Tensor:
-    """Return the loss on a share of the windows."""
-    return nats(model, windows(model, model.config.train.seq_len)).mean()
+def loss(trainer: Finished) -> Tensor:
+    """Return the loss on a quarter of the held-out tokens, in windows of the training length."""
+    return nats(trainer, windows(trainer, trainer.config.train.seq_len)).mean()
 
 
-def nats(model: Finished, windows_NS: Ints) -> Tensor:
+def nats(trainer: Finished, windows_NS: Ints) -> Tensor:
     """Return nats_NP: -log p of each target token of windows, in float64."""
-    tokens_at_once = model.rows_at_once * model.config.train.seq_len
-    rows = read(model.config, model.data, windows_NS)
+    tokens_at_once = trainer.rows_at_once * trainer.config.train.seq_len
+    rows = read(trainer.config, trainer.data, windows_NS)
     at_once = max(1, tokens_at_once // rows.ids_BT.shape[1])
-    parts = batches(model, rows, at_once)
-    return torch.cat([token_nats(model.decoder, inputs).double().cpu() for inputs in parts])
+    parts = batches(trainer, rows, at_once)
+    return torch.cat([token_nats(trainer.decoder, inputs).double().cpu() for inputs in parts])
 
 
 def token_nats(decoder: Decoder, inputs: Batch) -> Tensor:
     """Return nats_BP: -log p of each target, in float32."""
-    at = {"position_BT": inputs.position_BT, "document_BT": inputs.document_BT}
-    x_ND = gather_places(decoder.model(inputs.ids_BT, **at), inputs.place_BP).flatten(0, 1)
+    x_BTD = decoder.model(
+        inputs.ids_BT, position_BT=inputs.position_BT, document_BT=inputs.document_BT
+    )
+    x_ND = gather_places(x_BTD, inputs.place_BP).flatten(0, 1)
     # In chunks, because the logits of a whole batch would be its largest tensor by far.
     nats = [
         F.cross_entropy(at_least_float32(decoder.lm_head(x_CD)), target_C, reduction="none")

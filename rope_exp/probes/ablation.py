@@ -24,15 +24,15 @@ ANSWER = Annotated[Answer, of_one_length("without", "loss")]
 why_not = always
 
 
-def ask(model: Finished) -> dict[str, Any]:
+def ask(trainer: Finished) -> dict[str, Any]:
     """Return the loss as trained, and without each site's rotation."""
 
     def loss_without(site: str) -> Tensor:
-        with replaced(model.decoder, "sites", lambda layer: layer.sites - {site}):
-            return loss(model)
+        with replaced(trainer.decoder, "sites", lambda layer: layer.sites - {site}):
+            return loss(trainer)
 
     # Sites may rotate in different layers.
-    rotating = sorted({site for layer in attentions(model.decoder) for site in layer.sites})
+    rotating = sorted({site for layer in attentions(trainer.decoder) for site in layer.sites})
     losses = {site: loss_without(site) for site in ["", *rotating]}
     return {"without": list(losses), "loss": rounded(losses.values())}
 

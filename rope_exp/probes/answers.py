@@ -44,19 +44,19 @@ def why_not(config: RunConfig) -> str:
     return ""
 
 
-def ask(model: Finished) -> dict[str, Any]:
+def ask(trainer: Finished) -> dict[str, Any]:
     """Return, for each split, the examples of each span, those without a wrong token, the loss."""
     answer = {}
-    task = model.config.task
+    task = trainer.config.task
     assert task is not None
     for split in task.splits:
         if split == TRAIN:
             continue
-        rows = model.data.rows(split, range(model.config.train.eval_sequences))
+        rows = trainer.data.rows(split, range(trainer.config.train.eval_sequences))
         right = []
         nats = []
-        for inputs in batches(model, rows.batch, model.rows_at_once):
-            logits_BTV = at_least_float32(model.decoder(inputs.ids_BT))
+        for inputs in batches(trainer, rows.batch, trainer.rows_at_once):
+            logits_BTV = at_least_float32(trainer.decoder(inputs.ids_BT))
             target_BP = inputs.target_BP
             right.append(logits_BTV.argmax(dim=-1) == target_BP)
             # 0 without a target.

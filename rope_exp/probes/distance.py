@@ -59,15 +59,15 @@ def why_not(config: RunConfig) -> str:
     return ""
 
 
-def ask(model: Finished) -> dict[str, Any]:
+def ask(trainer: Finished) -> dict[str, Any]:
     """Return A(m) of each layer, beside that of uniform weights, f(m) and kappa(m).
 
     f(m), a mean over layers and heads, and kappa(m) of each query head cover layers in which q and
     k both rotate. Distances lie below half a window, half an octave apart.
     """
-    decoder = model.decoder
-    length = model.config.train.seq_len
-    rows = read(model.config, model.data, windows(model, length))
+    decoder = trainer.decoder
+    length = trainer.config.train.seq_len
+    rows = read(trainer.config, trainer.data, windows(trainer, length))
     # By layer and window: A(m) at every distance below T/2, and the means q_HK and k_GK.
     seen: dict[Attention, list[tuple[Tensor, ...]]] = defaultdict(list)
 
@@ -76,7 +76,7 @@ def ask(model: Finished) -> dict[str, Any]:
         seen[layer].append((attention_by_distance(weights_BHTT).cpu(), *means))
 
     with replaced(decoder, "attend", lambda layer: weighed(layer, see)):
-        for inputs in batches(model, rows, at_once=1):
+        for inputs in batches(trainer, rows, at_once=1):
             decoder.model(inputs.ids_BT, position_BT=inputs.position_BT)
 
     distances = bin_edges((length + 1) // 2)[:-1]
@@ -164,20 +164,20 @@ def weighed(layer: Attention, see: Callable[..., None]) -> Callable[..., Tensor]
     """
     attend = layer.attend
 
-    def watched(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, at: Positions) -> Tensor:
+    def watched(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, positions: Positions) -> Tensor:
         with torch.autocast(q_BTHK.device.type, enabled=False):
             q = at_least_float32(q_BTHK)
             k = at_least_float32(k_BTGK)
             unit_TT = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)
             unit_BTGT = unit_TT[:, None].expand(*k.shape[:3], -1)
-            weights_BHTT = attend(q, k, unit_BTGT, at).transpose(1, 2)
+            weights_BHTT = attend(q, k, unit_BTGT, positions).transpose(1, 2)
             # As they were before their site's rotation.
             if "q" in layer.sites:
-                q = rotate_last(q, at.tables("q"), layer.rotary_dim, inverse=True)
+                q = rotate_last(q, positions.tables("q"), layer.rotary_dim, inverse=True)
             if "k" in layer.sites:
-                k = rotate_last(k, at.tables("k"), layer.rotary_dim, inverse=True)
+                k = rotate_last(k, positions.tables("k"), layer.rotary_dim, inverse=True)
             see(layer, weights_BHTT, q, k)
-        return attend(q_BTHK, k_BTGK, v_BTGV, at)
+        return attend(q_BTHK, k_BTGK, v_BTGV, positions)
 
     return watched
 

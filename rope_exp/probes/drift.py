@@ -44,14 +44,14 @@ def why_not(config: RunConfig) -> str:
     return ""
 
 
-def ask(model: Finished) -> dict[str, Any]:
+def ask(trainer: Finished) -> dict[str, Any]:
     """Return how far the frequencies of each pair of sites moved, if the pair learns.
 
     An answer has the pair's initial `theta0`, the `theta` of its layers, the median of
     |ln(theta/theta0)|, and the `crossings` of 0, if they were counted.
     """
-    pe = model.decoder.architecture.pe
-    rotary: Any = model.decoder.model.rotary_emb
+    pe = trainer.decoder.architecture.pe
+    rotary: Any = trainer.decoder.model.rotary_emb
     sites = {}
     for pair in pe.learned:
         theta0_F = rotary.get_buffer(f"theta0_{pair}").double().cpu()

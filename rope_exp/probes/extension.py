@@ -23,7 +23,14 @@ from rope_exp.attention import Attention
 from rope_exp.config import RunConfig
 from rope_exp.decoder import Decoder
 from rope_exp.probes._answer import Numbers, of_one_length
-from rope_exp.probes._windows import Finished, factors, nats, replaced, rounded, windows
+from rope_exp.probes._windows import (
+    Finished,
+    length_multiples,
+    nats,
+    replaced,
+    rounded,
+    windows,
+)
 from rope_exp.report import Part, Report
 from rope_exp.sections import PAIRS, Count
 from rope_exp.tables import NOTHING, markdown_table
@@ -63,20 +70,20 @@ def why_not(config: RunConfig) -> str:
     return ""
 
 
-def ask(model: Finished) -> dict[str, Any]:
+def ask(trainer: Finished) -> dict[str, Any]:
     """Return the loss by length, as trained and with frequencies for that length.
 
     At the trained length nothing is extended, so all methods have the trained decoder's loss.
     """
-    trained = model.config.train.seq_len
-    times = factors(model)
-    windows_NS = windows(model, times[-1] * trained)
+    trained = trainer.config.train.seq_len
+    times = length_multiples(trainer)
+    windows_NS = windows(trainer, times[-1] * trained)
 
     def loss(factor: int) -> Tensor:
-        return nats(model, windows_NS[:, : factor * trained + 1]).mean()
+        return nats(trainer, windows_NS[:, : factor * trained + 1]).mean()
 
     # Each pair that rotates, then both.
-    rotate = model.decoder.architecture.pe.rotate
+    rotate = trainer.decoder.architecture.pe.rotate
     rotating = [pair for pair in PAIRS if {*pair} & {*rotate}]
     as_trained = [loss(factor) for factor in times]
     answer: dict[str, Any] = {
@@ -89,7 +96,7 @@ def ask(model: Finished) -> dict[str, Any]:
         for sites in dict.fromkeys([*rotating, "".join(rotating)]):
             losses = as_trained[:1]
             for factor in times[1:]:
-                with extended(model.decoder, method, sites, factor, trained):
+                with extended(trainer.decoder, method, sites, factor, trained):
                     losses.append(loss(factor))
             answer[method][sites] = rounded(losses)
     return answer

@@ -37,12 +37,12 @@ def why_not(config: RunConfig) -> str:
     return ""
 
 
-def ask(model: Finished) -> dict[str, Any]:
+def ask(trainer: Finished) -> dict[str, Any]:
     """Return R^2 and the mean squared error on the held-out rows."""
-    batch = held_out_rows(model.config, model.data)
+    batch = held_out_rows(trainer.config, trainer.data)
     parts = [
-        model.decoder(inputs.ids_BT, **inputs.model_kwargs).double().cpu()
-        for inputs in batches(model, batch, model.rows_at_once)
+        trainer.decoder(inputs.ids_BT, **inputs.model_kwargs).double().cpu()
+        for inputs in batches(trainer, batch, trainer.rows_at_once)
     ]
     truth_NQD = batch.target_BP.astype(np.float64)
     error_NQD = (torch.cat(parts).numpy() - truth_NQD) ** 2

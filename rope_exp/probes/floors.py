@@ -33,7 +33,7 @@ def why_not(config: RunConfig) -> str:
     return ""
 
 
-def ask(model: Finished) -> dict[str, Any]:
+def ask(trainer: Finished) -> dict[str, Any]:
     """Return the share of the denominators that eps floors, by layer, over positions and heads."""
     is_floored: dict[Any, list[Tensor]] = defaultdict(list)
 
@@ -47,8 +47,8 @@ def ask(model: Finished) -> dict[str, Any]:
 
         return watch
 
-    with replaced(model.decoder, "below", watched):
-        loss(model)
+    with replaced(trainer.decoder, "below", watched):
+        loss(trainer)
     return {"share": rounded(torch.cat(seen).double().mean() for seen in is_floored.values())}
 
 

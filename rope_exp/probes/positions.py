@@ -18,7 +18,7 @@ from rope_exp.probes._windows import (
     Finished,
     always,
     bin_edges,
-    factors,
+    length_multiples,
     nats,
     rounded,
     windows,
@@ -46,17 +46,17 @@ ANSWER = Annotated[
 why_not = always
 
 
-def ask(model: Finished) -> dict[str, Any]:
+def ask(trainer: Finished) -> dict[str, Any]:
     """Return the loss by position, in bins that grow by half an octave, and by length.
 
     The loss at a length is that of the windows' first tokens, read alone.
     """
-    lengths = [model.config.train.seq_len * factor for factor in factors(model)]
-    windows_NS = windows(model, lengths[-1], share=1)
-    nats_NP = nats(model, windows_NS)
+    lengths = [trainer.config.train.seq_len * multiple for multiple in length_multiples(trainer)]
+    windows_NS = windows(trainer, lengths[-1], fraction_of=1)
+    nats_NP = nats(trainer, windows_NS)
 
     edges = bin_edges(lengths[-1])
-    place_NP = read(model.config, model.data, windows_NS).place_BP
+    place_NP = read(trainer.config, trainer.data, windows_NS).place_BP
     if place_NP is None:
         losses = [nats_NP[:, first:last].mean() for first, last in itertools.pairwise(edges)]
     else:
@@ -64,9 +64,9 @@ def ask(model: Finished) -> dict[str, Any]:
         losses = [nats_NP[bin_NP == number].mean() for number in range(1, len(edges))]
 
     at_length = [nats_NP[:, :length].mean() for length in lengths]
-    if not model.config.causal:
+    if not trainer.config.causal:
         # Tokens attend to later tokens, so a window's beginning must be read alone.
-        at_length = [nats(model, windows_NS[:, : length + 1]).mean() for length in lengths]
+        at_length = [nats(trainer, windows_NS[:, : length + 1]).mean() for length in lengths]
     return {
         "num_windows": len(windows_NS),
         "edges": edges,

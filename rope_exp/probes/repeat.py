@@ -43,11 +43,11 @@ def why_not(config: RunConfig) -> str:
     return ""
 
 
-def ask(model: Finished) -> dict[str, Any]:
+def ask(trainer: Finished) -> dict[str, Any]:
     """Return the loss of half a window, and of the same tokens when they follow again."""
-    half = model.config.train.seq_len // 2
-    text_NS = windows(model, half)
-    nats_NP = nats(model, np.hstack([text_NS[:, :half], text_NS]))
+    half = trainer.config.train.seq_len // 2
+    text_NS = windows(trainer, half)
+    nats_NP = nats(trainer, np.hstack([text_NS[:, :half], text_NS]))
 
     # The text's first token is left out, because the two readings have another token before it.
     readings = nats_NP[:, : half - 1], nats_NP[:, half:-1]

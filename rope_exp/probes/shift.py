@@ -26,17 +26,17 @@ ANSWER = Annotated[Answer, of_one_length("start", "loss")]
 why_not = always
 
 
-def ask(model: Finished) -> dict[str, Any]:
+def ask(trainer: Finished) -> dict[str, Any]:
     """Return the loss with every position `start` higher than in training."""
-    seq_len = model.config.train.seq_len
-    trunk = model.decoder.model
+    seq_len = trainer.config.train.seq_len
+    trunk = trainer.decoder.model
     losses = {}
     for start in [int(shift * seq_len) for shift in SHIFTS]:
         # Learned positions end at their number.
         last = trunk.start + start + seq_len
         if trunk.num_positions is None or last <= trunk.num_positions:
             with patch.object(trunk, "start", trunk.start + start):
-                losses[start] = loss(model)
+                losses[start] = loss(trainer)
     return {"start": list(losses), "loss": rounded(losses.values())}
 
 

@@ -32,9 +32,9 @@ def why_not(config: RunConfig) -> str:
     return ""
 
 
-def ask(model: Finished) -> dict[str, Any]:
+def ask(trainer: Finished) -> dict[str, Any]:
     """Return the mean, standard deviation, minimum and maximum of mu, by layer."""
-    layers: list[Any] = [*attentions(model.decoder)]
+    layers: list[Any] = [*attentions(trainer.decoder)]
     mu_LD = torch.stack([layer.token_shift for layer in layers]).double().cpu()
     return {
         "mean": significant(mu_LD.mean(dim=1)),

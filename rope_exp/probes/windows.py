@@ -20,10 +20,10 @@ ANSWER = Answer
 why_not = always
 
 
-def ask(model: Finished) -> dict[str, Any]:
+def ask(trainer: Finished) -> dict[str, Any]:
     """Return the loss of each held-out window."""
-    windows_NS = windows(model, model.config.train.seq_len, share=1)
-    return {"loss": rounded(nats(model, windows_NS).mean(dim=1))}
+    windows_NS = windows(trainer, trainer.config.train.seq_len, fraction_of=1)
+    return {"loss": rounded(nats(trainer, windows_NS).mean(dim=1))}
 
 
 REPORT = Part()

@@ -7,6 +7,9 @@ Random numbers are a pure function of (seed, stream, index): the raw words of a 
 generator (Salmon et al. 2011), which numpy keeps stable over its versions. The key is (seed,
 stream) and the counter's second word is the index. Real numbers are the same on every machine up to
 the last bits of its logarithm and cosine.
+
+Shapes: N rows, T predictions of a row, S = T + 1 tokens, A predicted tokens of all rows, E
+examples.
 """
 
 import hashlib
@@ -31,8 +34,9 @@ LONGER = "longer"
 
 END = ";"
 PAD = "_"
-NO_ANSWER = -1
-# A row's text, and for each prediction the number of its example, or NO_ANSWER, and its span.
+NO_EXAMPLE = -1
+# A row's text, and for each prediction the number of its example in the row, or NO_EXAMPLE, and the
+# example's span.
 Row = tuple[str, Ints, Ints]
 
 
@@ -134,7 +138,10 @@ class Draws:
         self._bits = np.random.Philox(key=key, counter=counter)
 
     def below(self, bound: int) -> int:
-        """Return a whole number from 0 to bound - 1, with a bias of 1 + bound / 2^64 at most."""
+        """Return a whole number from 0 to bound - 1.
+
+        No number is more than 1 + bound/2^64 times as likely as another.
+        """
         return int(self._bits.random_raw()) % bound
 
     def many_below(self, bound: int, count: int) -> Ints:
@@ -169,16 +176,16 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows as token ids, and for each prediction what a `Row` has."""
+    """Rows as token ids, and for each prediction its example and span, as in `Row`."""
 
     ids_NS: Ints
-    answer_NT: Ints
+    example_NT: Ints
     span_NT: Ints
 
     @property
     def mask_NT(self) -> Bools:
         """True for the tokens of ids_NS[:, 1:] that are to be predicted."""
-        return np.not_equal(self.answer_NT, NO_ANSWER)
+        return np.not_equal(self.example_NT, NO_EXAMPLE)
 
     @property
     def batch(self) -> Batch:
@@ -190,7 +197,7 @@ class Rows:
     def exact_matches(self, is_right_NT: Bools) -> tuple[Ints, Bools]:
         """Return the span of each example, row by row, and whether all of its answer is right."""
         row_A, place_A = np.nonzero(self.mask_NT)
-        example_A = row_A * self.mask_NT.shape[1] + self.answer_NT[row_A, place_A]
+        example_A = row_A * self.mask_NT.shape[1] + self.example_NT[row_A, place_A]
         _, first_E, which_A = np.unique(example_A, return_index=True, return_inverse=True)
         num_wrong_E = np.bincount(which_A[~is_right_NT[row_A, place_A]], minlength=len(first_E))
         return self.span_NT[row_A, place_A][first_E], num_wrong_E == 0
@@ -218,15 +225,15 @@ def pack(draws: Draws, draw: Callable[[Draws], Example], longest: int, width: in
         left -= len(example.question + example.answer)
 
     text = PAD * draws.below(left + 1)
-    answer_S = np.full(width, NO_ANSWER, dtype=np.int64)
+    example_S = np.full(width, NO_EXAMPLE, dtype=np.int64)
     span_S = np.zeros(width, dtype=np.int64)
     for number, (question, answer, span) in enumerate(examples):
         text += question
-        answer_S[len(text) : len(text + answer)] = number
+        example_S[len(text) : len(text + answer)] = number
         span_S[len(text) : len(text + answer)] = span
         text += answer
     # Prediction t is for character t + 1.
-    return text.ljust(width, PAD), answer_S[1:], span_S[1:]
+    return text.ljust(width, PAD), example_S[1:], span_S[1:]
 
 
 def stack(rows: Iterable[Row], tokens: Sequence[str]) -> Rows:

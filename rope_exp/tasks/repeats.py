@@ -13,7 +13,7 @@ import numpy as np
 
 from rope_exp.corpus import TaskSpec
 from rope_exp.sections import DataConfig
-from rope_exp.tasks._rows import NO_ANSWER, Draws, Row, Rows, stack
+from rope_exp.tasks._rows import NO_EXAMPLE, Draws, Row, Rows, stack
 
 LETTERS = "acgt"
 MARK = ">"
@@ -37,7 +37,7 @@ def rows(data: DataConfig, seed: int, split: str, indices: Iterable[int], seq_le
 
 
 def _row(draws: Draws, width: int) -> Row:
-    answer_S = np.full(width + FEWEST, NO_ANSWER, dtype=np.int64)
+    example_S = np.full(width + FEWEST, NO_EXAMPLE, dtype=np.int64)
     span_S = np.zeros(width + FEWEST, dtype=np.int64)
 
     def random_letters(count: int) -> str:
@@ -54,7 +54,7 @@ def _row(draws: Draws, width: int) -> Row:
         start = draws.below(len(letters) - STRETCH)
         # All letters of the stretch but the first.
         predicted = slice(len(text) + 1, len(text) + STRETCH)
-        answer_S[predicted] = number
+        example_S[predicted] = number
         span_S[predicted] = len(letters) - start
         repeat = letters[start : start + STRETCH]
         letters += repeat
@@ -62,4 +62,4 @@ def _row(draws: Draws, width: int) -> Row:
         number += 1
 
     # Prediction t is for token t + 1.
-    return text[:width], answer_S[1:width], span_S[1:width]
+    return text[:width], example_S[1:width], span_S[1:width]

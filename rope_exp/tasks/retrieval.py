@@ -15,7 +15,7 @@ import numpy as np
 
 from rope_exp.corpus import TaskSpec
 from rope_exp.sections import DataConfig
-from rope_exp.tasks._rows import NO_ANSWER, Draws, Row, Rows, stack
+from rope_exp.tasks._rows import NO_EXAMPLE, Draws, Row, Rows, stack
 
 FILLER = string.ascii_lowercase
 KEYS = string.ascii_uppercase
@@ -52,7 +52,7 @@ def _row(draws: Draws, seq_len: int) -> Row:
     values = draws.many_below(len(VALUES), NUM_PAIRS)
 
     is_taken_S = np.zeros(width, dtype=np.bool_)
-    answer_T = np.full(seq_len, NO_ANSWER, dtype=np.int64)
+    example_T = np.full(seq_len, NO_EXAMPLE, dtype=np.int64)
     span_T = np.zeros(seq_len, dtype=np.int64)
     for number in range(NUM_PAIRS):
         nearest = NEAREST << draws.below(num_octaves(seq_len))
@@ -70,6 +70,6 @@ def _row(draws: Draws, seq_len: int) -> Row:
         text[needle : needle + 2] = pair
         text[question - 1 : question + 2] = "?" + pair
         # The value is predicted at the question's key.
-        answer_T[question] = number
+        example_T[question] = number
         span_T[question] = distance
-    return "".join(text), answer_T, span_T
+    return "".join(text), example_T, span_T

@@ -46,9 +46,9 @@ def test_an_exact_match_is_what_greedy_decoding_writes(
     model = prepared(kind, num_rows=2, scale=20)
     rows = model.data.rows("test", range(2))
     matches: dict[int, list[bool]] = {}
-    for ids_S, answer_T, span_T in zip(rows.ids_NS, rows.answer_NT, rows.span_NT, strict=True):
-        for number in range(answer_T.max() + 1):
-            places = np.flatnonzero(answer_T == number)
+    for ids_S, example_T, span_T in zip(rows.ids_NS, rows.example_NT, rows.span_NT, strict=True):
+        for number in range(example_T.max() + 1):
+            places = np.flatnonzero(example_T == number)
             written = ids_S[: places[0] + 1].tolist()
             for _ in places:
                 written.append(int(model.decoder(torch.tensor([written]))[0, -1].argmax()))

@@ -35,15 +35,15 @@ def repeats(text: str) -> Iterator[tuple[int, str, str, str]]:
 def test_what_stands_behind_a_mark_stood_before(split: str) -> None:
     """The first letter is given and the others are predicted; the span is the distance back."""
     rows = rows_of(split, 30)
-    for text, answer_T, span_T in zip(texts(rows), rows.answer_NT, rows.span_NT, strict=True):
+    for text, example_T, span_T in zip(texts(rows), rows.example_NT, rows.span_NT, strict=True):
         expected_S = np.full(len(text), -1)
         for number, (place, before, _, stretch) in enumerate(repeats(text)):
             expected_S[place + 1 : place + 16] = number
             if len(stretch) > 1:
                 start = len(before) - span_T[place]
                 assert before[start : start + len(stretch)] == stretch
-        np.testing.assert_array_equal(answer_T, expected_S[1:])
-        assert ((span_T > 16) == (answer_T >= 0)).all()
+        np.testing.assert_array_equal(example_T, expected_S[1:])
+        assert ((span_T > 16) == (example_T >= 0)).all()
 
 
 def test_stretches_begin_anywhere_and_what_lies_between_varies() -> None:

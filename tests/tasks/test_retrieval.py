@@ -16,7 +16,7 @@ from rope_exp.tasks.retrieval import SPEC, num_octaves, rows
 DATA = DataConfig(kind="retrieval")
 
 
-def check(text: str, answer_T: NDArray[np.int64], span_T: NDArray[np.int64]) -> None:
+def check(text: str, example_T: NDArray[np.int64], span_T: NDArray[np.int64]) -> None:
     """Assert one needle before each question, filler elsewhere, and a mask only at values."""
     questions = list(re.finditer(r"\?([A-Z])([0-9])", text))
     assert len(questions) == len({question[1] for question in questions}) == 8
@@ -30,8 +30,8 @@ def check(text: str, answer_T: NDArray[np.int64], span_T: NDArray[np.int64]) -> 
         assert text.count(question[1]) == 2
         spans[question.start(2)] = question.start(1) - needle
     np.testing.assert_array_equal(span_T, spans[1:])
-    assert sorted(answer_T[span_T > 0]) == list(range(8))
-    assert (answer_T[span_T == 0] == -1).all()
+    assert sorted(example_T[span_T > 0]) == list(range(8))
+    assert (example_T[span_T == 0] == -1).all()
 
 
 @settings(max_examples=30)
@@ -39,7 +39,7 @@ def check(text: str, answer_T: NDArray[np.int64], span_T: NDArray[np.int64]) -> 
 def test_rows_of_any_length_have_room_for_all(seq_len: int, index: int) -> None:
     """Even the shortest rows have room, by the inequality beside SPEC."""
     found = rows(DATA, 0, "train", [index], seq_len)
-    check(spell(found.ids_NS[0], SPEC.tokens), found.answer_NT[0], found.span_NT[0])
+    check(spell(found.ids_NS[0], SPEC.tokens), found.example_NT[0], found.span_NT[0])
     assert found.span_NT.max() < 4 * 2 ** num_octaves(seq_len) <= seq_len / 2
 
 

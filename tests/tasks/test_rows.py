@@ -66,9 +66,11 @@ def test_exact_matches_agree_with_a_plain_loop(seed: int, share: float) -> None:
     is_right_NT = Draws(seed, "right", 0).uniforms(3 * 39).reshape(3, 39) < share
 
     found = []
-    for answer_T, span_T, is_right_T in zip(rows.answer_NT, rows.span_NT, is_right_NT, strict=True):
-        for number in range(answer_T.max() + 1):
-            places = np.flatnonzero(answer_T == number)
+    for example_T, span_T, is_right_T in zip(
+        rows.example_NT, rows.span_NT, is_right_NT, strict=True
+    ):
+        for number in range(example_T.max() + 1):
+            places = np.flatnonzero(example_T == number)
             found.append((span_T[places[0]], all(is_right_T[places])))
 
     span_E, exact_E = rows.exact_matches(is_right_NT)
@@ -78,7 +80,7 @@ def test_exact_matches_agree_with_a_plain_loop(seed: int, share: float) -> None:
 @given(st.integers(0, 2**32), st.integers(LONGEST, 60))
 def test_a_packed_row_holds_examples_and_padding(seed: int, width: int) -> None:
     """The reference reads mask and spans from the text; no further example would have fit."""
-    text, answer_T, span_T = pack(Draws(seed, "rows", 0), draw_example, LONGEST, width)
+    text, example_T, span_T = pack(Draws(seed, "rows", 0), draw_example, LONGEST, width)
     assert len(text) == width
     body = text.strip(PAD)
     assert PAD not in body
@@ -94,7 +96,7 @@ def test_a_packed_row_holds_examples_and_padding(seed: int, width: int) -> None:
             expected.append((-1, 0))
         number += token == END
         assert (before, token) not in {("a", "q"), ("q", END)}
-    assert list(zip(answer_T, span_T, strict=True)) == expected
+    assert list(zip(example_T, span_T, strict=True)) == expected
 
 
 def test_packing_prefers_no_length_and_no_place() -> None:

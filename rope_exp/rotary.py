@@ -74,7 +74,7 @@ class LearnedRotary(Rotary):
         rotary_dim: the features of a head to which the config's fraction applies.
         pe: says which frequencies are learned, and by what (pe.trainable, pe.trainable_scope).
         num_layers: the number of layers, each of which may have frequencies of its own.
-        num_heads: the number of a layer's heads that may, too.
+        num_heads: the number of a layer's key/value heads, each of which may, too.
     """
 
     def __init__(

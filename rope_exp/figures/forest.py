@@ -28,12 +28,7 @@ def figure(report: Report) -> alt.LayerChart | None:
     if all(report.lines[label]["delta"] is None for label in others):
         return None
 
-    rows = [*report.rows.values()]
-    table = pd.DataFrame([style.row_texts(report, row) for row in rows])
-    # The reference has a row, too, at 0 by definition.
-    is_reference = table["label"] == report.reference.label
-    table.loc[is_reference, "difference"] = "0 (reference)"
-    table.loc[is_reference, "published_delta"] = None
+    table = _rows(report)
     bars = report.pairs["reference"][["b", *_ENDS, *_WIDE]].rename(columns={"b": "label"})
     means = [*table["delta"].dropna(), *table["published_delta"].dropna(), -MARGIN, MARGIN]
     low, high = style.limits(means, [*bars[_WIDE[0]], *bars[_WIDE[1]]])
@@ -42,7 +37,7 @@ def figure(report: Report) -> alt.LayerChart | None:
     x = alt.X("delta:Q", title=title).scale(domain=[low, high], nice=False, clamp=True)
     x = x.axis(labelExpr=style.SIGNED, tickCount=4, grid=True)
     # Without a domain, rows are in the order in which the layers happen to have them.
-    names = json.dumps({row.label: row.name for row in rows})
+    names = json.dumps({row.label: row.name for row in report.rows.values()})
     y = alt.Y("label:N", title=None).scale(domain=list(table["label"]))
     y = y.axis(domain=False, ticks=False, labelPadding=8, labelExpr=f"{names}[datum.value]")
     base = style.with_looks(report, table).encode(y=y)
@@ -84,6 +79,15 @@ def figure(report: Report) -> alt.LayerChart | None:
         height=alt.Step(25),
         title=style.explanation(_sentences(report, bool(table["published_delta"].any()), is_cut)),
     )
+
+
+def _rows(report: Report) -> pd.DataFrame:
+    """Return the numbers and words of each row; the reference is at 0 by definition."""
+    table = pd.DataFrame([style.row_texts(report, row) for row in report.rows.values()])
+    is_reference = table["label"] == report.reference.label
+    table.loc[is_reference, "difference"] = "0 (reference)"
+    table.loc[is_reference, "published_delta"] = None
+    return table
 
 
 def _sentences(report: Report, is_published: bool, is_cut: bool) -> Iterator[str]:

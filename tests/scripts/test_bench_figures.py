@@ -29,7 +29,7 @@ def test_every_number_of_the_page_is_drawn() -> None:
     assert token.at[("softmax", 16384), "mb"] == pytest.approx(67, abs=0.5)
 
     table = bench_figures.speeds().pivot(index="library", columns="model", values="tokens_per_s")
-    assert table.loc["rope_exp"].round().tolist() == [9468, 54442]
+    assert [*table.loc["rope_exp"].round()] == [9468, 54442]
 
 
 def test_a_kill_is_drawn_where_its_run_is() -> None:

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev table test torture cluster lint type format paper paper-quick bench lock floors clean
+.PHONY: help setup setup-dev quick table test torture cluster lint type format paper paper-quick bench lock floors clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -25,6 +25,10 @@ INSTALL = $(BIN)/pip install --quiet --no-compile --constraint constraints.txt -
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) '.[dev]'
 	@touch $@ .venv/ready
+
+quick: setup ## train NoPE and QK-RoPE for 100 steps; a table and their curves in results/quick/
+	$(BIN)/python train.py -m pe=nope,qk_rope train.num_steps=100 run.group=quick
+	$(BIN)/python scripts/report.py --group quick
 
 table: setup ## train the nine on the stdlib corpus; table and figures in results/table/
 	$(BIN)/python train.py +experiment=nine run.group=table

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.types import Override
-from support.configs import REPOSITORY
+from support.command import command, write
+from support.configs import REPOSITORY, TINY
 
 import rope_exp
 from rope_exp.compose import compose_runs, split
@@ -29,11 +30,10 @@ def printed(begin: str) -> Iterator[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder to run the README's commands in, with the example variant that it shows."""
-    [variant] = re.findall(r"^    name: KV-half.*\n(?:    \w+: .*\n)+", README, re.MULTILINE)
-    file = tmp_path / "my" / "pe" / "kv_half.yaml"
-    file.parent.mkdir(parents=True)
-    file.write_text(variant.replace("\n    ", "\n").strip())
+    """Return a folder to run the README's commands in, with the example files that it shows."""
+    examples = re.findall(r"`(my/[\w/]+\.(?:py|yaml))`:\n\n((?:    .*\n|\n)+)", README)
+    for name, block in examples:
+        write(tmp_path / name, re.sub("^    ", "", block, flags=re.MULTILINE).strip() + "\n")
     return tmp_path
 
 
@@ -57,6 +57,12 @@ def test_the_changelog_and_the_citation_name_the_version() -> None:
     citation = (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8")
     assert newest == rope_exp.__version__
     assert f"\nversion: {rope_exp.__version__}\n" in citation
+
+
+def test_the_encoding_of_the_readme_trains(folder: Path) -> None:
+    words = ["--config-dir", "my", *TINY, "data=copy", "tokenizer=task", "train.seq_len=129"]
+    done = command(*words, "pe=slope", "run.dir=run", cwd=folder, RANK="0", OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("words", dict.fromkeys(printed("python train.py")))

@@ -46,7 +46,8 @@ def test_pages_show_the_table_that_is_committed() -> None:
         delta = row["Δ to QK-RoPE"]
         interval = row["95 % interval"].partition(" (")[0].replace("—", "reference")
         published = row["published Δ to QK-RoPE"]
-        assert f"{start} | {delta} | {interval} | {published} |\n" in readme
+        verdict = row["verdict"]
+        assert f"{start} | {delta} | {interval} | {verdict} | {published} |\n" in readme
 
         cell = "reference" if name == "QK" else f"{delta} ({interval})"
         line = next(line for line in results.splitlines() if line.startswith(start))

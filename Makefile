@@ -27,7 +27,7 @@ INSTALL = $(BIN)/pip install --quiet --no-compile --constraint constraints.txt -
 	@touch $@ .venv/ready
 
 quick: setup ## train NoPE and QK-RoPE for 100 steps; a table and their curves in results/quick/
-	$(BIN)/python train.py -m pe=nope,qk_rope train.num_steps=100 run.group=quick
+	$(BIN)/python train.py -m pe=nope,qk_rope train.num_steps=100 train.eval_every=10 run.group=quick
 	$(BIN)/python scripts/report.py --group quick
 
 table: setup ## train the nine on the stdlib corpus; table and figures in results/table/

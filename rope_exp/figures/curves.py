@@ -177,7 +177,10 @@ def _sentences(report: Report, window: int) -> Iterator[str]:
             "Colour and marker fill show which of Q and K rotate; dash and marker shape, which of "
             "V and O."
         )
-    yield f"Training loss: running median over {window} logged steps. The steep start is cut off."
+    training = "each logged step"
+    if window > 1:
+        training = f"running median over {window} logged steps"
+    yield f"Training loss: {training}. The steep start is cut off."
     if any(run.status == "diverged" for run in report.runs):
         yield "×: diverged."
     if not report.reference.runs:

@@ -99,30 +99,30 @@ def kind(arm: str) -> str:
     return name
 
 
-def by_size(name: str, sizes: str, columns: dict[str, str]) -> pd.DataFrame:
-    """Return what a benchmark measured of kinds of attention by size.
+def by_size(name: str, sizes: str, seconds: str, num_bytes: str) -> pd.DataFrame:
+    """Return the time and the memory of kinds of attention by size.
 
     Args:
-        name: of its file.
+        name: of the benchmark's file.
         sizes: the key of the sizes in its result.
-        columns: the keys of an arm's lists, and the columns for them.
+        seconds: the key of an arm's times.
+        num_bytes: the key of an arm's memory.
     Returns:
-        The columns kind, size, and those of `columns`.
+        The columns kind, size, ms and mb.
     """
     result = read(name)["result"]
     tables = []
     for arm, lists in result["arms"].items():
-        table = pd.DataFrame({column: lists[key] for key, column in columns.items()})
-        table.insert(0, "kind", kind(arm))
-        table.insert(1, "size", result[sizes])
+        table = pd.DataFrame({"kind": kind(arm), "size": result[sizes]})
+        table["ms"] = 1e3 * pd.Series(lists[seconds])
+        table["mb"] = pd.Series(lists[num_bytes]) / 1e6
         tables.append(table)
     return pd.concat(tables, ignore_index=True)
 
 
 def lengths() -> pd.DataFrame:
     """Return a layer's cost by length: columns kind, size, ms and mb."""
-    table = by_size("cpu/length-nano.json", "lengths", {"pass_s": "ms", "peak_bytes": "mb"})
-    return table.assign(ms=1e3 * table["ms"], mb=table["mb"] / 1e6)
+    return by_size("cpu/length-nano.json", "lengths", "pass_s", "peak_bytes")
 
 
 def length(table: pd.DataFrame) -> alt.HConcatChart:
@@ -137,14 +137,12 @@ def length(table: pd.DataFrame) -> alt.HConcatChart:
         "Past 2,048 tokens, torch's kernel, which keeps no matrix of weights, replaces ours in "
         "softmax, mla, mla_vo and shared_s2."
     )
-    key = key_of(table, "kind")
-    return alt.hconcat(*panels, key, spacing=16, title=style.explanation([sentence]))
+    return _beside(panels, table, sentence)
 
 
 def contexts() -> pd.DataFrame:
     """Return the cost of decoding by context: columns kind, size, ms and mb."""
-    table = by_size("cpu/decode-nano.json", "contexts", {"token_s": "ms", "kept_bytes": "mb"})
-    return table.assign(ms=1e3 * table["ms"], mb=table["mb"] / 1e6)
+    return by_size("cpu/decode-nano.json", "contexts", "token_s", "kept_bytes")
 
 
 def decode(table: pd.DataFrame) -> alt.HConcatChart:
@@ -160,8 +158,7 @@ def decode(table: pd.DataFrame) -> alt.HConcatChart:
         "The caches of mla and mla_vo are equally large. Linear, retention and decay keep a state "
         "of fixed size."
     )
-    key = key_of(table, "kind")
-    return alt.hconcat(*panels, key, spacing=16, title=style.explanation([sentence]))
+    return _beside(panels, table, sentence)
 
 
 def on_log_axis(column: str, title: str) -> alt.Y:
@@ -169,6 +166,12 @@ def on_log_axis(column: str, title: str) -> alt.Y:
     ticks = [digit * 10.0**power for power in range(-3, 4) for digit in (1, 2, 5)]
     y = alt.Y(f"{column}:Q", title=title).scale(type="log", nice=False, padding=10)
     return y.axis(format="~g", values=ticks, labelOverlap=True)
+
+
+def _beside(panels: list[alt.LayerChart], table: pd.DataFrame, sentence: str) -> alt.HConcatChart:
+    """Return panels of kinds of attention beside their key, with a sentence below."""
+    key = key_of(table, "kind")
+    return alt.hconcat(*panels, key, spacing=16, title=style.explanation([sentence]))
 
 
 def _panel(table: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.LayerChart:

@@ -137,11 +137,47 @@ def keep_log(path: Path) -> None:
 def log(line: str) -> None:
     """Print a line to standard error if possible, and to the file of `keep_log`."""
     line = visible(line)
+    _append_to_log(line)
+    # As one text: other processes could write between a line and a newline written separately.
+    _print_error(f"{line_start()}{line}\n")
+
+
+def redraw(line: str, *, keep: bool) -> None:
+    """Show a line of progress. On a terminal the next line, of whichever process, replaces it.
+
+    Args:
+        line: its end is cut off where the terminal ends.
+        keep: log the line; on a terminal, to the file of `keep_log` alone.
+    """
+    if not is_terminal():
+        if keep:
+            log(line)
+        return
+    line = visible(line)
+    if keep:
+        _append_to_log(line)
+    width = os.get_terminal_size(sys.stderr.fileno()).columns
+    _print_error(f"{line_start()}{line[: width - 1]}")
+
+
+def is_terminal() -> bool:
+    """Return whether standard error is a terminal that can redraw a line."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def line_start() -> str:
+    """Return what begins a line of standard error: on a terminal, it empties a line of `redraw`."""
+    return "\r\x1b[K" if is_terminal() else ""
+
+
+def _append_to_log(line: str) -> None:
     with suppress(OSError), _log_file.open("a", encoding="utf-8") as file:
         file.write(f"{line}\n")
+
+
+def _print_error(text: str) -> None:
     try:
-        # As one text: other processes could write between a line and a newline written separately.
-        print(f"{line}\n", end="", file=sys.stderr, flush=True)
+        print(text, end="", file=sys.stderr, flush=True)
     except OSError:
         # It is closed, or on a full disk. Its buffer would fail again when Python exits, and change
         # the exit code.

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from rope_exp.config import RunConfig
-from rope_exp.errors import log
+from rope_exp.errors import is_terminal, log, redraw
 from rope_exp.folder import last_row, list_steps
 
 LINE_SECONDS = 10.0  # between two lines about one task
+REDRAW_SECONDS = 1.0  # between two lines of which the second replaces the first, on a terminal
 Result = TypeVar("Result")
 
 
@@ -35,12 +36,13 @@ def spell_left(seconds: float | None) -> str:
 
 
 class Progress:
-    """The progress of a long task, as a line every few seconds."""
+    """The progress of a long task, as a line every few seconds; a terminal redraws one line."""
 
     def __init__(self, name: str, total: int | None) -> None:
         self._name = name
         self._total = total
         self._last_line = time.monotonic()
+        self._last_redraw = self._last_line
         self._began: tuple[float, int] | None = None
 
     def show(self, done: int, status: str, *, at_once: bool = False) -> None:
@@ -56,14 +58,23 @@ class Progress:
         if self._began is None:
             self._began = (now, done)
         began, first = self._began
-        if at_once or now - self._last_line >= LINE_SECONDS:
+        is_due = at_once or now - self._last_line >= LINE_SECONDS
+        if not is_due and now - self._last_redraw < REDRAW_SECONDS:
+            return
+        self._last_redraw = now
+        if is_due:
             self._last_line = now
-            if self._total and done < self._total:
-                left = None
-                if done > first:
-                    left = (now - began) / (done - first) * (self._total - done)
-                status += f", {spell_left(left)}"
-            log(f"{self._name}: {status}")
+
+        if self._total and done < self._total:
+            left = None
+            if done > first:
+                left = (now - began) / (done - first) * (self._total - done)
+            status += f", {spell_left(left)}"
+        line = f"{self._name}: {status}"
+        if at_once:
+            log(line)
+        else:
+            redraw(line, keep=is_due)
 
 
 def run_aside(call: Callable[[], Result], status: Callable[[], str]) -> Result:
@@ -90,7 +101,7 @@ def run_aside(call: Callable[[], Result], status: Callable[[], str]) -> Result:
         wait([outcome], LINE_SECONDS)
         if not outcome.done():
             so_far = timedelta(seconds=round(time.monotonic() - began))
-            log(f"{status()}, {so_far} so far")
+            redraw(f"{status()}, {so_far} so far", keep=True)
     return outcome.result()
 
 
@@ -125,6 +136,8 @@ class Course:
     first: Sighting | None = None
     # The newest look that showed a further step; None: there was none.
     newest: Sighting | None = None
+    # Its newest training loss, as text after a comma.
+    loss: str = ""
     has_ended: bool = False
 
     def see(self, now: float, step: int) -> None:
@@ -185,11 +198,15 @@ class SweepProgress:
         self._courses = [Course(run.config.train.num_steps) for run in runs]
         self._statuses = ["waiting"] * len(runs)
         self._line_at = 0.0
-        self._summary = f"0 of {len(runs)} runs ended"
+        # What the last summary said, but for its estimate.
+        self._news = f"0 of {len(runs)} runs ended; "
         self.show()
 
     def show(self, *_: object) -> None:
-        """Log what has changed; metrics are read only if a line is due."""
+        """Log what has changed; metrics are read only if a line is due.
+
+        A run's change stays on a terminal, where the summary is redrawn.
+        """
         now = time.monotonic()
         before = self._statuses
         self._statuses = [run.status for run in self._runs]
@@ -197,7 +214,7 @@ class SweepProgress:
         if self._statuses == before and not is_due:
             return
         if is_due:
-            self._line_at = now + LINE_SECONDS
+            self._line_at = now + (REDRAW_SECONDS if is_terminal() else LINE_SECONDS)
 
         for number, run in enumerate(self._runs):
             self._look(run, self._courses[number], before[number], now)
@@ -216,6 +233,7 @@ class SweepProgress:
                 course.newest = None
         if course.start is not None:
             course.see(now, step)
+        course.loss = describe_row({"train/loss": row.get("train/loss")})
         # A stopped run has not ended: the same command resumes it.
         course.has_ended = status in ("finished", "diverged", "failed")
 
@@ -227,22 +245,23 @@ class SweepProgress:
         for run, course, status in zip(self._runs, self._courses, self._statuses, strict=True):
             if status == "running":
                 running.append(f"{run.name} {_phase(run, course)}")
-        if running:
-            summary += f"; running: {', '.join(running)}"
 
+        news = f"{summary}; {', '.join(running)}"
         is_last = num_ended == len(self._runs)
-        if summary == self._summary or not (is_due or is_last):
+        if news == self._news or not (is_due or is_last):
             return
-        self._summary = summary
-        if running:
-            summary += f", {spell_left(seconds_left(self._courses, now))}"
-        log(f"sweep: {summary}")
+        self._news = news
+        if not running:
+            log(f"sweep: {summary}")
+            return
+        left = spell_left(seconds_left(self._courses, now))
+        redraw(f"sweep: {summary}, {left}; running: {', '.join(running)}", keep=True)
 
 
 def _phase(run: Watched, course: Course) -> str:
     """Return what a running run does, as text after its name."""
     if course.newest is not None:
-        return f"at step {course.newest.step}"
+        return f"at step {course.newest.step}{course.loss}"
     if run.config.train.compile is True:
         return "starting and compiling"
     return "starting"

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
-from rope_exp.errors import EXIT_STOPPED
+from rope_exp.errors import EXIT_STOPPED, line_start
 
 _HANGUP = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
 # The alarm is that of `campaign --hours`.
@@ -101,4 +101,4 @@ def exit_stopped(*_: object) -> NoReturn:
 def _write(line: str) -> None:
     # Nobody may be reading.
     with contextlib.suppress(OSError):
-        os.write(2, f"{line}\n".encode())
+        os.write(2, f"{line_start()}{line}\n".encode())

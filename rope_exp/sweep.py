@@ -463,8 +463,10 @@ def dispatch(
     # The ranks of the only run of a command write to the terminal.
     [run] = runs
     acquire_or_refuse(run)
-    if run.exit_code is None and not run.lease_gpus():
-        log(f"{run.name}: every GPU is leased to another run; waiting for one")
+    if run.exit_code is None:
+        is_free = run.lease_gpus()
+        waiting = "every GPU is leased to another run; waiting for one"
+        log(f"{run.name}: {'starting' if is_free else waiting}")
     run_until_done(runs)
     if run.reason:
         keep_log(run.folder / LOG)

@@ -235,6 +235,8 @@ def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
     ]
     if trainer.step:
         lines.append(f"resumes from step {trainer.step}")
+    if train.compile:
+        lines.append("compiling, which takes the first step 10 s to a minute")
     for line in lines:
         log(f"{config.name}: {line}")
 

@@ -2,13 +2,17 @@
 
 import dataclasses
 import json
+import os
+import re
 import subprocess
+import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rope_exp import progress
+from rope_exp import errors, progress
 from rope_exp.config import RunConfig
 from rope_exp.folder import last_row, last_step, step_folder
 from rope_exp.progress import SweepProgress
@@ -100,19 +104,50 @@ def test_an_estimate_adds_a_measured_start_to_the_steps(
         lines += [(second, line) for line in capsys.readouterr().err.splitlines()]
 
     # While nothing moves, nothing is said again, and the phase is named.
-    running = "sweep: 0 of 2 runs ended; running: nope-s0"
+    running = "sweep: 0 of 2 runs ended, no estimate yet; running: nope-s0"
     said = [line for second, line in lines if second <= 50]
     assert said == [
         "nope-s0: running, step 0",
-        f"{running} starting and compiling, no estimate yet",
-        f"{running} at step 9, no estimate yet",
+        f"{running} starting and compiling",
+        f"{running} at step 9, loss 4.0000",
     ]
-    estimates = [line for line in lines if line[1].endswith(" left")]
+    estimates = []
+    for second, line in lines:
+        if match := re.search(r"(\d+):(\d+) left; running: ", line):
+            estimates.append((second, 60 * int(match[1]) + int(match[2])))
     assert len(estimates) > 15
-    for second, line in estimates:
-        minutes, seconds = line.removesuffix(" left").split(":")[-2:]
-        assert abs(60 * int(minutes) + int(seconds) - (280 - second)) <= 10, (second, line)
+    for second, seconds_left in estimates:
+        assert abs(seconds_left - (280 - second)) <= 10, second
     assert lines[-1][1] == "sweep: 2 of 2 runs ended"
+
+
+def test_a_terminal_redraws_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A line that stays replaces the one that was redrawn; a long one is cut, so it has one row.
+
+    The file of the log has the lines that are kept, whole.
+    """
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 20))
+    monkeypatch.setattr(errors, "_log_file", tmp_path / "log.txt")
+    monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        errors.redraw("step 1 of a long run, 1:00 left", keep=True)
+        errors.redraw("step 2", keep=False)
+        errors.log("done")
+        monkeypatch.setenv("TERM", "dumb")
+        errors.redraw("step 3", keep=False)
+        errors.redraw("step 4", keep=True)
+        shown = ""
+        while not shown.endswith("step 4\r\n"):
+            shown += os.read(ours, 1000).decode()
+    os.close(ours)
+
+    clear = "\r\x1b[K"
+    redrawn = f"{clear}step 1 of a long ru{clear}step 2{clear}done\r\n"
+    assert shown == f"{redrawn}step 4\r\n"
+    kept = "step 1 of a long run, 1:00 left\ndone\nstep 4\n"
+    assert (tmp_path / "log.txt").read_text() == kept
 
 
 def test_a_stopped_run_names_the_step_that_it_resumes_from(

@@ -1,18 +1,22 @@
 """Time our training step beside that of transformers' Trainer: `python scripts/bench.py`.
 
+It prints the machine's rates first. Then our step takes turns with the Trainer's, eager, and, where
+ours is compiled, compiled too.
+
 Both train LLaMA from the same weights on the same batches. In every round each takes some steps
 while the other waits, so other load of the machine affects both alike. The ratio is the median over
 rounds, and is more reliable than either time.
 """
 
 import argparse
+import copy
 import functools
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -27,10 +31,16 @@ from rope_exp.batches import training_batch
 from rope_exp.compose import resolve, run_config
 from rope_exp.config import RunConfig
 from rope_exp.corpus import DataSet
+from rope_exp.costs import flops_per_token
 from rope_exp.decoder import Decoder, weights
 from rope_exp.errors import EXIT_DONE, run_command
+from rope_exp.machine import machine_environment
 from rope_exp.prepare import open_data
 from rope_exp.worker import set_up_process
+
+RATE_SIZE = 2048  # of the square matrices whose product is timed
+COPIED_BYTES = 2**28  # more than caches hold
+RATE_SECONDS = 1.0
 
 
 class Turns(transformers.TrainerCallback):
@@ -79,7 +89,7 @@ class Rows(Dataset[dict[str, Tensor]]):
 
 
 def bench(config: RunConfig, rounds: int, steps: int) -> int:
-    """Let both take steps in turn, and print the loss of the first step and the times.
+    """Print the machine's rates, and the times of our step and of the Trainer's, in turns.
 
     Args:
         config: of the run, resolved. The Trainer gets the same weights and batches.
@@ -90,73 +100,134 @@ def bench(config: RunConfig, rounds: int, steps: int) -> int:
     """
     set_up_process(config)
     data = open_data(config.data, config.tokenizer, seq_len=config.train.seq_len)
+    print_machine(config, data.vocab_size)
     decoder = Decoder(config.architecture(data.vocab_size))
     decoder.initialise(config.seed)
-    shape = transformers.LlamaConfig(
-        vocab_size=data.vocab_size,
-        rope_parameters={"rope_type": "default", "rope_theta": config.pe.base},
-        use_cache=False,
-        **asdict(config.model),
-    )
-    model = transformers.LlamaForCausalLM(shape)
-    model.load_state_dict(weights(decoder))
+    first_weights = copy.deepcopy(weights(decoder))
     loop = Loop(config, decoder, data)
     [our_loss, *_], _ = loop.take(WARM_UP)
 
-    train = config.train
-    rows_at_once = train.micro_batch_size or train.global_batch_size
-    on_gpu = config.launch.device == "cuda"
-    turns = Turns(loop, steps)
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = transformers.TrainingArguments(
-            output_dir=folder,
-            use_cpu=not on_gpu,
-            bf16=train.precision == "bf16",
-            torch_compile=bool(train.compile),
-            # torch_compile would switch it on otherwise.
-            tf32=False if on_gpu else None,
-            per_device_train_batch_size=rows_at_once,
-            gradient_accumulation_steps=train.global_batch_size // rows_at_once,
-            max_steps=WARM_UP + rounds * steps,
-            train_sampling_strategy="sequential",
-            optim="adamw_torch_fused",
-            weight_decay=config.optim.weight_decay,
-            max_grad_norm=config.optim.grad_clip,
-            logging_strategy="no",
-            logging_first_step=True,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-            remove_unused_columns=False,
+    kinds = (False, True) if config.train.compile else (False,)
+    for compiled in kinds:
+        shape = transformers.LlamaConfig(
+            vocab_size=data.vocab_size,
+            rope_parameters={"rope_type": "default", "rope_theta": config.pe.base},
+            use_cache=False,
+            **asdict(config.model),
         )
-        rows = Rows(config, data)
-        trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[turns])
-        trainer.remove_callback(transformers.PrinterCallback)
-        trainer.train()
-
-    losses = (our_loss, trainer.state.log_history[0]["loss"])
-    print_times(losses, turns.step_s, train.tokens_per_step)
+        model = transformers.LlamaForCausalLM(shape)
+        model.load_state_dict(first_weights)
+        turns = Turns(loop, steps)
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = trainer_arguments(config, folder, WARM_UP + rounds * steps, compiled)
+            rows = Rows(config, data)
+            trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[turns])
+            trainer.remove_callback(transformers.PrinterCallback)
+            trainer.train()
+        losses = (our_loss, trainer.state.log_history[0]["loss"])
+        name = f"Trainer, {'compiled' if compiled else 'eager'}"
+        print_times(name, losses, turns.step_s, config.train.tokens_per_step)
     return EXIT_DONE
 
 
+def trainer_arguments(
+    config: RunConfig, folder: str, num_steps: int, compiled: bool
+) -> transformers.TrainingArguments:
+    """Return the arguments by which the Trainer trains as a run does.
+
+    Args:
+        config: of the run, resolved.
+        folder: an empty one, which the Trainer asks for.
+        num_steps: of the training.
+        compiled: whether it compiles the model.
+    Returns:
+        Its arguments.
+    """
+    train = config.train
+    rows_at_once = train.micro_batch_size or train.global_batch_size
+    on_gpu = config.launch.device == "cuda"
+    return transformers.TrainingArguments(
+        output_dir=folder,
+        use_cpu=not on_gpu,
+        bf16=train.precision == "bf16",
+        torch_compile=compiled,
+        # torch_compile would switch it on otherwise.
+        tf32=False if on_gpu else None,
+        per_device_train_batch_size=rows_at_once,
+        gradient_accumulation_steps=train.global_batch_size // rows_at_once,
+        max_steps=num_steps,
+        train_sampling_strategy="sequential",
+        optim="adamw_torch_fused",
+        weight_decay=config.optim.weight_decay,
+        max_grad_norm=config.optim.grad_clip,
+        logging_strategy="no",
+        logging_first_step=True,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+    )
+
+
+def print_machine(config: RunConfig, vocab_size: int) -> None:
+    """Print the rates of large products and of copies here, and the floor that they set to a step.
+
+    Args:
+        config: of the run, resolved.
+        vocab_size: of its tokenizer.
+    """
+    device = config.launch.device
+    print(f"{machine_environment(device)['device']}, {torch.get_num_threads()} threads")
+    step_flops = config.train.tokens_per_step * flops_per_token(config, vocab_size)
+    for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        a_NN = torch.ones(RATE_SIZE, RATE_SIZE, dtype=dtype, device=device)
+        flops_per_s = 2 * RATE_SIZE**3 / least_seconds(functools.partial(torch.mm, a_NN, a_NN))
+        line = f"products in {name}: {flops_per_s / 1e12:.3f} TFLOP/s"
+        if name == config.train.precision:
+            line += f", so those of a step take at least {1e3 * step_flops / flops_per_s:.1f} ms"
+        print(line)
+
+    source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    rate = 2 * COPIED_BYTES / least_seconds(functools.partial(target.copy_, source))
+    print(f"copies: {rate / 1e9:.0f} GB/s, read and written")
+
+
+def least_seconds(call: Callable[[], Any]) -> float:
+    """Return the shortest time that a call takes, of those of a second."""
+    times: list[float] = []
+    end = time.perf_counter() + RATE_SECONDS
+    while not times or time.perf_counter() < end:
+        began = time.perf_counter()
+        call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
 def print_times(
-    losses: tuple[float, float], step_s: tuple[list[float], list[float]], tokens_per_step: int
+    name: str,
+    losses: tuple[float, float],
+    step_s: tuple[list[float], list[float]],
+    tokens_per_step: int,
 ) -> None:
     """Print our times and the Trainer's, and their ratio.
 
     Args:
+        name: of the Trainer.
         losses: of the first step, ours and the Trainer's.
         step_s: the mean seconds of a step in each round, likewise.
         tokens_per_step: of either.
     """
-    for name, loss, of_rounds in zip(("rope_exp", "Trainer"), losses, step_s, strict=True):
+    for who, loss, of_rounds in zip(("rope_exp", name), losses, step_s, strict=True):
         median = statistics.median(of_rounds)
         rate = tokens_per_step / median
-        print(f"{name}: {1e3 * median:.1f} ms a step, {rate:,.0f} tokens/s, first loss {loss:.4f}")
+        print(f"{who}: {1e3 * median:.1f} ms a step, {rate:,.0f} tokens/s, first loss {loss:.4f}")
 
     ratios = [theirs / ours for ours, theirs in zip(*step_s, strict=True)]
     low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])
-    print(f"Trainer: {middle:.2f} times as slow (quartiles {low:.2f}, {high:.2f})")
+    print(f"{name}: {middle:.2f} times as slow (quartiles {low:.2f}, {high:.2f})")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,6 +5,9 @@ import re
 import bench
 import pytest
 
+from rope_exp.compose import resolve, run_config
+from rope_exp.costs import flops_per_token
+
 
 def test_both_train_the_same_model(
     tiny_overrides: list[str], capsys: pytest.CaptureFixture[str]
@@ -16,7 +19,24 @@ def test_both_train_the_same_model(
     said = capsys.readouterr().out
     ours, theirs = (float(loss) for loss in re.findall(r"first loss (\S+)", said))
     assert ours == pytest.approx(theirs, abs=2e-3)
-    assert re.search(r"^Trainer: \d+\.\d\d times as slow \(quartiles .*\)$", said, re.MULTILINE)
+    ratio = r"^Trainer, eager: \d+\.\d\d times as slow \(quartiles .*\)$"
+    assert re.search(ratio, said, re.MULTILINE)
+
+
+def test_the_rates_of_the_machine_come_first(
+    tiny_overrides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A floor of a step's time is its operations by the rate of the run's own precision."""
+    config = resolve(run_config([*tiny_overrides, "train.precision=fp32", "launch.device=cpu"]))
+    bench.print_machine(config, vocab_size=257)
+
+    said = capsys.readouterr().out
+    rates = {name: float(rate) for name, rate in re.findall(r"in (\w+): (\S+) TFLOP/s", said)}
+    assert list(rates) == ["bf16", "fp32"]
+    [floor] = re.findall(r"fp32.*at least (\S+) ms", said)
+    flops = config.train.tokens_per_step * flops_per_token(config, 257)
+    assert float(floor) == pytest.approx(1e3 * flops / (rates["fp32"] * 1e12), rel=0.1, abs=0.1)
+    assert re.search(r"^copies: \d+ GB/s", said, re.MULTILINE)
 
 
 def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

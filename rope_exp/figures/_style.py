@@ -61,6 +61,10 @@ _OTHER_MARKERS = (
     "M0,-1.2L.7,0L0,1.2L-.7,0Z",
 )
 _CUSTOM_DASH = [12.0, 2.4, 2.4, 2.4, 2.4, 2.4]
+# What `look` shows of a variant, in words.
+LEGEND = (
+    "Colour and marker fill show which of Q and K rotate; dash and marker shape, which of V and O."
+)
 COLOR = alt.Color("color:N", scale=None)
 # An expression for the labels of an axis of differences.
 SIGNED = "datum.value ? format(datum.value, '+~g') : '0'"

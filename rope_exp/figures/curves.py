@@ -173,10 +173,7 @@ def _sentences(report: Report, window: int) -> Iterator[str]:
     means += "seeds, not a 95 % interval"
     yield f"Group {report.groups}; {means if num_seeds > 1 else 'one seed'}."
     if report.of_variants:
-        yield (
-            "Colour and marker fill show which of Q and K rotate; dash and marker shape, which of "
-            "V and O."
-        )
+        yield style.LEGEND
     training = "each logged step"
     if window > 1:
         training = f"running median over {window} logged steps"

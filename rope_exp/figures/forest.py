@@ -100,6 +100,8 @@ def _sentences(report: Report, is_published: bool, is_cut: bool) -> Iterator[str
         )
     else:
         yield "No row shares two seeds with the reference, so nothing can be tested."
+    if report.of_variants:
+        yield style.LEGEND
     if is_cut:
         yield "Arrow: the interval extends further."
     if is_published:

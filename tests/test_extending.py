@@ -15,7 +15,7 @@ from rope_exp.compose import run_config
 PAGE = (REPOSITORY / "docs" / "extending.md").read_text(encoding="utf-8")
 # A line names the file of the example below it.
 FILE = re.compile(r"`((?:\w+/)+\w+\.(?:py|yaml))`:\n\n((?:    .*\n|\n)+)")
-REPLACED = re.compile(r"replace the line that begins alike:\n\n    (.*)\n")
+REPLACED = re.compile(r"replace the line with the same beginning:\n\n    (.*)\n")
 INSERTED = re.compile(r"(Below|Above) `([^`]+)`:\n\n    (.*)\n")
 
 # A process that trains by itself, without another that starts it.

@@ -268,15 +268,21 @@ class Throughput:
                 self.peak_flops_per_s = peak * int(config.launch.num_processes)
         # The seconds per token and per operation of each timed step.
         self._timed: list[tuple[float, float]] = []
+        # How many threads each timed step kept busy.
+        self._busy: list[float] = []
         self._last_end: float | None = None
+        self._last_cpu_s = 0.0
 
     def step(self, num_tokens: int, seq_len: int) -> None:
         """Record the end of a step, with its tokens over all ranks and its sequence length."""
         now = time.perf_counter()
+        cpu_s = time.process_time()
         if self._last_end is not None:
             per_token = (now - self._last_end) / num_tokens
             self._timed.append((per_token, per_token / self.flops_per_token[seq_len]))
+            self._busy.append((cpu_s - self._last_cpu_s) / (now - self._last_end))
         self._last_end = now
+        self._last_cpu_s = cpu_s
 
     def pause(self) -> None:
         """Exclude the time until the next step ends."""
@@ -302,3 +308,9 @@ class Throughput:
                 # More than the peak is a wrong peak.
                 mfu = None
         return {"tokens_per_s": 1 / per_token, "mfu": mfu}
+
+    def busy_threads(self) -> float | None:
+        """Return how many threads a step kept busy, the median over steps; None: too few steps."""
+        if len(self._busy) <= EXCLUDED_STEPS:
+            return None
+        return statistics.median(self._busy[EXCLUDED_STEPS:])

@@ -28,6 +28,8 @@ from rope_exp.signals import StopRequested, StopSignal
 from rope_exp.step import Outcome, Throughput, TrainingStep, learning_rate
 from rope_exp.trackers._base import BaseTracker, tracker_class
 
+LEAST_BUSY = 0.6  # of the threads of a step; alone, two threads are at 0.99
+
 
 class State(TypedDict):
     """The contents of a checkpoint's state.json."""
@@ -291,6 +293,20 @@ def due_after(train: TrainConfig, step: int) -> set[str]:
     return {action for action, period in periods.items() if step % period == 0}
 
 
+def describe_waiting(busy: float, num_threads: int) -> str:
+    """Return a sentence if a step's threads mostly wait, as they do beside other work, or "".
+
+    Threads of a step wait for each other a thousand times, so beside a busy process two threads
+    take longer than one. Their number changes the last bits of a loss, so it is the user's choice.
+    """
+    if num_threads == 1 or busy >= LEAST_BUSY * num_threads:
+        return ""
+    return (
+        f"steps keep {busy:.1f} of {num_threads} threads busy: other work uses the cores, or the "
+        f"model is small; launch.num_threads={max(round(busy), 1)} may be faster"
+    )
+
+
 class RunWriter:
     """The metrics rows and the result of a run in training, written by rank 0."""
 
@@ -305,6 +321,7 @@ class RunWriter:
         if tracker is not None:
             self.tracker = tracker(self.config, trainer.folder)
         self.progress = Progress(self.config.name, self.config.train.num_steps)
+        self.has_judged_threads = trainer.parallel.device.type != "cpu"
         # The time at which the run would have begun without interruptions.
         self.began = time.perf_counter() - start["elapsed_s"]
 
@@ -330,6 +347,18 @@ class RunWriter:
             self.tracker.row(row)
         line = f"step {outcome.step}/{train.num_steps}{describe_row(row)}"
         self.progress.show(outcome.step, line, at_once="val/loss" in row)
+        if not self.has_judged_threads:
+            self.judge_threads()
+
+    def judge_threads(self) -> None:
+        """Say once, after the first steps, if their threads mostly waited."""
+        busy = self.trainer.throughput.busy_threads()
+        if busy is None:
+            return
+        self.has_judged_threads = True
+        waiting = describe_waiting(busy, torch.get_num_threads())
+        if waiting:
+            log(f"{self.config.name}: {waiting}")
 
     def end(self, status: str) -> None:
         """Close metrics.jsonl, and write result.json unless the run was stopped and may resume."""

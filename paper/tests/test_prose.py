@@ -151,7 +151,9 @@ def test_orders_that_the_published_relations_imply() -> None:
     assert (pairs["sign"] != "?").sum() == 26
     assert (len(ordered), is_significant.sum()) == (31, 25)
     assert (is_significant & (better < worse)).sum() == 22
-    told = "26 differ significantly, 25 of them among the 31 orders that Su's relations imply: 22 in"
+    told = (
+        "26 differ significantly, 25 of them among the 31 orders that Su's relations imply: 22 in"
+    )
     assert told in README
 
 

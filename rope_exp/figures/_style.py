@@ -63,7 +63,8 @@ _OTHER_MARKERS = (
 _CUSTOM_DASH = [12.0, 2.4, 2.4, 2.4, 2.4, 2.4]
 # What `look` shows of a variant, in words.
 LEGEND = (
-    "Colour and marker fill show which of Q and K rotate; dash and marker shape, which of V and O."
+    "Colour and marker fill show which of Q and K rotate; marker shape and the dash of a line, "
+    "which of V and O."
 )
 COLOR = alt.Color("color:N", scale=None)
 # An expression for the labels of an axis of differences.

@@ -18,6 +18,7 @@ from rope_exp.optimizer import build_optimizer
 from rope_exp.schedule.wsd import Config as WsdConfig
 from rope_exp.sections import OptimConfig, ScheduleConfig, TrainConfig
 from rope_exp.step import EXCLUDED_STEPS, Throughput, learning_rate
+from rope_exp.trainer import describe_waiting
 
 PEAK = 1e-3
 COSINE = ScheduleConfig(warmup_fraction=0.1, final_fraction=0.1)
@@ -188,6 +189,27 @@ def test_a_rate_is_the_median_over_steps_after_warmup(clock: list[float]) -> Non
     steps.pause()
     take(steps, clock, [500.0, 4.0])
     assert steps.speed(2)["tokens_per_s"] == pytest.approx(25.0)
+
+
+def test_threads_that_wait_are_told(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads compute for 1.2 s in steps of 2 s, once the first steps are over."""
+    cpu = [0.0]
+    monkeypatch.setattr("time.process_time", lambda: cpu[0])
+    steps = counted(None)
+    take(steps, clock, [2.0] * (EXCLUDED_STEPS + 1))
+    assert steps.busy_threads() is None
+    for _ in range(3):
+        cpu[0] += 1.2
+        take(steps, clock, [2.0])
+    busy = steps.busy_threads()
+    assert busy is not None
+    assert busy == pytest.approx(0.6)
+
+    assert "keep 0.6 of 2 threads busy" in describe_waiting(busy, 2)
+    assert "launch.num_threads=1 may be faster" in describe_waiting(busy, 2)
+    assert "launch.num_threads=6 may" in describe_waiting(6.2, 16)
+    assert describe_waiting(0.3, 1) == ""
+    assert describe_waiting(1.9, 2) == ""
 
 
 def test_steps_of_several_lengths_count_by_their_own_tokens(clock: list[float]) -> None:

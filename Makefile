@@ -17,11 +17,13 @@ unexport PYTHONDONTWRITEBYTECODE
 INSTALL = $(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable
 
 .venv/ready: pyproject.toml constraints.txt
+	@echo "installing into .venv, 1.5 GB or more: minutes without a word"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) .
 	@touch $@
 
 .venv/ready-dev: pyproject.toml constraints.txt
+	@echo "installing into .venv, 1.5 GB or more: minutes without a word"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) '.[dev]'
 	@touch $@ .venv/ready
@@ -29,10 +31,12 @@ INSTALL = $(BIN)/pip install --quiet --no-compile --constraint constraints.txt -
 quick: setup ## train NoPE and QK-RoPE for 100 steps; a table and their curves in results/quick/
 	$(BIN)/python train.py -m pe=nope,qk_rope train.num_steps=100 train.eval_every=10 run.group=quick
 	$(BIN)/python scripts/report.py --group quick
+	@echo "Open results/quick/report.html: the table and its figures on one page."
 
 table: setup ## train the nine on the stdlib corpus; table and figures in results/table/
 	$(BIN)/python train.py +experiment=nine run.group=table
 	$(BIN)/python scripts/report.py --group table
+	@echo "Open results/table/report.html: the table and its figures on one page."
 
 paper: setup-dev ## the paper's tables again, from its records, and the tests of paper/
 	$(BIN)/python paper/tables.py

@@ -245,13 +245,13 @@ class Attention(nn.Module):
         # A user's encoding acts before the rotation, and on outputs after it.
         encoding = self.own
         if encoding is not None and site != "o":
-            x_BTHK = encoding.turn(site, x_BTHK, positions.position_T).to(x_BTHK.dtype)
+            x_BTHK = encoding.turned(site, x_BTHK, positions.position_T)
         if site in self.sites:
             x_BTHK = rotate_last(
                 x_BTHK, positions.tables(site), self.rotary_dim, inverse=site == "o"
             )
         if encoding is not None and site == "o":
-            x_BTHK = encoding.turn(site, x_BTHK, positions.position_T).to(x_BTHK.dtype)
+            x_BTHK = encoding.turned(site, x_BTHK, positions.position_T)
         return x_BTHK
 
 

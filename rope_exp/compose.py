@@ -382,7 +382,7 @@ def finalise(
         config = with_weights(config)
     if not resolves:
         return config
-    config = resolve(config, world_size)
+    config = resolve(config, world_size, for_plan=for_plan)
     if not for_plan:
         check_memory([config], world_size)
     if config.pe.code is not None and not for_plan:
@@ -392,11 +392,22 @@ def finalise(
     return config
 
 
-def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
+def resolve(
+    config: RunConfig, world_size: int | None = None, *, for_plan: bool = False
+) -> RunConfig:
     """Return `config` with `auto` replaced by this machine's values; refuse what it lacks.
 
-    `world_size` is of the launcher that started this process, perhaps over several hosts; None: we
-    start the processes. launch.num_threads stays auto: worker.py reads the environment.
+    launch.num_threads stays auto: worker.py reads the environment.
+
+    Args:
+        config: of one run.
+        world_size: of the launcher that started this process, perhaps over several hosts; None: we
+            start the processes.
+        for_plan: nothing starts, so a machine without GPUs will do.
+    Returns:
+        The config.
+    Raises:
+        ConfigError: this machine lacks something, or a batch does not divide.
     """
     launch = config.launch
     if launch.num_threads == "auto":
@@ -410,7 +421,7 @@ def resolve(config: RunConfig, world_size: int | None = None) -> RunConfig:
     launch = replace(launch, device=device, num_processes=processes)
     launch = replace(launch, max_parallel=runs_at_a_time(launch))
     config = replace(config, launch=launch)
-    refuse(config, _machine_refusals(config, world_size is None))
+    refuse(config, _machine_refusals(config, world_size is None, for_plan))
 
     train = config.train
     resolved: dict[str, Any] = {}
@@ -478,12 +489,14 @@ def runs_at_a_time(launch: LaunchConfig) -> int:
     return max(places // int(launch.num_processes), 1) if launch.device == "cuda" else 1
 
 
-def _machine_refusals(config: RunConfig, starts_processes: bool) -> Iterator[Refusal]:
+def _machine_refusals(
+    config: RunConfig, starts_processes: bool, for_plan: bool
+) -> Iterator[Refusal]:
     """Yield what this machine lacks, and batches that do not divide into equal parts."""
     train = config.train
     launch = config.launch
     num_gpus = len(gpus())
-    on_gpus = launch.device == "cuda"
+    on_gpus = launch.device == "cuda" and not for_plan
     count = int(launch.num_processes)
     if on_gpus and not num_gpus:
         reason = "this machine shows no GPU; set launch.device=auto (a campaign for GPUs needs one)"

@@ -91,6 +91,9 @@ def _executed(code: str, source: str) -> type[Position]:
     position = getattr(module, name)
     if not (isinstance(position, type) and issubclass(position, Position)):
         raise ConfigError("pe.code", code, "must be a class derived from rope_exp.Position")
+    methods = ("embed", "turn", "of_tokens", "scores")
+    if not position.overrides(*methods):
+        raise ConfigError("pe.code", code, f"must define one of {', '.join(methods)}")
     return position
 
 

@@ -224,7 +224,8 @@ def _measured_decoder(
         )
         if pe.code is None:
             raise LawError(reason)
-        raise ConfigError("pe.code", pe.code, reason)
+        remedy = "the class says so by `relative`: True, False, or None for no claim"
+        raise ConfigError("pe.code", pe.code, f"{reason}; {remedy}")
 
     checked = {"expected": expected, "measured": measured, "deviation": error}
     if pe.code is None:
@@ -246,8 +247,19 @@ def _measured_custom(decoder: Decoder, ids_BT: Tensor) -> dict[str, Any]:
         if parameter.grad is None:
             reason = f"{name} has no part in the logits; make it where it is used (sizes.layer)"
             raise ConfigError("pe.code", code, reason)
-        if CUSTOM in name and parameter.ndim != 2 and not torch.equal(once[name], again[name]):
+        if CUSTOM not in name:
+            continue
+        is_equal = torch.equal(once[name], again[name])
+        if parameter.ndim != 2 and not is_equal:
             raise ConfigError("pe.code", code, f"{name} is random; __init__ must not draw")
+        # A matrix of zeros may be `torch.empty`.
+        if parameter.ndim == 2 and is_equal and once[name].any():
+            reason = f"{name} is a matrix, and the run's seed draws those; to keep the values of "
+            raise ConfigError("pe.code", code, f"{reason}__init__, give it a third axis: x[None]")
+    saved = {name for name in decoder.state_dict() if CUSTOM in name}
+    for name in sorted(saved - once.keys()):
+        reason = f"{name} is a buffer, and checkpoints keep parameters alone; compute it in the "
+        raise ConfigError("pe.code", code, f"{reason}method that uses it")
 
     if not decoder.architecture.causal:
         return {}

@@ -310,7 +310,7 @@ class Throughput:
         return {"tokens_per_s": 1 / per_token, "mfu": mfu}
 
     def busy_threads(self) -> float | None:
-        """Return how many threads a step kept busy, the median over steps; None: too few steps."""
-        if len(self._busy) <= EXCLUDED_STEPS:
+        """Return how many threads the last steps kept busy, as a median; None: too few steps."""
+        if len(self._busy) < 2 * EXCLUDED_STEPS:
             return None
-        return statistics.median(self._busy[EXCLUDED_STEPS:])
+        return statistics.median(self._busy[-EXCLUDED_STEPS:])

@@ -50,7 +50,7 @@ from rope_exp.folder import (
     read_result,
     write_config,
 )
-from rope_exp.machine import DISPATCHER_ID, child_environment, free_port, num_cores
+from rope_exp.machine import DISPATCHER_ID, child_environment, free_port, num_cores, set_waiting
 from rope_exp.prepare import open_data
 from rope_exp.progress import SweepProgress
 from rope_exp.signals import PASSED_ON, StopSignal, signal_name, stop_signals_blocked
@@ -190,12 +190,12 @@ class DispatchedRun:
         num_threads = num_cores() // (num_ranks * int(launch.max_parallel))
         if not environment.get("OMP_NUM_THREADS", "").strip():
             environment["OMP_NUM_THREADS"] = str(max(num_threads, 1))
-        # By default, threads that wait for a parallel region spin for long. Beside other work they
-        # take the cores from the threads that they wait for (docs/performance.md).
-        if "OMP_WAIT_POLICY" not in environment:
-            environment.setdefault("GOMP_SPINCOUNT", "50000")
         if launch.device == "cpu":
             environment["ACCELERATE_USE_CPU"] = "true"
+            num_threads = int(environment["OMP_NUM_THREADS"].partition(",")[0])
+            if launch.num_threads != "auto":
+                num_threads = launch.num_threads
+            set_waiting(environment, self.name, num_threads)
         if self.leases:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.leases)
         return environment
@@ -336,8 +336,8 @@ def check_distinct_folders(configs: Sequence[RunConfig]) -> None:
             remedy = "leave run.dir out, or name in it what is swept: "
             remedy += "'run.dir=DIR/${pe.name}-${seed}'"
         elif config.run.group is not None:
-            remedy = "leave run.group out, or name in it what is swept: "
-            remedy += "'run.group=NAME-${optim.lr}'"
+            remedy = "give each variant a pe.name of its own, leave run.group out, or name in it "
+            remedy += "what is swept: 'run.group=NAME-${optim.lr}'"
         else:
             remedy = "give each variant a pe.name of its own"
         reason = f"two runs of the sweep ({config.name}) would share it; {remedy}"

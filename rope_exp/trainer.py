@@ -1,6 +1,7 @@
 """The training of one run on one rank: its loop, its metrics rows, and its result."""
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ from rope_exp.errors import CheckpointError, log
 from rope_exp.files import json_sha256, read_json, write_json
 from rope_exp.folder import PROBES, RESULT, MetricsWriter, checked, list_steps
 from rope_exp.identity import import_choice
+from rope_exp.machine import SPIN_ALONE
 from rope_exp.optimizer import make_state, optimizer_tensors
 from rope_exp.parallel import Parallel
 from rope_exp.probes._windows import Finished
@@ -293,18 +295,23 @@ def due_after(train: TrainConfig, step: int) -> set[str]:
     return {action for action, period in periods.items() if step % period == 0}
 
 
-def describe_waiting(busy: float, num_threads: int) -> str:
+def describe_waiting(busy: float, num_threads: int, *, spins: bool) -> str:
     """Return a sentence if a step's threads mostly wait, as they do beside other work, or "".
 
     Threads of a step wait for each other a thousand times, so beside a busy process two threads
-    take longer than one. Their number changes the last bits of a loss, so it is the user's choice.
+    may take longer than one. Their number changes the last bits of a loss, so a user chooses it.
+
+    Args:
+        busy: the threads that a step kept busy.
+        num_threads: those that it has.
+        spins: waiting threads do not make room; a new start of the run looks again.
     """
     if num_threads == 1 or busy >= LEAST_BUSY * num_threads:
         return ""
-    return (
-        f"steps keep {busy:.1f} of {num_threads} threads busy: other work uses the cores, or the "
-        f"model is small; launch.num_threads={max(round(busy), 1)} may be faster"
-    )
+    words = f"steps keep {busy:.1f} of {num_threads} threads busy, as beside other work"
+    if spins:
+        words += "; stopped and started again by the same command, waiting threads make room for it"
+    return f"{words}; launch.num_threads={max(round(busy), 1)} may be faster"
 
 
 class RunWriter:
@@ -321,7 +328,8 @@ class RunWriter:
         if tracker is not None:
             self.tracker = tracker(self.config, trainer.folder)
         self.progress = Progress(self.config.name, self.config.train.num_steps)
-        self.has_judged_threads = trainer.parallel.device.type != "cpu"
+        # A GPU's work is not that of threads.
+        self.has_told_waiting = trainer.parallel.device.type != "cpu"
         # The time at which the run would have begun without interruptions.
         self.began = time.perf_counter() - start["elapsed_s"]
 
@@ -347,17 +355,18 @@ class RunWriter:
             self.tracker.row(row)
         line = f"step {outcome.step}/{train.num_steps}{describe_row(row)}"
         self.progress.show(outcome.step, line, at_once="val/loss" in row)
-        if not self.has_judged_threads:
+        if not self.has_told_waiting:
             self.judge_threads()
 
     def judge_threads(self) -> None:
-        """Say once, after the first steps, if their threads mostly waited."""
+        """Say once if the threads of the last steps mostly waited."""
         busy = self.trainer.throughput.busy_threads()
         if busy is None:
             return
-        self.has_judged_threads = True
-        waiting = describe_waiting(busy, torch.get_num_threads())
+        spins = os.environ.get("GOMP_SPINCOUNT") == SPIN_ALONE
+        waiting = describe_waiting(busy, torch.get_num_threads(), spins=spins)
         if waiting:
+            self.has_told_waiting = True
             log(f"{self.config.name}: {waiting}")
 
     def end(self, status: str) -> None:

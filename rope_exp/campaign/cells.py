@@ -4,6 +4,7 @@ If several overrides set a key, the last one wins: `fixed`, an entry's, the row'
 """
 
 import functools
+import platform
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -166,7 +167,8 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
                 _check_factors(cell)
     if file.python is None and any(cell.config.data.kind == "stdlib" for cell in cells):
         key = f"{compose.CAMPAIGNS}/{name}.python"
-        raise ConfigError(key, ..., "is missing: its library is the corpus")
+        reason = "is missing: the stdlib corpus is the library of one Python, such as python: "
+        raise ConfigError(key, ..., f"{reason}{platform.python_version()}")
     return Campaign(name, file.about, file.python, _named(cells), config_dir)
 
 

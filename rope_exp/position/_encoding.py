@@ -68,9 +68,33 @@ class Position(nn.Module):
             x_BTHK: the heads of that site; k and v have key/value heads.
             position_T: the positions of x's tokens; or [B, T].
         Returns:
-            A tensor of x's shape and dtype; q and k may both become wider.
+            A tensor of x's shape; q and k may both become wider. It is cast to x's dtype.
         """
         return x_BTHK
+
+    def turned(self, site: str, x_BTHK: Tensor, position_T: Tensor) -> Tensor:
+        """Return what `turn` returns, in x's dtype.
+
+        Args:
+            site: as of `turn`.
+            x_BTHK: as of `turn`.
+            position_T: as of `turn`.
+        Returns:
+            The tensor, of x's dtype.
+        Raises:
+            ValueError: it is no tensor, or has another shape than `turn` allows.
+        """
+        y_BTHK = self.turn(site, x_BTHK, position_T)
+        if not isinstance(y_BTHK, Tensor):
+            raise ValueError(f"turn({site!r}) returned {type(y_BTHK).__name__}, not a tensor")
+        # Wider queries need wider keys: their product says so.
+        may_widen = site in "qk" and y_BTHK.ndim == x_BTHK.ndim
+        kept = y_BTHK.shape[:-1] if may_widen else y_BTHK.shape
+        if kept != x_BTHK.shape[: len(kept)]:
+            shapes = f"the shape {tuple(y_BTHK.shape)}, not {tuple(x_BTHK.shape)}"
+            where = f"positions have the shape {tuple(position_T.shape)}"
+            raise ValueError(f"turn({site!r}) returned {shapes}; {where}")
+        return y_BTHK.to(x_BTHK.dtype)
 
     def of_tokens(self, x_BTD: Tensor, position_T: Tensor) -> dict[str, Tensor]:
         """Return what `scores` needs of each token, [B, T, ...] by name; it is cached."""

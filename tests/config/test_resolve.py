@@ -52,6 +52,9 @@ def test_without_a_gpu_a_run_is_deterministic(no_gpu: None) -> None:
     assert config.train.deterministic is True
     with refused("shows no GPU"):
         settled("launch=one_gpu_each")
+    # A plan starts nothing.
+    for words in (["launch=one_gpu_each"], ["launch.device=cuda", "launch.num_processes=8"]):
+        assert finalise(composed(*words), for_plan=True).launch.device == "cuda"
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,35 @@ def test_partial_frequencies_are_the_highest_of_all() -> None:
     torch.testing.assert_close(kept, frequencies(64, 10000.0, torch.float64)[:24])
 
 
+def turning(returned: str) -> str:
+    """Return a class whose `turn` returns an expression of `site` and `x`."""
+    head = "class Own(Position):\n    def turn(self, site, x, position_T):\n        return "
+    return head + returned
+
+
+def constants(line: str) -> str:
+    """Return a class that makes `a` by a line of its `__init__`, and adds it up at the input."""
+    return (
+        "class Own(Position):\n    relative = None\n\n    def __init__(self, sizes):\n"
+        f"        super().__init__(sizes)\n        {line}\n\n"
+        "    def embed(self, x_BTD, position_T):\n        return self.a.sum() * x_BTD"
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "self.a = nn.Parameter(torch.ones(1, 4, 8))",
+        "self.a = nn.Parameter(torch.randn(4, 8))",
+        "self.a = nn.Parameter(torch.zeros(4, 8))",
+        "self.register_buffer('a', torch.ones(4), persistent=False)",
+    ],
+)
+def test_a_class_may_keep_what_no_seed_draws(line: str) -> None:
+    """A third axis keeps values; a random matrix, or one of zeros, is drawn by the seed."""
+    certificate(SIZES, own(constants(line)))
+
+
 FAULTY = "class Own(Position):\n    def scores(self, kept, num_queries):\n        return 1 / 0"
 
 
@@ -182,6 +211,16 @@ FAULTY = "class Own(Position):\n    def scores(self, kept, num_queries):\n      
             "        return x_BTHK.cumsum(1)",
             "with a cache, or run twice",
         ),
+        (
+            "class Own(Position):\n    def turns(self, site, x):\n        return 2 * x",
+            "must define",
+        ),
+        (turning("None"), "turn('q') returned NoneType, not a tensor"),
+        (turning("x.repeat(1, 1, 1, 2) if site == 'v' else x"), "turn('v') returned the shape (2,"),
+        (turning("x.repeat(1, 1, 2, 1) if site == 'k' else x"), "turn('k') returned the shape"),
+        (turning("x[0]"), "turn('q') returned the shape"),
+        (constants("self.a = nn.Parameter(torch.ones(4, 8))"), "a is a matrix"),
+        (constants("self.register_buffer('a', torch.ones(4))"), "a is a buffer"),
     ],
 )
 def test_a_mistake_of_a_class_is_one_sentence(

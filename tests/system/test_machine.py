@@ -124,3 +124,56 @@ def test_the_environment_names_no_other_repository(
     monkeypatch.setenv("GIT_INDEX_FILE", str(other / "nothing"))
     assert machine.git_state() == found
     assert found is not None
+
+
+def write_idle(path: Path, first: int, second: int) -> None:
+    """Write the kernel's counts of two cores, and of one that this process may not use."""
+    lines = [
+        "cpu  1 1 1 9 9 1",
+        f"cpu0 5 0 5 {first} 0 1",
+        f"cpu1 5 0 5 0 {second} 1",
+        "cpu7 0 0 0 9 9",
+    ]
+    path.write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("second", "spin", "told"), [(50, "25000", ""), (0, "1000", "keeps 1.0 cores busy")]
+)
+def test_waiting_threads_make_room_for_other_work(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    second: int,
+    spin: str,
+    told: str,
+) -> None:
+    """In half a second a core idles for 50 ticks of 10 ms; the other does, or has work."""
+    stat = tmp_path / "stat"
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        write_idle(stat, 1050, 1000 + second)
+
+    write_idle(stat, 1000, 1000)
+    monkeypatch.setattr(machine, "CPU_TIMES", stat)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr("os.sysconf", lambda name: 100)
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    environment: dict[str, str] = {}
+    machine.set_waiting(environment, "qk_rope-s0", num_threads=2)
+    assert environment == {"GOMP_SPINCOUNT": spin}
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "num_threads"),
+    [({"GOMP_SPINCOUNT": "7"}, 2), ({"OMP_WAIT_POLICY": "PASSIVE"}, 2), ({}, 1)],
+)
+def test_a_user_says_how_threads_wait(given: dict[str, str], num_threads: int) -> None:
+    """One thread waits for none."""
+    environment = dict(given)
+    machine.set_waiting(environment, "qk_rope-s0", num_threads)
+    assert environment == given

@@ -192,24 +192,27 @@ def test_a_rate_is_the_median_over_steps_after_warmup(clock: list[float]) -> Non
 
 
 def test_threads_that_wait_are_told(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads compute for 1.2 s in steps of 2 s, once the first steps are over."""
+    """In its last steps a run computes for 1.1 s of 2 s; before, it had both threads."""
     cpu = [0.0]
     monkeypatch.setattr("time.process_time", lambda: cpu[0])
     steps = counted(None)
-    take(steps, clock, [2.0] * (EXCLUDED_STEPS + 1))
-    assert steps.busy_threads() is None
-    for _ in range(3):
-        cpu[0] += 1.2
-        take(steps, clock, [2.0])
+    for seconds in (4.0, 1.1):
+        assert steps.busy_threads() is None
+        for _ in range(EXCLUDED_STEPS + 1):
+            cpu[0] += seconds
+            take(steps, clock, [2.0])
     busy = steps.busy_threads()
     assert busy is not None
-    assert busy == pytest.approx(0.6)
+    assert busy == pytest.approx(0.55)
 
-    assert "keep 0.6 of 2 threads busy" in describe_waiting(busy, 2)
-    assert "launch.num_threads=1 may be faster" in describe_waiting(busy, 2)
-    assert "launch.num_threads=6 may" in describe_waiting(6.2, 16)
-    assert describe_waiting(0.3, 1) == ""
-    assert describe_waiting(1.9, 2) == ""
+    told = describe_waiting(busy, 2, spins=True)
+    assert "keep 0.6 of 2 threads busy" in told
+    assert "started again" in told
+    assert "launch.num_threads=1 may be faster" in told
+    assert "started again" not in describe_waiting(busy, 2, spins=False)
+    assert "launch.num_threads=6 may" in describe_waiting(6.2, 16, spins=True)
+    assert describe_waiting(0.3, 1, spins=True) == ""
+    assert describe_waiting(1.9, 2, spins=True) == ""
 
 
 def test_steps_of_several_lengths_count_by_their_own_tokens(clock: list[float]) -> None:

@@ -20,6 +20,7 @@ from rope_exp.published import TABLE
 from rope_exp.stats import holm
 
 load_runs = cache(rope_exp.load_runs)
+FRONT = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 README = (REPOSITORY / "results/README.md").read_text(encoding="utf-8")
 TABLE_FOLDER = PAPER / "results/nine_26m"
 DETAILS = (PAPER / "results.md").read_text(encoding="utf-8")
@@ -50,6 +51,19 @@ def copying_runs(campaign: str) -> tuple[int, list[str]]:
     read = probes.pivot(index="where", columns="at", values="value")
     copying = read.index[read[1] - read[2] >= 0.3]
     return len(read), [where.partition("/")[2] for where in copying]
+
+
+def test_relations_without_seed_16() -> None:
+    """The intervals that contradict "≈" are Bonferroni's for eight, and have the margin inside."""
+    table = losses("nine_26m").droplevel("optim.lr", axis="columns").drop(16)
+    p = p_of_relations(table)
+    assert p["nope", "o"] < 0.05
+    assert p["nope", "v"] < 0.05
+    lead = table["k"] - table["vo"]
+    assert stats.ttest_1samp(lead, 0).confidence_interval(1 - 0.05 / 8).low > 0.01
+    told = "K ≈ VO, NoPE > O and NoPE > V are contradicted."
+    assert told in FRONT
+    assert (table["nope"] - table["o"]).mean() > 0
 
 
 def test_which_runs_copy() -> None:
@@ -104,13 +118,18 @@ def test_third_test_a() -> None:
     assert count == 12
     assert f"{p:.3f}" == "0.011"
     assert f"-{lead.mean():.4f} ({interval}; p = {p:.3f})" in README
+    _, mean, ends, _ = paired_t(lead)
+    assert f"by {mean} nats ({ends}; p = {p:.3f})" in FRONT
+    low, _, high = ends.partition(" to ")
+    short = f"{float(mean):.3f} nats ({float(low):.3f} to {float(high):.3f})"
+    assert f"a little more: {short} in the latest of three tests" in FRONT
     assert [rate for rate in by_rate if paired_t(by_rate[rate])[3] < 0.05] == [0.0015]
     _, mean, interval, _ = paired_t(lead.drop([*seeds]))
     assert f"without these seeds the lead is {mean} ({interval})" in README
     _, mean, interval, _ = paired_t(table["qk", 0.006] - table["qkvo", 0.003])
     assert f"on the twelve seeds by {mean} ({interval}; exploratory)" in README
     without = max(paired_t(lead.drop(seed))[3] for seed in lead.index)
-    assert f"Without any one seed, p is at most {without:.3f}." in README
+    assert f"With any one seed left out, p is at most {without:.3f}." in README
     count, mean, _, p = paired_t(lead.loc[22:])
     assert count == 10
     assert f"Without the two seeds that ran on a CPU the lead is {mean} (p = {p:.3f})" in README
@@ -151,10 +170,19 @@ def test_orders_that_the_published_relations_imply() -> None:
     assert (pairs["sign"] != "?").sum() == 26
     assert (len(ordered), is_significant.sum()) == (31, 25)
     assert (is_significant & (better < worse)).sum() == 22
-    told = (
-        "26 differ significantly, 25 of them among the 31 orders that Su's relations imply: 22 in"
-    )
+    told = "25 of them among the 31 pairs that Su's relations put in order: 22 in Su's direction"
     assert told in README
+
+
+def test_what_rotating_q_and_k_gains() -> None:
+    """From the closest to the farthest of the means of the two groups of variants."""
+    mean = losses("nine_26m").droplevel("optim.lr", axis="columns").mean()
+    with_both = mean[["qkvo", "qk", "qkv"]]
+    others = mean.drop(with_both.index)
+    assert len(others) == 6
+    least = others.min() - with_both.max()
+    most = others.max() - with_both.min()
+    assert f"a loss {least:.2f} to {most:.2f} nats below the other six" in FRONT
 
 
 def test_qk_at_the_rate_of_qkvo() -> None:
@@ -163,8 +191,11 @@ def test_qk_at_the_rate_of_qkvo() -> None:
     assert gain.count() == 8
     told = f"every Δ to QK in section 1 is larger by {gain.mean():.3f}"
     assert told in README
-    front = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    assert f"every Δ in it is larger by {gain.mean():.3f}" in front
+    assert f"every Δ is larger by {gain.mean():.3f}" in FRONT
+    _, _, ends, _ = paired_t(gain)
+    low, _, high = ends.partition(" to ")
+    told = f"{gain.mean():.3f} lower ({float(low):.3f} to {float(high):.3f}; eight more runs"
+    assert told in FRONT
 
 
 def test_rates_chosen_on_two_seeds() -> None:
@@ -176,16 +207,27 @@ def test_rates_chosen_on_two_seeds() -> None:
 
 def test_seed_10_averaged_over_two_machines() -> None:
     """Its second losses are those of the GPU; p is adjusted over the eight relations."""
-    table = losses("nine_26m").droplevel("optim.lr", axis="columns")
     second = load_runs(PAPER / "replicates" / "nine_26m").set_index("pe")["val/loss"]
     second.index = second.index.str.removesuffix("_rope")
-    table.loc[10] = (table.loc[10] + second) / 2
-    relations = [(a.removesuffix("_rope"), b.removesuffix("_rope")) for a, _, b in TABLE.relations]
-    first, other = (table[[*side]].to_numpy() for side in zip(*relations, strict=True))
-    adjusted = holm(stats.ttest_rel(first, other).pvalue)
-    p = dict(zip(relations, adjusted, strict=True))
+    table = losses("nine_26m").droplevel("optim.lr", axis="columns")
+    first = table.loc[10].copy()
+    table.loc[10] = (first + second) / 2
+    p = p_of_relations(table)
     assert f"NoPE > V would be contradicted (p = {p['nope', 'v']:.3f})" in README
     assert f"QKVO would differ from QK (p = {p['qk', 'qkvo']:.3f};" in README
+
+    table.loc[10] = second
+    p = p_of_relations(table)
+    v, qkvo = (f"{p[pair]:.3f}" for pair in (("nope", "v"), ("qk", "qkvo")))
+    assert f"with those of the GPU alone, p is {v} and {qkvo}." in README
+    assert f"p is {qkvo} for QK ≈ QKVO, and NoPE > V is contradicted ({v})" in FRONT
+
+
+def p_of_relations(table: pd.DataFrame) -> dict[tuple[str, str], float]:
+    """Return the p-values of the published relations, adjusted among them, by their variants."""
+    relations = [(a.removesuffix("_rope"), b.removesuffix("_rope")) for a, _, b in TABLE.relations]
+    first, other = (table[[*side]].to_numpy() for side in zip(*relations, strict=True))
+    return dict(zip(relations, holm(stats.ttest_rel(first, other).pvalue), strict=True))
 
 
 def test_pairs_without_one_seed() -> None:

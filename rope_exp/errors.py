@@ -156,7 +156,8 @@ def redraw(line: str, *, keep: bool) -> None:
     line = visible(line)
     if keep:
         _append_to_log(line)
-    width = os.get_terminal_size(sys.stderr.fileno()).columns
+    # Some terminals state no width.
+    width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
     _print_error(f"{line_start()}{line[: width - 1]}")
 
 

@@ -102,11 +102,13 @@ def idle_cores() -> float:
     Where the kernel does not say, all of them.
     """
     before = _idle_seconds()
-    began = time.monotonic()
-    time.sleep(LOOK_SECONDS)
     if before is None:
         return num_cores()
-    return ((_idle_seconds() or 0.0) - before) / (time.monotonic() - began)
+    began = time.monotonic()
+    time.sleep(LOOK_SECONDS)
+    after = _idle_seconds()
+    assert after is not None
+    return (after - before) / (time.monotonic() - began)
 
 
 def _idle_seconds() -> float | None:

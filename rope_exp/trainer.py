@@ -310,7 +310,9 @@ def describe_waiting(busy: float, num_threads: int, *, spins: bool) -> str:
         return ""
     words = f"steps keep {busy:.1f} of {num_threads} threads busy, as beside other work"
     if spins:
-        words += "; stopped and started again by the same command, waiting threads make room for it"
+        words += (
+            "; if you stop the run and repeat the command, its waiting threads make room for it"
+        )
     return f"{words}; launch.num_threads={max(round(busy), 1)} may be faster"
 
 

@@ -255,7 +255,7 @@ def _measured_custom(decoder: Decoder, ids_BT: Tensor) -> dict[str, Any]:
         # A matrix of zeros may be `torch.empty`.
         if parameter.ndim == 2 and is_equal and once[name].any():
             reason = f"{name} is a matrix, and the run's seed draws those; to keep the values of "
-            raise ConfigError("pe.code", code, f"{reason}__init__, give it a third axis: x[None]")
+            raise ConfigError("pe.code", code, f"{reason}__init__, store it flat: x.flatten()")
     saved = {name for name in decoder.state_dict() if CUSTOM in name}
     for name in sorted(saved - once.keys()):
         reason = f"{name} is a buffer, and checkpoints keep parameters alone; compute it in the "

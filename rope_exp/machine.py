@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rope_exp.errors import ConfigError, first_line, log
 from rope_exp.version import __version__
@@ -125,7 +125,7 @@ def _idle_seconds() -> float | None:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def set_waiting(environment: dict[str, str], name: str, num_threads: int) -> None:
+def set_waiting(environment: dict[str, str], name: str, num_threads: int | Literal["auto"]) -> None:
     """Set how long the threads of a run spin while they wait for each other, unless a user has.
 
     Spinning saves a tenth of a step on idle cores. Beside other work, threads that spin take the
@@ -135,8 +135,10 @@ def set_waiting(environment: dict[str, str], name: str, num_threads: int) -> Non
     Args:
         environment: of the run's processes; changed.
         name: the run's name shown to users.
-        num_threads: of each process.
+        num_threads: of each process; auto: OMP_NUM_THREADS of the environment, which may be a list.
     """
+    if num_threads == "auto":
+        num_threads = int(environment["OMP_NUM_THREADS"].partition(",")[0])
     if num_threads == 1 or environment.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
         return
     busy = num_cores() - idle_cores()

@@ -198,7 +198,7 @@ class SweepProgress:
         self._courses = [Course(run.config.train.num_steps) for run in runs]
         self._statuses = ["waiting"] * len(runs)
         self._line_at = 0.0
-        # What the last summary said, but for its estimate.
+        # The last summary, without its estimate.
         self._news = f"0 of {len(runs)} runs ended; "
         self.show()
 

@@ -4,6 +4,7 @@ import math
 import os
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -268,8 +269,8 @@ class Throughput:
                 self.peak_flops_per_s = peak * int(config.launch.num_processes)
         # The seconds per token and per operation of each timed step.
         self._timed: list[tuple[float, float]] = []
-        # How many threads each timed step kept busy.
-        self._busy: list[float] = []
+        # How many threads each of the last timed steps kept busy.
+        self._busy: deque[float] = deque(maxlen=EXCLUDED_STEPS)
         self._last_end: float | None = None
         self._last_cpu_s = 0.0
 
@@ -311,6 +312,6 @@ class Throughput:
 
     def busy_threads(self) -> float | None:
         """Return how many threads the last steps kept busy, as a median; None: too few steps."""
-        if len(self._busy) < 2 * EXCLUDED_STEPS:
+        if len(self._timed) < 2 * EXCLUDED_STEPS:
             return None
-        return statistics.median(self._busy[-EXCLUDED_STEPS:])
+        return statistics.median(self._busy)

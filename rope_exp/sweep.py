@@ -192,10 +192,7 @@ class DispatchedRun:
             environment["OMP_NUM_THREADS"] = str(max(num_threads, 1))
         if launch.device == "cpu":
             environment["ACCELERATE_USE_CPU"] = "true"
-            num_threads = int(environment["OMP_NUM_THREADS"].partition(",")[0])
-            if launch.num_threads != "auto":
-                num_threads = launch.num_threads
-            set_waiting(environment, self.name, num_threads)
+            set_waiting(environment, self.name, launch.num_threads)
         if self.leases:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.leases)
         return environment

@@ -107,14 +107,14 @@ def bench(config: RunConfig, rounds: int, steps: int) -> int:
     loop = Loop(config, decoder, data)
     [our_loss, *_], _ = loop.take(WARM_UP)
 
+    shape = transformers.LlamaConfig(
+        vocab_size=data.vocab_size,
+        rope_parameters={"rope_type": "default", "rope_theta": config.pe.base},
+        use_cache=False,
+        **asdict(config.model),
+    )
     kinds = (False, True) if config.train.compile else (False,)
     for compiled in kinds:
-        shape = transformers.LlamaConfig(
-            vocab_size=data.vocab_size,
-            rope_parameters={"rope_type": "default", "rope_theta": config.pe.base},
-            use_cache=False,
-            **asdict(config.model),
-        )
         model = transformers.LlamaForCausalLM(shape)
         model.load_state_dict(first_weights)
         turns = Turns(loop, steps)

@@ -61,7 +61,7 @@ _OTHER_MARKERS = (
     "M0,-1.2L.7,0L0,1.2L-.7,0Z",
 )
 _CUSTOM_DASH = [12.0, 2.4, 2.4, 2.4, 2.4, 2.4]
-# What `look` shows of a variant, in words.
+# The meaning of a variant's `look`, in words.
 LEGEND = (
     "Colour and marker fill show which of Q and K rotate; marker shape and the dash of a line, "
     "which of V and O."

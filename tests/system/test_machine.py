@@ -3,6 +3,7 @@
 import os
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from support.command import write
@@ -170,10 +171,18 @@ def test_waiting_threads_make_room_for_other_work(
 
 @pytest.mark.parametrize(
     ("given", "num_threads"),
-    [({"GOMP_SPINCOUNT": "7"}, 2), ({"OMP_WAIT_POLICY": "PASSIVE"}, 2), ({}, 1)],
+    [
+        ({"GOMP_SPINCOUNT": "7"}, 2),
+        ({"OMP_WAIT_POLICY": "PASSIVE"}, 2),
+        ({}, 1),
+        ({"OMP_NUM_THREADS": "two"}, 1),
+        ({"OMP_NUM_THREADS": "1,2"}, "auto"),
+    ],
 )
-def test_a_user_says_how_threads_wait(given: dict[str, str], num_threads: int) -> None:
-    """One thread waits for none."""
+def test_a_user_says_how_threads_wait(
+    given: dict[str, str], num_threads: int | Literal["auto"]
+) -> None:
+    """One thread waits for none; the key goes before the variable, which may then be anything."""
     environment = dict(given)
     machine.set_waiting(environment, "qk_rope-s0", num_threads)
     assert environment == given

@@ -1,14 +1,17 @@
 """Each variant's difference from QK-RoPE in every setting with both, in paper/results/settings."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
 
-from rope_exp.comparable import REFERENCE, SEEDS, spelled
+from rope_exp.campaign.tables import tables_of
+from rope_exp.comparable import REFERENCE, ROW_RATE, SEEDS, spelled
 from rope_exp.folder import Run
-from rope_exp.report import ON_OTHER_ROW, Report
+from rope_exp.report import ON_OTHER_ROW, Report, build
 from rope_exp.stats import ALPHA
 from rope_exp.tables import markdown_table, millions, paragraphs
 
@@ -16,20 +19,53 @@ from rope_exp.tables import markdown_table, millions, paragraphs
 COLUMNS = ["qkvo_rope", "k_rope", "vo_rope", "qkv_rope", "nope", "o_rope", "q_rope", "v_rope"]
 
 
+# The campaign that varies initial weights and the order of batches apart. It has a page, no table.
+PILOT = "noise"
+
+
 def files(
     campaigns: Collection[str], records: Mapping[str, Sequence[Run]], tables: Mapping[str, Report]
 ) -> dict[str, bytes]:
-    """Return settings.md and settings.csv, if the tables of all campaigns are made.
-
-    Tables without the reference, tables with rows that are not variants, and tables that only run
-    the cells of a larger one again are left out.
+    """Return settings.md and settings.csv, of the runs of every campaign.
 
     Args:
-        campaigns: those whose tables are made.
+        campaigns: not used; `records` has all.
         records: the runs of every campaign.
-        tables: the tables, by folder.
+        tables: not used; they are those of some campaigns.
     Returns:
         The files by their paths; empty with fewer than two settings.
+    """
+    every: dict[str, Report] = {}
+    for campaign, runs in records.items():
+        levels = pilot_tables(runs) if campaign == PILOT else tables_of(runs)
+        for level, report in levels.items():
+            every[str(Path(campaign, level))] = report
+    return files_of_tables(every)
+
+
+def pilot_tables(runs: Sequence[Run]) -> dict[str, Report]:
+    """Return the pilot's tables by learning rate, of its runs that are made as other campaigns'.
+
+    Their weights and order of batches share a seed. Of the other runs, some repeat these with
+    another kernel or precision.
+    """
+    by_rate: dict[str, list[Run]] = {}
+    for run in runs:
+        shares_seed = run.config.data.seed == run.config.seed
+        if shares_seed and not {*run.factors} - {*SEEDS, ROW_RATE}:
+            # As other campaigns say it: the order follows the run's seed.
+            data = replace(run.config.data, seed=None)
+            plain = replace(run, config=replace(run.config, data=data))
+            rate = f"{ROW_RATE}={spelled(run.config, ROW_RATE)}"
+            by_rate.setdefault(rate, []).append(plain)
+    return {rate: build(members, ["pe"]) for rate, members in by_rate.items()}
+
+
+def files_of_tables(tables: Mapping[str, Report]) -> dict[str, bytes]:
+    """Return settings.md and settings.csv of some tables, by their folders.
+
+    Tables without the reference, tables with rows that are not variants, and tables that only run
+    the cells of a larger one again are left out. Empty with fewer than two settings.
     """
     settings: dict[str, Report] = {}
     seen: list[set[str]] = []
@@ -40,7 +76,7 @@ def files(
         if is_setting and deltas - {None} and not any(hashes <= larger for larger in seen):
             settings[place] = report
             seen.append(hashes)
-    if len(campaigns) < len(records) or len(settings) < 2:
+    if len(settings) < 2:
         return {}
 
     titles = _titles(settings)
@@ -53,8 +89,9 @@ def files(
     parts = [
         f"**Each variant's loss minus that of {names[REFERENCE]}, in every setting with "
         "both:** mean within a seed, with the number of seeds in parentheses. A star marks a "
-        "difference that the test of the setting's table distinguishes from 0 (adjusted by Holm "
-        "over the differences there; at least two seeds). Settings with more runs come first. A "
+        "difference that a paired t test distinguishes from 0 (adjusted by Holm over the "
+        "setting's differences; at least two seeds). The linked tables of the first protocol "
+        "pooled the noise, so they may judge otherwise. Settings with more runs come first. A "
         "setting that only repeats cells of another is left out. A difference from one seed says "
         "little. Intervals, and variants beyond the nine, are in settings.csv."
     ]
@@ -84,7 +121,9 @@ def files(
 
 
 def _link(title: str, place: str) -> str:
-    """Return a link of settings.md to a setting's table."""
+    """Return a link of settings.md to a setting's table, or to the pilot's page."""
+    if place.startswith(f"{PILOT}/"):
+        return f"[{title}](../{PILOT}/{PILOT}.md)"
     # A space is no part of a link.
     path = quote(f"../{place}/table.md", safe="/=,+")
     return f"[{title}]({path})"
@@ -95,10 +134,12 @@ def _titles(settings: Mapping[str, Report]) -> dict[str, str]:
     titles = {}
     for place, report in settings.items():
         run = report.runs[0]
-        same = [other for other in settings.values() if other.groups == report.groups]
-        configs = [other.runs[0].config for other in same]
+        same = [other.runs[0] for other in settings.values() if other.groups == report.groups]
+        configs = [other.config for other in same]
+        # Some settings of a campaign name a key that others leave at its default.
+        keys = dict.fromkeys(key for other in same for key in other.factors if key not in SEEDS)
         parts = [run.group]
-        for key in [key for key in run.factors if key not in SEEDS]:
+        for key in keys:
             if len({spelled(config, key) for config in configs}) > 1:
                 parts.append(f"{key.rpartition('.')[2]}={spelled(run.config, key)}")
         if {config.attn.label for config in configs} != {"softmax"}:

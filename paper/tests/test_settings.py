@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 
 import support.records
-from settings import files
+from settings import files_of_tables, pilot_tables
 from tables import RECORDS
 
 from rope_exp.report import Report, build
@@ -15,7 +15,7 @@ FEW = ("qk_rope", "qkvo_rope", "vo_rope", "nope")
 
 def table_of(tables: Mapping[str, Report]) -> str:
     """Return settings.md; empty without it."""
-    return files([], {}, tables).get("settings/settings.md", b"").decode()
+    return files_of_tables(tables).get("settings/settings.md", b"").decode()
 
 
 def test_a_setting_that_was_run_again_is_left_out() -> None:
@@ -30,3 +30,24 @@ def test_a_setting_that_was_run_again_is_left_out() -> None:
     assert table_of(tables)
     assert table_of({**tables, "again": again, "without": without}) == table_of(tables)
     assert table_of({"english": tables["english"], "without": without}) == ""
+
+
+def test_the_pilot_has_the_runs_that_share_a_seed() -> None:
+    """At each rate: its runs that set no other factor, and whose order of batches is the seed's."""
+    runs = runs_of("noise")
+    tables = pilot_tables(runs)
+    assert {*tables} == {"optim.lr=0.0015", "optim.lr=0.003"}
+    for rate, table in tables.items():
+        lr = float(rate.removeprefix("optim.lr="))
+        for label, row in table.rows.items():
+            expected = {}
+            for run in runs:
+                seed = run.config.seed
+                by_default = {"data.seed": seed, "seed": seed}
+                factors = {key: run.factors[key] for key in run.factors if key != "optim.lr"}
+                in_table = run.config.optim.lr == lr and run.config.pe.label == label
+                if in_table and factors == by_default:
+                    expected[seed] = run.loss
+            assert len(expected) == 5
+            assert row.losses == expected
+    assert "noise/noise.md" in table_of({f"noise/{rate}": table for rate, table in tables.items()})

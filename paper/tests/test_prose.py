@@ -221,7 +221,12 @@ def test_seed_10_averaged_over_two_machines() -> None:
     p = p_of_relations(table)
     v, qkvo = (f"{p[pair]:.3f}" for pair in (("nope", "v"), ("qk", "qkvo")))
     assert f"with those of the GPU alone, p is {v} and {qkvo}." in README
-    assert f"p is {qkvo} for QK ≈ QKVO, and NoPE > V is contradicted ({v})" in FRONT
+    told = (
+        f"better than QK (p = {qkvo}; QK ≈ QKVO stays open), and NoPE > V is contradicted (p = {v})"
+    )
+    assert told in FRONT
+    lead = table["qk"] - table["qkvo"]
+    assert stats.ttest_1samp(lead, 0).confidence_interval(1 - 0.05 / 8).low < 0.01
 
 
 def p_of_relations(table: pd.DataFrame) -> dict[tuple[str, str], float]:

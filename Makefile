@@ -28,13 +28,16 @@ INSTALL = $(BIN)/pip install --quiet --no-compile --constraint constraints.txt -
 	$(INSTALL) '.[dev]'
 	@touch $@ .venv/ready
 
+# A run on each core: small runs together end earlier than one after the other on all cores.
+EACH_CORE = launch.num_threads=1
+
 quick: setup ## train NoPE and QK-RoPE for 100 steps; a table and their curves in results/quick/
-	$(BIN)/python train.py -m pe=nope,qk_rope train.num_steps=100 train.eval_every=10 run.group=quick
+	$(BIN)/python train.py -m pe=nope,qk_rope train.num_steps=100 train.eval_every=10 $(EACH_CORE) run.group=quick
 	$(BIN)/python scripts/report.py --group quick
 	@echo "Open results/quick/report.html: the table and its figures on one page."
 
 table: setup ## train the nine on the stdlib corpus; table and figures in results/table/
-	$(BIN)/python train.py +experiment=nine run.group=table
+	$(BIN)/python train.py +experiment=nine $(EACH_CORE) run.group=table
 	$(BIN)/python scripts/report.py --group table
 	@echo "Open results/table/report.html: the table and its figures on one page."
 

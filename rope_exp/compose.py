@@ -40,6 +40,7 @@ from rope_exp.machine import (
     gpus,
     has_bf16,
     has_compiler,
+    num_cores,
     total_memory,
 )
 from rope_exp.sections import LaunchConfig
@@ -482,11 +483,19 @@ def check_memory(configs: Sequence[RunConfig], world_size: int | None = None) ->
 
 
 def runs_at_a_time(launch: LaunchConfig) -> int:
-    """Return `launch.max_parallel`; auto is as many runs as the GPUs allow, and one on a CPU."""
+    """Return `launch.max_parallel`; auto is as many runs as the GPUs or the cores allow.
+
+    On a CPU, a run whose number of threads is auto has all cores for itself.
+    """
     if launch.max_parallel != "auto":
         return launch.max_parallel
-    places = len(gpus()) * launch.runs_per_gpu
-    return max(places // int(launch.num_processes), 1) if launch.device == "cuda" else 1
+    if launch.device == "cuda":
+        places = len(gpus()) * launch.runs_per_gpu
+    elif launch.num_threads != "auto":
+        places = num_cores() // launch.num_threads
+    else:
+        return 1
+    return max(places // int(launch.num_processes), 1)
 
 
 def _machine_refusals(

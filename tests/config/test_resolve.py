@@ -58,6 +58,24 @@ def test_without_a_gpu_a_run_is_deterministic(no_gpu: None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], 1),
+        (["launch.num_threads=1"], 8),
+        (["launch.num_threads=3"], 2),
+        (["launch.num_threads=16"], 1),
+        (["launch.num_threads=2", "launch.num_processes=2"], 2),
+        (["launch.num_threads=1", "launch.max_parallel=3"], 3),
+    ],
+)
+def test_on_a_cpu_as_many_runs_go_at_a_time_as_have_cores(
+    no_gpu: None, monkeypatch: pytest.MonkeyPatch, words: list[str], expected: int
+) -> None:
+    monkeypatch.setattr("rope_exp.compose.num_cores", lambda: 8)
+    assert settled(*words).launch.max_parallel == expected
+
+
+@pytest.mark.parametrize(
     ("flags", "precision"),
     [("avx2 avx512f", "fp32"), ("amx_bf16", "bf16"), ("avx512_bf16", "bf16")],
 )

@@ -189,9 +189,8 @@ def test_qk_at_the_rate_of_qkvo() -> None:
     """Every difference from QK is larger by QK's gain there, on the second test's seeds."""
     gain = losses("nine_26m")["qk", 0.006] - losses("qk_rate_26m")["qk", 0.003]
     assert gain.count() == 8
-    told = f"every Δ to QK in section 1 is larger by {gain.mean():.3f}"
-    assert told in README
-    assert f"every Δ is larger by {gain.mean():.3f}" in FRONT
+    assert f"{gain.mean():.3f} is added to every Δ to QK in section 1" in README
+    assert f"With QK at 0.003 too, {gain.mean():.3f} is added to every Δ" in FRONT
     _, _, ends, _ = paired_t(gain)
     low, _, high = ends.partition(" to ")
     interval = f"{float(low):.3f} to {float(high):.3f}"

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import power
 import pytest
@@ -133,6 +134,57 @@ def test_third_test_a() -> None:
     count, mean, _, p = paired_t(lead.loc[22:])
     assert count == 10
     assert f"Without the two seeds that ran on a CPU the lead is {mean} (p = {p:.3f})" in README
+
+
+# The relations of the third test's second part: that of "≈", then two of ">".
+OF_B = (("k", "vo"), ("nope", "o"), ("nope", "v"))
+
+
+def outcomes_of_b() -> tuple[int, list[str]]:
+    """Return the number of seeds, and the outcomes by the rule of protocol-3.md, B."""
+    table = losses("open_26m").droplevel("optim.lr", axis="columns").dropna()
+    leads = [table[first] - table[second] for first, second in OF_B]
+    adjusted = holm(np.array([stats.ttest_1samp(lead, 0).pvalue for lead in leads]))
+    outcomes = ["open"] * len(leads)
+    interval = stats.ttest_1samp(leads[0], 0).confidence_interval(1 - 0.05 / len(leads))
+    if interval.low > 0.01 or interval.high < -0.01:
+        outcomes[0] = "contradicted"
+    for place in (1, 2):
+        if adjusted[place] < 0.05:
+            # The second variant's loss is lower, where the published relation says higher.
+            outcomes[place] = "contradicted" if leads[place].mean() > 0 else "confirmed"
+    return len(table), outcomes
+
+
+def test_third_test_b() -> None:
+    num_seeds, outcomes = outcomes_of_b()
+    assert num_seeds == 4
+    assert outcomes == ["contradicted", "open", "contradicted"]
+    told = "So far, K ≈ VO and NoPE > V are contradicted and NoPE > O is open; that is provisional"
+    assert told in README
+    for relation in ("K ≈ VO", "NoPE > O", "NoPE > V"):
+        assert re.search(rf"^\| {relation} \| .* \| open \| half done \|$", README, re.MULTILINE)
+
+
+def test_the_relations_of_b_over_all_seeds() -> None:
+    """Those of the second test, of `tokens` and of B: adjusted over the eight relations."""
+    table = pd.concat([losses(name) for name in ("nine_26m", "tokens", "open_26m")])
+    variants = table.columns.get_level_values(0).unique()
+    whole = pd.DataFrame({pe: table[pe, TUNED.get(pe, 0.0015)] for pe in variants})
+    relations = [(a.removesuffix("_rope"), b.removesuffix("_rope")) for a, _, b in TABLE.relations]
+    leads = [(whole[first] - whole[second]).dropna() for first, second in relations]
+    p = holm(np.array([stats.ttest_1samp(lead, 0).pvalue for lead in leads]))
+    adjusted = dict(zip(relations, p, strict=True))
+    told = {}
+    for first, second in OF_B:
+        lead = (whole[first] - whole[second]).dropna()
+        assert len(lead) == 15
+        value = adjusted[first, second]
+        written = "p < 0.0001" if value < 0.0001 else f"p = {value:.4f}"
+        told[second] = f"by {lead.mean():.3f}, {written}"
+    assert f"VO leads {told['vo']}" in README
+    assert f"O leads {told['o']}" in README
+    assert f"V leads {told['v']}" in README
 
 
 def test_differences_from_nope_over_all_seeds() -> None:

@@ -17,8 +17,6 @@ from rope_exp.tables import markdown_table, millions, paragraphs
 
 # The other eight of the nine, in the published order.
 COLUMNS = ["qkvo_rope", "k_rope", "vo_rope", "qkv_rope", "nope", "o_rope", "q_rope", "v_rope"]
-
-
 # The campaign that varies initial weights and the order of batches apart. It has a page, no table.
 PILOT = "noise"
 
@@ -89,11 +87,12 @@ def files_of_tables(tables: Mapping[str, Report]) -> dict[str, bytes]:
     parts = [
         f"**Each variant's loss minus that of {names[REFERENCE]}, in every setting with "
         "both:** mean within a seed, with the number of seeds in parentheses. A star marks a "
-        "difference that a paired t test distinguishes from 0 (adjusted by Holm over the "
-        "setting's differences; at least two seeds). The linked tables of the first protocol "
-        "pooled the noise, so they may judge otherwise. Settings with more runs come first. A "
-        "setting that only repeats cells of another is left out. A difference from one seed says "
-        "little. Intervals, and variants beyond the nine, are in settings.csv."
+        "difference that a paired t test distinguishes from 0 (at least two seeds; adjusted by "
+        "Holm: QKVO's among the published relations, the others' among the differences from QK). "
+        "The linked tables of the first protocol pooled the noise, so they may judge otherwise. "
+        "Settings with more runs come first. A setting that only repeats cells of another is left "
+        "out. A difference from one seed says little. Intervals, and variants beyond the nine, are "
+        "in settings.csv."
     ]
     first = every.groupby("setting", sort=False).first()
     links = [_link(titles[place], place) for place in first.index]

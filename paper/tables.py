@@ -44,9 +44,9 @@ def changed() -> list[str]:
 
 
 def main() -> int:
-    """Write the files of some campaigns, or of all that are not frozen; return the exit code."""
+    """Write the tables of some campaigns, or all that are not frozen; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", metavar="NAME", nargs="*", default=TESTED)
+    parser.add_argument("names", metavar="NAME", nargs="*")
     parser.add_argument(
         "--out", type=Path, help="write here instead, with figures, also what is frozen"
     )
@@ -56,7 +56,9 @@ def main() -> int:
             parser.error(f"{name} is frozen; give --out")
 
     out = args.out or RESULTS
-    files = campaign_files(RECORDS, args.names, MAKERS, figures=args.out is not None)
+    # The table of settings has runs of all campaigns, and links to their tables.
+    makers = [joined.files] if args.names else MAKERS
+    files = campaign_files(RECORDS, args.names or TESTED, makers, figures=args.out is not None)
     for name, of_folder in by_folder(files).items():
         write_all(out / name, of_folder)
     return EXIT_DONE

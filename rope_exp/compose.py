@@ -479,6 +479,8 @@ def check_memory(configs: Sequence[RunConfig], world_size: int | None = None) ->
             pronoun = "them"
         reason = f"{subject} about {needed / GIB:.1f} GiB of memory by estimate, and there are "
         reason += f"{total / GIB:.1f}; true starts {pronoun} anyway"
+        if at_a_time > 1:
+            reason += ", and launch.max_parallel=1 one at a time"
         raise ConfigError("launch.exceed_memory", False, reason)
 
 

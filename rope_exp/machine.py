@@ -34,6 +34,8 @@ MEMORY_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
+# A container's quota of processor time and its period, in microseconds.
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 # The environment variable by which a dispatcher passes its process id to its ranks.
 DISPATCHER_ID = "ROPE_EXP_DISPATCHER"
 
@@ -90,10 +92,15 @@ def _nvidia_smi(*columns: str) -> list[tuple[str, ...]]:
 
 
 def num_cores() -> int:
-    """Return the number of cores that this process may use."""
+    """Return the number of cores that this process may use, here or in its container."""
+    count = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        count = len(os.sched_getaffinity(0))
+    # Without a quota the file says `max`.
+    with suppress(OSError, ValueError):
+        quota, period = map(int, CPU_QUOTA.read_text(encoding="ascii").split())
+        count = min(count, max(quota // period, 1))
+    return count
 
 
 def idle_cores() -> float:

@@ -512,8 +512,8 @@ class LaunchConfig:
     num_processes: Count | Literal["all"] = 1
     # Threads of each process; auto: its share of the cores.
     num_threads: Count | Literal["auto"] = "auto"
-    # Concurrent runs; auto: as many as the GPUs allow, or the cores for num_threads each; one on a
-    # CPU if num_threads is auto.
+    # Concurrent runs. auto: on GPUs, as many as they allow; on a CPU, the cores divided by
+    # num_threads and num_processes, or one if num_threads is auto.
     max_parallel: Count | Literal["auto"] = "auto"
     # Runs that share a GPU.
     runs_per_gpu: Count = 1

@@ -313,7 +313,9 @@ def describe_waiting(busy: float, num_threads: int, *, spins: bool) -> str:
         words += (
             "; if you stop the run and repeat the command, its waiting threads make room for it"
         )
-    return f"{words}; launch.num_threads={max(round(busy), 1)} may be faster"
+    # Alone, fewer threads would make a sweep train several runs at a time.
+    fewer = f"launch.num_threads={max(round(busy), 1)} launch.max_parallel=1"
+    return f"{words}; {fewer} may be faster"
 
 
 class RunWriter:

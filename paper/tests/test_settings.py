@@ -38,6 +38,7 @@ def test_the_pilot_has_the_runs_that_share_a_seed() -> None:
     tables = pilot_tables(runs)
     assert {*tables} == {"optim.lr=0.0015", "optim.lr=0.003"}
     for rate, table in tables.items():
+        assert {*table.rows} == {"qk_rope", "vo_rope", "nope"}
         lr = float(rate.removeprefix("optim.lr="))
         for label, row in table.rows.items():
             expected = {}

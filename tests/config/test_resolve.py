@@ -162,6 +162,20 @@ def test_a_containers_limit_is_its_memory(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert machine.total_memory() == 4096
 
 
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1), ("9900000 100000", 8)],
+)
+def test_a_containers_quota_is_its_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str, cores: int
+) -> None:
+    path = tmp_path / "cpu.max"
+    path.write_text(f"{quota}\n")
+    monkeypatch.setattr(machine, "CPU_QUOTA", path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(8))
+    assert machine.num_cores() == cores
+
+
 @pytest.mark.parametrize("value", ["0", "abc", "-1", "2.5", "4,0"])
 def test_a_number_of_threads_that_openmp_ignores_is_refused(
     no_gpu: None, monkeypatch: pytest.MonkeyPatch, value: str

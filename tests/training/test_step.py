@@ -208,9 +208,9 @@ def test_threads_that_wait_are_told(clock: list[float], monkeypatch: pytest.Monk
     told = describe_waiting(busy, 2, spins=True)
     assert "keep 0.6 of 2 threads busy" in told
     assert "repeat the command" in told
-    assert "launch.num_threads=1 may be faster" in told
+    assert "launch.num_threads=1 launch.max_parallel=1 may be faster" in told
     assert "repeat the command" not in describe_waiting(busy, 2, spins=False)
-    assert "launch.num_threads=6 may" in describe_waiting(6.2, 16, spins=True)
+    assert "launch.num_threads=6 launch" in describe_waiting(6.2, 16, spins=True)
     assert describe_waiting(0.3, 1, spins=True) == ""
     assert describe_waiting(1.9, 2, spins=True) == ""
 

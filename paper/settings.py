@@ -91,8 +91,8 @@ def files_of_tables(tables: Mapping[str, Report]) -> dict[str, bytes]:
         "Holm: QKVO's among the published relations, the others' among the differences from QK). "
         "The linked tables of the first protocol pooled the noise, so they may judge otherwise. "
         "Settings with more runs come first. A setting that only repeats cells of another is left "
-        "out. A difference from one seed says little. Intervals, and variants beyond the nine, are "
-        "in settings.csv."
+        "out, and so are tables whose rows differ in more than the variant. A difference from one "
+        "seed says little. Intervals, and variants beyond the nine, are in settings.csv."
     ]
     first = every.groupby("setting", sort=False).first()
     links = [_link(titles[place], place) for place in first.index]

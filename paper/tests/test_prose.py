@@ -345,7 +345,7 @@ def test_counts_across_settings() -> None:
     whole = [table for table in tables if table.notna().any().all()]
     assert f"The {len(whole)} settings with all nine" in DETAILS
     qk_led = sum((table["qkv_rope"] - table["qk_rope"]).mean() > 0 for table in whole)
-    assert f"QK leads in {qk_led} of {len(whole)}." in DETAILS
+    assert f"over the same seeds, QK leads in {qk_led} of {len(whole)}." in DETAILS
     assert all((table["qkv_rope"] - table["qkvo_rope"]).mean() > 0 for table in whole)
     assert "QKVO's mean is lower than QKV's in each" in DETAILS
     without = sum(0 not in table.index for table in tables)

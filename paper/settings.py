@@ -27,16 +27,17 @@ def files(
     """Return settings.md and settings.csv, of the runs of every campaign.
 
     Args:
-        campaigns: not used; `records` has all.
+        campaigns: those whose tables are made already.
         records: the runs of every campaign.
-        tables: not used; they are those of some campaigns.
+        tables: the tables that are made, by folder.
     Returns:
         The files by their paths; empty with fewer than two settings.
     """
-    every: dict[str, Report] = {}
-    for campaign, runs in records.items():
-        levels = pilot_tables(runs) if campaign == PILOT else tables_of(runs)
-        for level, report in levels.items():
+    levels = {name: tables_of(runs) for name, runs in records.items() if name not in campaigns}
+    levels[PILOT] = pilot_tables(records[PILOT])
+    every = dict(tables)
+    for campaign, reports in levels.items():
+        for level, report in reports.items():
             every[str(Path(campaign, level))] = report
     return files_of_tables(every)
 

@@ -398,7 +398,7 @@ def resolve(
 ) -> RunConfig:
     """Return `config` with `auto` replaced by this machine's values; refuse what it lacks.
 
-    launch.num_threads stays auto: worker.py reads the environment.
+    launch.num_threads stays auto: the dispatcher sets OMP_NUM_THREADS, which torch reads.
 
     Args:
         config: of one run.

@@ -163,9 +163,12 @@ class RunConfig:
     @property
     def group(self) -> str:
         """`run.group`, or a name by size, kind of attention unless softmax, corpus and hash."""
+        if self.run.group is not None:
+            return self.run.group
         kind = "" if isinstance(self.attn, sections.SoftmaxConfig) else f"{self.attn.kind}-"
-        name = f"{self.model.name}-{kind}{self.data.name}-{self.group_sha256[:8]}"
-        return self.run.group or name
+        about = f"{self.model.name}-{kind}{self.data.name}"
+        # Together they may be longer than the 64 characters of a name; the hash tells groups apart.
+        return f"{about[:55]}-{self.group_sha256[:8]}"
 
     @property
     def name(self) -> str:
@@ -419,7 +422,7 @@ def _attention_refusals(config: RunConfig) -> Iterator[Refusal]:
     model = config.model
     attn = config.attn
     heads = model.num_attention_heads
-    if heads % model.num_key_value_heads:
+    if attn.takes_heads and heads % model.num_key_value_heads:
         yield Refusal("model.num_key_value_heads", f"must divide model.num_attention_heads={heads}")
     refused = [site for site in config.pe.rotate if site not in attn.sites()]
     if refused:
@@ -429,8 +432,10 @@ def _attention_refusals(config: RunConfig) -> Iterator[Refusal]:
             reason = f"must divide model.hidden_size={model.hidden_size}, or model.head_dim be set"
             yield Refusal("model.num_attention_heads", reason)
     elif model.num_key_value_heads != heads:
-        reason = f"attn.kind={attn.kind} has no such heads; leave model.num_attention_heads"
-        yield Refusal("model.num_key_value_heads", reason)
+        reason = (
+            f"must equal model.num_attention_heads={heads}, as attn.kind={attn.kind} has one kind"
+        )
+        yield Refusal("model.num_key_value_heads", f"{reason} of heads")
     yield from attn.refusals(model)
     if not (config.causal or attn.keeps_keys):
         state = f"the state that attn.kind={attn.kind} keeps goes one way alone"

@@ -16,7 +16,7 @@ import yaml
 from rope_exp.config import Architecture, RunConfig
 from rope_exp.decoder import TOKENS_OF_A_CHUNK, meta_decoder
 from rope_exp.errors import ConfigError
-from rope_exp.sections import MIN_VOCAB_SIZE, AttentionConfig, ModelConfig, PeConfig
+from rope_exp.sections import MAX_SIZE, MIN_VOCAB_SIZE, AttentionConfig, ModelConfig, PeConfig
 
 # Floating-point operations of a run from which compiling pays back on a CPU, as measured
 # (docs/performance.md) in a sweep, whose later runs reuse the first one's compiled code.
@@ -278,6 +278,9 @@ def with_matched(config: RunConfig) -> RunConfig:
     # The number of parameters is linear in the width.
     narrowest = count(1)
     width = max(1, 1 + round((wanted - narrowest) / (count(2) - narrowest)))
+    if width > MAX_SIZE:
+        reason = f"cannot be met: the MLP would have a width of {width:,}, above {MAX_SIZE:,}"
+        raise ConfigError("model.match_params", wanted, reason)
     if abs(count(width) - wanted) > 1e-3 * wanted:
         reason = (
             f"cannot be met within 0.1 %: the nearest MLP has a width of {width} and gives "

@@ -186,7 +186,7 @@ class Block(nn.Module):
 
 # Name prefix of learned frequencies, which are not drawn at random.
 FREQUENCIES = "model.rotary_emb."
-# Name prefixes of the parameters that encode positions.
+# Name prefixes of the parameters of our own encodings; a user's are `CUSTOM`.
 POSITIONS = (FREQUENCIES, "model.added_positions.", "model.score_bias.")
 # The module name of a user's encoding; initial values and checkpoints depend on it.
 CUSTOM_MODULE = "own"
@@ -261,11 +261,11 @@ class Trunk(nn.Module):
             self.add_module(name, encoding)
         self.score_bias = outside.get("score_bias")
         self.outside_layers = [*outside.values()]
-        # One more than the last position that they all have.
+        # One more than the last position that all encodings have, also those of layers.
         limits = []
-        for encoding in self.outside_layers:
-            if encoding.limit is not None:
-                limits.append(encoding.limit)
+        for module in self.modules():
+            if isinstance(module, Position) and module.limit is not None:
+                limits.append(module.limit)
         self.num_positions = min(limits, default=None)
 
     def forward(

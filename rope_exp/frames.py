@@ -37,9 +37,10 @@ def load_runs(where: str | PathLike[str] = DEFAULT_OUTPUT) -> pd.DataFrame:
     """Return a frame with one line per run at or below a folder, or per record.
 
     Columns have the keys of result.json and of the command line; `where` names the run, and is the
-    index. Every key that differs between these runs is included, except where they lie and how they
-    were watched. `cached` counts the numbers that a layer caches per token, `state` those that do
-    not grow. A run that is not done has no loss.
+    index. Every key that differs between these runs is included, except where they lie, how they
+    were launched and watched, and the name, sites and code text of `pe`. `cached` counts the
+    numbers that a layer caches per token, `state` those that do not grow. A run that is not done
+    has no loss.
 
     Raises:
         RunFolderError: a run or a record cannot be read, or there is none.

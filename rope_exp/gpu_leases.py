@@ -62,10 +62,14 @@ def _lock(gpu: str, num_places: int) -> list[int]:
     if num_places == 1:
         return [whole]
 
-    for number in range(num_places):
-        place = try_lock(folder / f"{gpu}.{number}.lock")
-        if place is not None:
-            return [whole, place]
+    try:
+        for number in range(num_places):
+            place = try_lock(folder / f"{gpu}.{number}.lock")
+            if place is not None:
+                return [whole, place]
+    except OSError:
+        os.close(whole)
+        raise
     os.close(whole)
     return []
 

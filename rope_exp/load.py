@@ -31,6 +31,7 @@ def load_run(
         Under train.objective=mlm the model's last id is the mask, one past the tokenizer's.
     Raises:
         RunFolderError, CheckpointError: there is no such run or checkpoint, or it is damaged.
+        DataError: its tokenizer is missing or damaged.
         ConfigError: its code is not trusted, or fails.
     """
     return load_checkpoint(Path(run_dir), step, trust_code=trust_code)[:2]
@@ -46,8 +47,9 @@ def load_checkpoint(
         step: a saved step; None: the newest checkpoint that verifies.
         trust_code: execute the code of a run that lies elsewhere than below results/runs.
     Raises:
-        RunFolderError: there is no run in this folder, or its files are damaged.
+        RunFolderError: there is no run in this folder, or its config is damaged.
         CheckpointError: there is no such checkpoint, or it is damaged.
+        DataError: its tokenizer is missing or damaged.
         ConfigError: its code is not trusted, or fails.
     """
     if not (folder / CONFIG).exists():

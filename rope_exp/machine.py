@@ -59,7 +59,9 @@ def gpus() -> list[str]:
     """Return the UUIDs of the GPUs that runs may use.
 
     They are UUIDs, because an index may mean another card in another process.
-    CUDA_VISIBLE_DEVICES limits them as in CUDA: entries after an unknown index are hidden, too.
+    CUDA_VISIBLE_DEVICES limits them as in CUDA: entries after an unknown index are hidden, too. Its
+    numbers count cards in the order of the PCI bus, as nvidia-smi does. CUDA counts so only with
+    CUDA_DEVICE_ORDER=PCI_BUS_ID.
     """
     uuid_by_index: dict[str, str] = dict(_nvidia_smi("index", "uuid"))  # type: ignore[arg-type]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -104,9 +106,9 @@ def num_cores() -> int:
 
 
 def idle_cores() -> float:
-    """Return how many of the cores that this process may use are idle, while it sleeps.
+    """Return how many idle cores this process may use, of those that are idle while it sleeps.
 
-    Where the kernel does not say, all of them.
+    Where the kernel does not say, all that it may use.
     """
     before = _idle_seconds()
     if before is None:
@@ -115,7 +117,8 @@ def idle_cores() -> float:
     time.sleep(LOOK_SECONDS)
     after = _idle_seconds()
     assert after is not None
-    return (after - before) / (time.monotonic() - began)
+    # A container's quota may allow fewer cores than its machine has.
+    return min((after - before) / (time.monotonic() - began), num_cores())
 
 
 def _idle_seconds() -> float | None:
@@ -132,7 +135,7 @@ def _idle_seconds() -> float | None:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def set_waiting(environment: dict[str, str], name: str, num_threads: int | Literal["auto"]) -> None:
+def set_waiting(environment: dict[str, str], num_threads: int | Literal["auto"]) -> None:
     """Set how long the threads of a run spin while they wait for each other, unless a user has.
 
     Spinning saves a tenth of a step on idle cores. Beside other work, threads that spin take the
@@ -141,18 +144,26 @@ def set_waiting(environment: dict[str, str], name: str, num_threads: int | Liter
 
     Args:
         environment: of the run's processes; changed.
-        name: the run's name shown to users.
         num_threads: of each process; auto: OMP_NUM_THREADS of the environment, which may be a list.
     """
     if num_threads == "auto":
         num_threads = int(environment["OMP_NUM_THREADS"].partition(",")[0])
     if num_threads == 1 or environment.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
         return
+    environment["GOMP_SPINCOUNT"] = spin_count()
+
+
+@functools.cache
+def spin_count() -> str:
+    """Return how many times a waiting thread looks whether it may go on, before it sleeps.
+
+    A command looks at the machine once, before its first run: later, cores are busy with its runs.
+    """
     busy = num_cores() - idle_cores()
-    is_quiet = busy < BUSY_CORES
-    environment["GOMP_SPINCOUNT"] = SPIN_ALONE if is_quiet else SPIN_BESIDE_WORK
-    if not is_quiet:
-        log(f"{name}: other work keeps {busy:.1f} cores busy; waiting threads make room for it")
+    if busy < BUSY_CORES:
+        return SPIN_ALONE
+    log(f"other work keeps {busy:.1f} cores busy; waiting threads make room for it")
+    return SPIN_BESIDE_WORK
 
 
 def total_memory() -> int:

@@ -30,9 +30,9 @@ def optimizer_leaf(name: str) -> OptimizerLeaf:
 def build_optimizer(decoder: Decoder, config: OptimConfig) -> Optimizer:
     """Return fused AdamW, or the optimizer of optim/ that the config names.
 
-    Vectors and the parameters of positions get no weight decay. Learned frequencies are a group
-    whose learning rate is a multiple ("lr_multiple") of the others', and their changes of sign are
-    counted.
+    Vectors, and all parameters of our own position encodings, get no weight decay. Learned
+    frequencies are a group whose learning rate is a multiple ("lr_multiple") of the others', and
+    their changes of sign are counted.
     """
     decaying: dict[str, Any] = {"params": [], "weight_decay": config.weight_decay}
     staying: dict[str, Any] = {"params": [], "weight_decay": 0.0}

@@ -203,7 +203,7 @@ class SweepProgress:
         self.show()
 
     def show(self, *_: object) -> None:
-        """Log what has changed; metrics are read only if a line is due.
+        """Log what has changed; metrics are read only if a line is due or a status has changed.
 
         A run's change stays on a terminal, where the summary is redrawn.
         """

@@ -16,13 +16,14 @@ from rope_exp import comparable
 from rope_exp.comparable import OF_ROW, ROW, ROW_RATE, SEEDS, label_of, row_factors, spelled
 from rope_exp.config import differing_keys
 from rope_exp.errors import log
+from rope_exp.files import path_name
 from rope_exp.folder import ReportError, Run
 from rope_exp.report import build
 from rope_exp.stats import adjusted_means
 from rope_exp.tables import markdown_table, number, paragraphs, span
 
-# Loss at positions 8-32 minus loss at 128-256, in nats. The runs of 26M tokens that ended low gain
-# 0.19 to 0.23, all others of rates_26m at most 0.16 (paper/protocol-2.md, section 6).
+# Loss at positions 8-32 minus loss at 128-256, in nats. The runs of rates_26m that ended low
+# (paper/protocol-2.md, section 6) gain 0.19 to 0.23; all others of its records, at most 0.16.
 FAR_GAIN = 0.18
 BEST = "Δ, each at its best"
 
@@ -50,7 +51,7 @@ def files(campaigns: Collection[str], records: Mapping[str, Sequence[Run]]) -> d
         series = find_rate_series(records[name], others)
         for runs in series:
             keys = sorted(runs[0].factors.keys() - {ROW_RATE, *SEEDS})
-            level = "-".join(f"{key}={spelled(runs[0].config, key)}" for key in keys)
+            level = path_name("-".join(f"{key}={spelled(runs[0].config, key)}" for key in keys))
             file = f"rates-{level}.md" if level and len(series) > 1 else "rates.md"
             made |= {f"{name}/{path}": content for path, content in of_group(runs, file).items()}
     return made
@@ -126,8 +127,7 @@ def _has_room(series: Iterable[Run], run: Run) -> bool:
 def _shares_block(series: Iterable[Run], run: Run) -> bool:
     """Return whether a run's environment lets it share a block with its seed's runs in a series."""
     block = [other for other in series if other.config.seed == run.config.seed]
-    differing = comparable.differing_environment([*block, run])
-    return differing.keys().isdisjoint(comparable.REFUSED_WITHIN_A_BLOCK)
+    return not comparable.mixed_blocks([*block, run])
 
 
 def alike(first: Run, second: Run, may_differ: Sequence[str]) -> bool:

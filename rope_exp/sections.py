@@ -38,8 +38,9 @@ TEXT = ("stdlib", *DATASETS)
 Count = Annotated[int, Field(ge=1, lt=2**63)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 # A number of features or heads: torch can count products of three of them.
-Size = Annotated[int, Field(ge=1, le=2**20)]
-Even = Annotated[int, Field(ge=2, le=2**20, multiple_of=2)]
+MAX_SIZE = 2**20
+Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+Even = Annotated[int, Field(ge=2, le=MAX_SIZE, multiple_of=2)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -80,7 +81,6 @@ LengthAndSteps = Annotated[
     tuple[Count, ...],
     must("must list [length, steps] or [length, steps, sequences]", lambda x: len(x) in (2, 3)),
 ]
-
 
 SUBSETS = [subset for size in range(5) for subset in itertools.combinations(SITES, size)]
 _INPUTS = {"none": "", "sinusoidal": "Sinusoidal", "learned": "Learned"}
@@ -308,7 +308,7 @@ class DataConfig:
     validation_split: Text | None = affects_result(None, kinds=DATASETS, of_tokens=True)
     # The share of the documents that is held out if there is no validation split.
     holdout_fraction: OpenShare = affects_result(0.05, kinds=TEXT, of_tokens=True)
-    # Maximum number of tokens that are prepared; null: all.
+    # Maximum number of tokens that are prepared of each side, train and validation; null: all.
     max_tokens: Count | None = affects_result(None, kinds=TEXT, of_tokens=True)
     # Folder of prepared data; null: ROPE_EXP_CACHE, or ~/.cache/rope_exp.
     cache_dir: PathText | None = no_effect_on_result(None)

@@ -142,7 +142,7 @@ class TrainingStep:
             if self.should_stop():
                 return None
             numbers = self._graph_step(inputs, step, num_targets, lrs)
-        # Without a graph, or if its capture failed, launch kernel by kernel.
+        # Without graphs, or if these steps can make none, launch kernel by kernel.
         if self.graphs is None:
             numbers = self._eager_step(inputs, step, num_targets, lrs)
         if numbers is None:

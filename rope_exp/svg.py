@@ -1,4 +1,4 @@
-"""Charts of altair as SVG files: the same bytes on every machine."""
+"""Charts of altair as SVG files: the same bytes on every machine with the same fonts."""
 
 import re
 from collections.abc import Callable

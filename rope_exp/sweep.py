@@ -192,7 +192,7 @@ class DispatchedRun:
             environment["OMP_NUM_THREADS"] = str(max(num_threads, 1))
         if launch.device == "cpu":
             environment["ACCELERATE_USE_CPU"] = "true"
-            set_waiting(environment, self.name, launch.num_threads)
+            set_waiting(environment, launch.num_threads)
         if self.leases:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.leases)
         return environment
@@ -434,8 +434,8 @@ def acquire_or_refuse(run: DispatchedRun) -> None:
         time.sleep(POLL_SECONDS)
     if run.exit_code is not None:
         done = f"{run.folder} is done: {describe(read_json(run.folder / RESULT))}"
-        again = "move the folder away to begin anew; a run of another run.dir trains its weights"
-        print(f"{done}; {again} further with run.init_from={run.folder}")
+        print(f"{done}. To train again, move the folder away. To train these weights further,")
+        print(f"start a run with another run.dir and run.init_from={run.folder}")
 
 
 def _folder_error(run: DispatchedRun, reason: str) -> ConfigError:
@@ -462,7 +462,7 @@ def dispatch(
     acquire_or_refuse(run)
     if run.exit_code is None:
         is_free = run.lease_gpus()
-        waiting = "every GPU is leased to another run; waiting for one"
+        waiting = "too few GPUs are free, as other runs have leased them; waiting"
         log(f"{run.name}: {'starting' if is_free else waiting}")
     run_until_done(runs)
     if run.reason:

@@ -215,9 +215,8 @@ class Trainer:
     def _outcomes(self) -> Iterator[Outcome]:
         """Yield the outcome of each step that is made until the end or a stop.
 
-        On a GPU the next step starts before an outcome is read, unless more than a metrics row is
-        due:
-        evaluations and checkpoints are of the step's own weights.
+        On a GPU the next step starts before an outcome is read, unless an evaluation or a
+        checkpoint is due: these need the step's own weights.
         """
         unread: list[Callable[[], Outcome]] = []
         while self.step < self.config.train.num_steps:

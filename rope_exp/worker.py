@@ -188,7 +188,8 @@ def describe_end(folder: Path, status: str) -> str:
 def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
     """Write env.json and tokenizer.json of a run that begins or resumes, and log that it does.
 
-    Changes since the run's previous start are in `marks` and `earlier_git`.
+    Changes since the run's previous start are in `marks` and `earlier_git`. A run without a
+    checkpoint begins anew, so nothing of its previous start is left in it.
     """
     config = trainer.config
     train = config.train
@@ -196,17 +197,18 @@ def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
     accelerator = parallel.accelerator
     old = read_env(trainer.folder)
     here = {"world_size": parallel.world_size, **machine_environment(parallel.device.type)}
+    resumed = old if trainer.step else {}
     marks = []
     for key in MARKED:
-        if key in old and old[key] != here[key]:
+        if key in resumed and resumed[key] != here[key]:
             now = environment_text(here[key])
-            marks.append(f"went on with {key} {now} after {environment_text(old[key])}")
-    earlier_git = [*old.get("earlier_git", [])]
-    if "git" in old and old["git"] != here["git"]:
-        earlier_git.append(old["git"])
+            marks.append(f"went on with {key} {now} after {environment_text(resumed[key])}")
+    earlier_git = [*resumed.get("earlier_git", [])]
+    if "git" in resumed and resumed["git"] != here["git"]:
+        earlier_git.append(resumed["git"])
     env = {
         **here,
-        "marks": [*old.get("marks", []), *marks],
+        "marks": [*resumed.get("marks", []), *marks],
         "earlier_git": earlier_git,
         "started": [*old.get("started", []), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())],
         "deterministic": train.deterministic,
@@ -223,7 +225,7 @@ def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
     if config.init_weights is not None:
         from rope_exp.init_from import origin_metadata
 
-        env["init_from"] = old.get("init_from") or origin_metadata(config)
+        env["init_from"] = resumed.get("init_from") or origin_metadata(config)
     write_json(trainer.folder / ENV, env)
     write_atomically(trainer.folder / "tokenizer.json", trainer.data.tokenizer_json)
 

@@ -144,7 +144,7 @@ def trainer_arguments(
         Its arguments.
     """
     train = config.train
-    rows_at_once = train.micro_batch_size or train.global_batch_size
+    rows_at_once = min(train.micro_batch_size or train.global_batch_size, train.global_batch_size)
     on_gpu = config.launch.device == "cuda"
     return transformers.TrainingArguments(
         output_dir=folder,
@@ -238,6 +238,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--steps", type=int, default=10, help="of each in a round (%(default)s)")
     add("overrides", nargs="*", metavar="KEY=VALUE", help="of the run, such as model=10m")
     args = parser.parse_args(argv)
+    if args.rounds < 1 or args.steps < 1:
+        parser.error("--rounds and --steps must be at least 1")
 
     # The Trainer would use all GPUs, with a batch for each.
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0")

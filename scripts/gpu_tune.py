@@ -4,7 +4,8 @@
 
 A setting is the rows of a micro-batch, the attention backend, and the launch of a step: eager,
 compiled, or as one CUDA graph. A setting that fails or has too little memory is recorded, and the
-next one is tried. Results are written one by one; a repeated command skips them.
+next one is tried. Results are written one by one; a repeated command skips the settings that were
+measured, and tries those again that failed.
 """
 
 import argparse
@@ -191,6 +192,8 @@ def main() -> int:
     add("--seconds", type=float, default=240.0, help="then start no other (%(default)s)")
     add("--out", type=Path, required=True)
     options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: there is no GPU here")
 
     options.out.mkdir(parents=True, exist_ok=True)
     # Its key does not tell attention backends apart: one would be measured as the other.

@@ -72,6 +72,20 @@ class CampaignFile(BaseModel, strict=True, extra="forbid"):
     cells: Annotated[list[Annotated[Entry, BeforeValidator(_to_entry)]], Field(min_length=1)]
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a mapping that has a key twice, where YAML's own loader takes the last value."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return the mapping of a node."""
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(problem=f"{key.value} is there twice")
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def read_campaign(name: str, config_dir: Path | None) -> CampaignFile:
     """Read a campaign's file; refuse one that does not exist or is malformed."""
     files = campaign_files(config_dir)
@@ -80,7 +94,7 @@ def read_campaign(name: str, config_dir: Path | None) -> CampaignFile:
         reason = f"there is no such campaign; there is {known}"
         raise ConfigError("campaign", name, reason)
     try:
-        content = yaml.safe_load(read_bytes(files[name]).decode())
+        content = yaml.load(read_bytes(files[name]).decode(), _UniqueKeys)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         # A ValueError comes from text that is not UTF-8, or from an invalid date or number.
         raise ConfigError(str(files[name]), ..., f"cannot be read: {first_line(error)}") from error
@@ -139,7 +153,8 @@ def load_campaign(name: str, config_dir: Path | None, runs: Path) -> Campaign:
         ConfigError: there is no such file, it is malformed, or one of its cells is wrong.
     """
     file = read_campaign(name, config_dir)
-    check_group("campaign", name)
+    # Records and folders have this name.
+    check_group("campaign", convert(Name, name, "campaign"))
     # Cells that differ only in their seed are composed once: each takes a tenth of a second.
     compose_once = functools.cache(functools.partial(compose.compose_runs, config_dir=config_dir))
     # Imported where it is needed: it takes torch.
@@ -233,20 +248,21 @@ def _named(cells: Sequence[Cell]) -> Sequence[Cell]:
         kind = [cell.config.affecting_value(section) for section in ("attn", "model")]
         row = rows.setdefault((factors, cell.config.pe.label), cell.row)
         if kinds.setdefault(factors, kind) != kind or row != cell.row:
-            return [_with_row_name(cell) for cell in cells]
-    return cells
+            return [_with_row_name(cell, cell.row) for cell in cells]
+    # A row's own overrides may have named it.
+    return [_with_row_name(cell, None) for cell in cells]
 
 
-def _with_row_name(cell: Cell) -> Cell:
-    return replace(cell, config=replace(cell.config, row_name=cell.row))
+def _with_row_name(cell: Cell, row_name: str | None) -> Cell:
+    return replace(cell, config=replace(cell.config, row_name=row_name))
 
 
 def _refusals(config: RunConfig) -> Iterator[Refusal]:
     """Yield what a cell may not leave open, because it can change a number, or set itself."""
     for section in ("train", "launch"):
         for key, value in vars(getattr(config, section)).items():
-            # The machine's choice could change a number, or a cell's cores; each run on a GPU has
-            # its own.
+            # Left open, the machine would decide a number, or how many cores a cell gets. On a GPU
+            # max_parallel decides neither.
             may_vary = key == "max_parallel" and config.launch.device == "cuda"
             if value in ("auto", "all") and not may_vary:
                 yield Refusal(f"{section}.{key}", "must be fixed, as all of a campaign is")

@@ -8,6 +8,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -107,16 +108,19 @@ def write_record(path: Path, run_dir: Path, row: str, factors: Mapping[str, Any]
 
 def stored_records(records: Path, campaign: str) -> dict[Path, bytes]:
     """Return the content of every record of a campaign, by place, in the order of the cells."""
+    listed: list[tuple[Path, bytes]] = []
+    # Before the pack: a record that another process packs meanwhile is gone here, or read twice.
+    for path in (records / campaign).glob(CELLS):
+        with files.refuse_unreadable(path), suppress(FileNotFoundError):
+            listed.append((path, files.read_bytes(path)))
+
     packed = records / f"{campaign}{PACKED}"
     lines: list[bytes] = []
     if packed.exists():
         with files.refuse_unreadable(packed, EOFError, zlib.error):
             lines = gzip.decompress(files.read_bytes(packed)).splitlines(keepends=True)
     cells = [files.parse_json(packed, line).get("cell") for line in lines]
-    listed = [(packed / f"{cell}.json", line) for cell, line in zip(cells, lines, strict=True)]
-    for path in (records / campaign).glob(CELLS):
-        with files.refuse_unreadable(path):
-            listed.append((path, files.read_bytes(path)))
+    listed += [(packed / f"{cell}.json", line) for cell, line in zip(cells, lines, strict=True)]
 
     stored: dict[str, tuple[Path, bytes]] = {}
     for path, content in sorted(listed, key=lambda item: item[0].name):

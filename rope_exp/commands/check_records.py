@@ -23,8 +23,9 @@ def main(argv: list[str]) -> int:
     for name in names:
         try:
             runs = read_records(folder, name)
-            tables_of(runs)
-            print(f"{name}: {len(runs)} records are whole, and may be compared")
+            # A campaign that varies the order of tokens in every cell has no table.
+            may = "and may be compared" if tables_of(runs) else "and make no table"
+            print(f"{name}: {len(runs)} records are whole, {may}")
         except RunFolderError as error:
             print(f"{name}: {error}")
             code = EXIT_FAILED

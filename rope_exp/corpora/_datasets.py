@@ -75,20 +75,25 @@ def corpus_of(data: DataConfig, splits: Any, reader: str = "", options: Any = No
     """Return the corpus of the files of each split.
 
     Args:
-        data: the section of the run's config; its validation_split names one of `splits`.
+        data: the section of the run's config; its validation_split names one of `splits`,
+            or is null. Where `splits` lack `validation`, a share of train is held out.
         splits: the addresses of files by split, here or on the hub. Others than train and the
             validation split are never read.
         reader: the key in TEXTS for all files; empty: the suffix of each file's name says it.
         options: the builder's config of a dataset card, such as a separator; None without one.
     Raises:
-        ConfigError: there is no split named train, or it is named for validation.
+        ConfigError: there is no split named train, it is named for validation, or there is none of
+            the name that validation has.
     """
     if data.validation_split == TRAIN:
         reason = "is trained on; name another split, or null"
         raise ConfigError("data.validation_split", TRAIN, reason)
+    names = ", ".join(sorted(map(str, splits)))
     if TRAIN not in splits:
-        names = ", ".join(sorted(map(str, splits)))
         raise ConfigError("data.path", data.path, f"has no split named train; it has {names}")
+    if data.validation_split not in {None, VALIDATION, *splits}:
+        reason = f"is no split of these data; it must be one of {names}, other than train, or null"
+        raise ConfigError("data.validation_split", data.validation_split, reason)
     sides = {TRAIN: splits[TRAIN]}
     if data.validation_split in splits:
         sides[VALIDATION] = splits[data.validation_split]
@@ -101,7 +106,7 @@ def corpus_of(data: DataConfig, splits: Any, reader: str = "", options: Any = No
 
 
 def set_up_datasets() -> None:
-    """Give `datasets` zstd, and take its progress bars, logs and requests beside the data."""
+    """Let `datasets` read zstd; switch off its bars, its logs, and requests for other than data."""
     import datasets
     import pyarrow
     from fsspec.compression import compr, register_compression

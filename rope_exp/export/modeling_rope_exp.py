@@ -320,7 +320,8 @@ class RopeExpPreTrainedModel(LlamaPreTrainedModel):
     """Loading, saving and initial weights."""
 
     config_class = RopeExpConfig
-    # Positions of more than 256 have no bfloat16. These are patterns: `own` is in `down_proj`, too.
+    # bfloat16 lacks many positions above 256. These are regular expressions: a bare `own` would
+    # also match `down_proj`.
     _keep_in_fp32_modules_strict: ClassVar = ["rotary_emb", r"\.own\."]
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -351,6 +352,13 @@ class RopeExpModel(RopeExpPreTrainedModel, LlamaModel):
             self.add_module(name, encoding)
         self.post_init()
 
+    def _check_positions(self, position_BT: Tensor) -> None:
+        """Refuse positions that some encoding lacks, at the input or in a layer."""
+        for module in self.modules():
+            limit = module.limit if isinstance(module, Position) else None
+            if limit is not None and not 0 <= position_BT.min() <= position_BT.max() < limit:
+                raise ValueError(f"the model has {limit} positions, and no more")
+
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -375,11 +383,10 @@ class RopeExpModel(RopeExpPreTrainedModel, LlamaModel):
                 position_ids = position_BE[:, num_before : num_before + length]
         position_ids = position_ids + self.config.rope_start
 
+        if not torch.compiler.is_compiling():
+            self._check_positions(position_ids)
         acting: list[Any] = [child for child in self.children() if isinstance(child, Position)]
         for encoding in acting:
-            is_read = encoding.limit is not None and not torch.compiler.is_compiling()
-            if is_read and not 0 <= position_ids.min() <= position_ids.max() < encoding.limit:
-                raise ValueError(f"the model has learned {encoding.limit} positions, and no more")
             embeds = encoding.embed(at_least_float32(inputs_embeds), position_ids)
             inputs_embeds = embeds.to(inputs_embeds.dtype)
 

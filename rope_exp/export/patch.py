@@ -105,7 +105,13 @@ def _measure(model: nn.Module, layers: Sequence[Any]) -> None:
                 for layer in layers:
                     hooks.enter_context(layer.register_forward_hook(record, with_kwargs=True))
                 model(id_N.view(shape), position_ids=position_BT, use_cache=False)
-            for layer, (args, kwargs, expected) in calls.items():
+            for layer in layers:
+                if layer not in calls:
+                    reason = "is not reached by text; patch the part of the model that reads text"
+                    raise ConfigError("model", type(layer).__name__, reason)
+                args, kwargs, expected = calls[layer]
+                if "position_embeddings" not in kwargs:
+                    raise ConfigError("model", type(layer).__name__, "is given no rotary tables")
                 with ExitStack() as hooks:
                     _hook(layer, frozenset(sites), hooks)
                     output = layer(*args, **kwargs)[0].float()

@@ -136,7 +136,7 @@ def exported(
         end = "and cannot be exported to transformers"
         refusals = _refusals(architecture)
         refuse(architecture, (Refusal(key, f"{why}, {end}") for key, why in refusals))
-        # Some files have no copy.
+        # Refuse a user's file whose imports cannot be copied before the model is made.
         copied(architecture.pe.source or "", architecture.pe)
         model_class = ours.RopeExpForCausalLM if architecture.causal else ours.RopeExpForMaskedLM
         made = model_class(ours.RopeExpConfig(**keys, **_positions(architecture)))

@@ -1,4 +1,4 @@
-"""Figure 1: each row's difference to the reference, its intervals, and the published difference."""
+"""Figure of each row's difference to the reference, its intervals and the published difference."""
 
 import json
 from collections.abc import Iterator

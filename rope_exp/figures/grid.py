@@ -1,4 +1,4 @@
-"""Figure 2: the 16 subsets as a grid, rotation of Q and K against rotation of V and O."""
+"""Figure of the 16 subsets as a grid, rotation of Q and K against rotation of V and O."""
 
 import altair as alt
 import pandas as pd

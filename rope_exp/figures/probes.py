@@ -1,4 +1,4 @@
-"""Figure 7: losses of finished models by position and window, and under shift and ablation."""
+"""Figure of losses of finished models by position and window, and under shift and ablation."""
 
 from typing import Any
 

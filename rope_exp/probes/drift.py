@@ -20,7 +20,7 @@ LITTLE = 0.1  # frequencies have moved little if the median |ln(theta/theta0)| i
 
 
 class Learned(TypedDict):
-    """The frequencies of a pair of sites; the first dimension of `theta` is the layers."""
+    """The frequencies of a pair of sites; `theta` has a row per model, layer, or layer's head."""
 
     theta0: Numbers
     theta: list[Numbers]

@@ -2,7 +2,7 @@
 
 In "abK7cd?K7ef" the pair K7 is the needle, ?K is the question, and 7 is the answer. The distance is
 between the two K, here 5. Distances are uniform over octaves from 4 on, and within an octave; the
-longest are just below half a row.
+longest are below half a row, and above a quarter of it.
 
 A row has eight needles with different keys and a question for each, at any free places: eight
 examples with answers of one token, which distract from one another.

@@ -3,7 +3,7 @@
 The task follows POYO (Azabou et al. 2023), with data of a known law: events of several units over
 one second, and a smooth latent in two dimensions, to be predicted at 16 times. An event is a token
 whose position is a time in seconds, a real number. Each dimension of the latent is a stationary
-Gaussian process of mean 0 and variance 1, made of a few Fourier components below 3 Hz:
+Gaussian process of mean 0 and variance 1, made of a few Fourier components up to 3 Hz:
 
     z_d(t) = sum_f a_df cos(2 pi f t) + b_df sin(2 pi f t),   a_df, b_df ~ N(0, v_f),  sum v_f = 1.
 

@@ -31,7 +31,7 @@ from rope_exp.campaign.records import (
 )
 from rope_exp.commands.check_records import main as check_records
 from rope_exp.errors import EXIT_FAILED, ConfigError, RunFolderError
-from rope_exp.files import read_json, write_atomically, write_json
+from rope_exp.files import read_bytes, read_json, write_atomically, write_json
 from rope_exp.folder import read_config, read_run, write_config
 
 NAME = "vo-optim.betas=_0.9,_0.95_-s3"
@@ -147,6 +147,25 @@ def test_a_record_that_arrives_while_others_are_packed_stays(
     pack(records, "mine")
     assert [*(records / "mine").iterdir()] == [late]
     assert len(read_records(records, "mine")) == 2
+
+
+def test_records_that_are_packed_while_others_are_read_are_found(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a campaign would train their cells again."""
+    shutil.copytree(recorded / "results/records", records := tmp_path / "records")
+    read = read_records(records, "mine")
+    is_packed: list[bool] = []
+
+    def pack_first(path: Path) -> bytes:
+        if not is_packed:
+            is_packed.append(True)
+            pack(records, "mine")
+        return read_bytes(path)
+
+    monkeypatch.setattr("rope_exp.files.read_bytes", pack_first)
+    found = read_records(records, "mine")
+    assert [run.where for run in found] == [run.where for run in read]
 
 
 def test_harmed_packed_records_are_refused(recorded: Path, tmp_path: Path) -> None:

@@ -106,10 +106,15 @@ def test_only_all_campaigns_make_the_page(tmp_path: Path) -> None:
 
 def move_to(path: Path, data_path: str) -> None:
     """Make a record one of another data.path, by which its campaign then has a factor."""
+    set_factor(path, "path", data_path)
+
+
+def set_factor(path: Path, key: str, value: Any) -> None:
+    """Make a key of `data` a factor of a record, with another value than before."""
 
     def edit(values: dict[str, Any]) -> None:
-        values["config"]["data"]["path"] = data_path
-        values["factors"]["data.path"] = data_path
+        values["config"]["data"][key] = value
+        values["factors"][f"data.{key}"] = value
         values["cell"] = cell_name(values["row"], values["factors"])
         config = to_config(values["config"])
         values["result"] |= {
@@ -134,6 +139,17 @@ def test_a_value_that_leads_elsewhere_is_a_name_here(
     tables = {path.relative_to(out) for path in tmp_path.rglob("table.md")}
     assert tables == {Path("english/data.path=.._.._.._..__img_/table.md")}
     assert "<img>" not in (out / tables.pop()).read_text()
+
+
+def test_records_that_make_no_table_are_not_said_to_be_comparable(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A campaign that varies the order of tokens has none."""
+    for cell in ("qk_rope-s0", "nope-s0"):
+        [record] = copy_records(tmp_path, "english", cell)
+        set_factor(record, "seed", 7)
+    assert check_records([str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "english: 2 records are whole, and make no table\n"
 
 
 def test_two_values_with_one_name_are_refused(tmp_path: Path) -> None:

@@ -135,6 +135,9 @@ def test_rows_that_are_more_than_variants_are_named(tmp_path: Path) -> None:
     assert [cell.config.row_name for cell in plain] == [None] * 4
     kinds = load(tmp_path, rows=rows | {"far": ["attn=retention"]}, cells=cells).cells
     assert [cell.config.row_name for cell in kinds] == [cell.row for cell in kinds]
+    rows["vo"].append("row_name=other")
+    named = load(tmp_path, rows=rows, cells=cells).cells
+    assert [cell.config.row_name for cell in named] == [None] * 4
     # The row's name is not part of the identity.
     hashes = {cell.config.config_sha256 for cell in kinds}
     assert {cell.config.config_sha256 for cell in plain} < hashes
@@ -145,6 +148,24 @@ def test_no_such_campaign_lists_those_that_there_are(tmp_path: Path, name: str) 
     write_campaign(tmp_path)
     with refused("campaign=", f"there is {', '.join(campaign_files(tmp_path))}", by=ConfigError):
         load_campaign(name, tmp_path, RUNS)
+
+
+@pytest.mark.parametrize("name", ["_smoke", "a(1)", "x" * 65])
+def test_a_campaign_whose_records_could_not_have_its_name_is_refused(
+    tmp_path: Path, name: str
+) -> None:
+    write_campaign(tmp_path, name)
+    with refused(f"campaign={name}: must be 1 to 64 letters", by=ConfigError):
+        load_campaign(name, tmp_path, RUNS)
+
+
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    """YAML's own loader would take the last value."""
+    write_campaign(tmp_path)
+    path = tmp_path / "campaign" / "mine.yaml"
+    path.write_text(f"{path.read_text()}\nabout: again\nabout: and again\n")
+    with refused("mine.yaml: cannot be read: about is there twice", by=ConfigError):
+        load_campaign("mine", tmp_path, RUNS)
 
 
 def test_a_campaign_named_like_a_file_of_results_is_refused(tmp_path: Path) -> None:

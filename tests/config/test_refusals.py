@@ -68,6 +68,7 @@ model.num_attention_heads=128 | model.num_attention_heads=128: leaves heads | mu
 model.num_key_value_heads=3 | model.num_key_value_heads=3: must divide | attention_heads=2
 model.head_dim=7 | model.head_dim=7: leaves heads | must be even
 model.match_params=1000 | model.match_params=1000: cannot be met within 0.1 % |
+model.match_params=2000000000 | model.match_params=2000000000: cannot be met: | above 1,048,576
 train.stages=[[512,200]] | train.num_steps=500: must be the 200 of train.stages |
 train.stages=[[1000,500]] | train.stages=[[1000, 500]]: sequences of 1000 do not divide the 4096 tokens |
 tracker.name=tensorbord | tracker.name=tensorbord: must be one of none, | trackio
@@ -78,7 +79,7 @@ attn=decay | pe.rotate= | neither queries nor keys
 attn=linear model.window=8 | model.window=8: attn.kind=linear keeps a state |
 attn=decay pe=vo_rope data.document_mask=true | data.document_mask=true: | keeps a state
 attn=mla model.head_dim=32 | model.head_dim=32: attn.kind=latent has sizes of its own |
-attn=shared_s2 model.num_key_value_heads=1 | model.num_key_value_heads=1: | no such heads
+attn=shared_s2 model.num_key_value_heads=1 | model.num_key_value_heads=1: | must equal model.num_attention_heads=2
 attn=shared_s2 attn.groups=3 | attn.groups=3: must divide |
 attn=linear model.token_shift=true | model.token_shift=true: attn.kind=linear has none; attn=softmax has |
 attn=decay pe=vo_rope attn.gamma=learned model.num_attention_heads=64 model.hidden_size=256 | attn.gamma=learned: | too near 1 to be learned in more than 59
@@ -140,6 +141,13 @@ def test_a_group_named_like_a_file_of_results_is_refused(group: str) -> None:
     with refused(f"run.group={group}: must be none of", by=ConfigError):
         run_config([f"run.group={group}"])
     assert RunConfig.from_dict({"run": {"group": group}}).group == group
+
+
+def test_a_default_group_has_no_longer_name_than_a_given_one() -> None:
+    """Its parts may be as long as any name; the hash at its end tells groups apart."""
+    config = run_config([f"data.name={'d' * 64}"])
+    assert config.group == f"nano-{'d' * 50}-{config.group_sha256[:8]}"
+    assert config.replace("run", group=config.group).group == config.group
 
 
 @pytest.mark.parametrize("prefix", ["", "+"])

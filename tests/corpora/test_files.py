@@ -329,6 +329,10 @@ BAD_INPUT: dict[str, tuple[Mapping[str, bytes], str]] = {
         "one.parquet: would be left out beside the files of validation",
     ),
     "train as validation": ({"a.parquet": GOOD}, "data.validation_split=train"),
+    "misspelt validation": (
+        {"train.parquet": GOOD, "test.parquet": GOOD},
+        "data.validation_split=tset: is no split of these data; it must be one of test, train, …",
+    ),
     "eight lines": (
         {"a.txt": b"\n".join(b"verse %d" % number for number in range(8))},
         "data.holdout_fraction=0.1: leaves no document for …of the corpus's 8; a larger share",
@@ -341,6 +345,7 @@ BAD_INPUT: dict[str, tuple[Mapping[str, bytes], str]] = {
 CHANGES = {
     "another column": {"text_column": "body"},
     "train as validation": {"validation_split": "train"},
+    "misspelt validation": {"validation_split": "tset"},
     "eight lines": {"sample_by": "line"},
 }
 

@@ -265,7 +265,7 @@ def test_a_model_without_a_class_is_refused(key: str, sites: str, changes: dict[
 
 def test_a_position_past_the_learned_ones_is_named() -> None:
     made = exported(decoder_of({}, {"input": "learned"}))
-    with pytest.raises(ValueError, match="learned 48 positions"):
+    with pytest.raises(ValueError, match="has 48 positions"):
         made(tokens(1, 49))
 
 

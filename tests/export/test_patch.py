@@ -1,5 +1,6 @@
 """Tests of patched transformers models against our decoder with the same weights and sites."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -131,6 +132,15 @@ def test_a_model_is_patched_once() -> None:
     patch(twice, "qk")
 
 
+def test_attention_that_text_does_not_reach_is_refused() -> None:
+    """It could not be measured, such as that of a part that reads images."""
+    model = make("Llama")
+    model.of_images = copy.deepcopy(model.model.layers[0].self_attn)
+    with refused("LlamaAttention", "is not reached by text"):
+        patch(model, "vo")
+    patch(model.model, "vo")
+
+
 def test_attention_without_projections_is_refused() -> None:
     gpt2 = tf.GPT2LMHeadModel(tf.GPT2Config(n_embd=8, n_head=1, n_layer=1, vocab_size=9))
     with refused("model=GPT2LMHeadModel", "q_proj"):
@@ -143,6 +153,13 @@ YARN: dict[str, Any] = {
 }
 # Its norm has another name, so queries and keys would turn before it.
 STABLE = NO_ENDS | {"qk_layernorm": True, "partial_rotary_factor": 1.0}
+# Every layer attends, without positions.
+JAMBA = NO_ENDS | {
+    "attn_layer_period": 1,
+    "attn_layer_offset": 0,
+    "num_experts": 1,
+    "use_mamba_kernels": False,
+}
 
 
 @pytest.mark.parametrize(
@@ -153,6 +170,7 @@ STABLE = NO_ENDS | {"qk_layernorm": True, "partial_rotary_factor": 1.0}
         ("Glm", {"head_dim": 8}, "vo", ("GlmAttention", "pairs other features")),
         ("Olmo", {"clip_qkv": 8.0}, "vo", ("OlmoAttention", "clip_qkv")),
         ("StableLm", STABLE, "qk", ("StableLmForCausalLM", "does more to q and k")),
+        ("Jamba", JAMBA, "vo", ("JambaAttention", "is given no rotary tables")),
     ],
 )
 def test_a_model_that_does_something_else_is_refused(

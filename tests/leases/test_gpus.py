@@ -11,7 +11,9 @@ from support.configs import composed
 from support.gpus import show_gpus
 from support.refused import refused
 
+from rope_exp import gpu_leases
 from rope_exp.compose import resolve
+from rope_exp.files import try_lock
 from rope_exp.sweep import DispatchedRun
 
 
@@ -82,6 +84,21 @@ def test_runs_share_a_gpu_if_each_allows_it() -> None:
     third.release_gpus()
     alone = leased(*one)
     assert not waiting(*two).lease_gpus()
+    alone.release_gpus()
+
+
+def test_a_lease_that_fails_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If no file of a place can be made, the GPU is free again for others."""
+
+    def lock(path: Path, *, shared: bool = False) -> int | None:
+        if path.name == "0.0.lock":
+            raise OSError("no space left")
+        return try_lock(path, shared=shared)
+
+    monkeypatch.setattr(gpu_leases, "try_lock", lock)
+    with pytest.raises(OSError, match="no space left"):
+        waiting("launch.runs_per_gpu=2").lease_gpus()
+    alone = leased("launch.num_processes=2")
     alone.release_gpus()
 
 

@@ -20,6 +20,7 @@ from rope_exp.costs import cached_sizes, with_matched
 from rope_exp.custom_code import refuse_code_errors, with_source
 from rope_exp.decoder import Decoder
 from rope_exp.errors import ConfigError
+from rope_exp.export.write import exported
 from rope_exp.laws import certificate
 from rope_exp.probes._windows import attentions
 from rope_exp.rope import frequencies, rotate
@@ -179,6 +180,34 @@ def constants(line: str) -> str:
 def test_a_class_may_keep_what_no_seed_draws(line: str) -> None:
     """A third axis keeps values; a random matrix, or one of zeros, is drawn by the seed."""
     certificate(SIZES, own(constants(line)))
+
+
+LIMITED = """
+class Own(Position):
+    relative = None
+
+    def __init__(self, sizes):
+        super().__init__(sizes)
+        self.limit = sizes.num_positions
+        self.scale = nn.Parameter(torch.ones(sizes.num_positions))
+
+    def turn(self, site, x_BTHK, position_T):
+        return x_BTHK * self.scale[position_T][..., None, None] if site == "v" else x_BTHK
+"""
+
+
+def test_a_class_of_layers_may_have_a_limit() -> None:
+    """The model and its export then refuse other positions, and probes ask for none."""
+    decoder = opinionated(pe=own(LIMITED), num_positions=12)
+    assert decoder.model.num_positions == 12
+    certificate(SIZES, own(LIMITED))
+    decoder(tokens(1, 12))
+    with refused("asked for were 0 to 12", by=ConfigError):
+        decoder(tokens(1, 13))
+    model = exported(decoder)
+    model(tokens(1, 12))
+    with pytest.raises(ValueError, match="the model has 12 positions"):
+        model(tokens(1, 13))
 
 
 FAULTY = "class Own(Position):\n    def scores(self, kept, num_queries):\n        return 1 / 0"

@@ -42,3 +42,15 @@ def test_the_rates_of_the_machine_come_first(
 def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["model=nanno"]) == 2
     assert "model=nanno" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(["--rounds", "0"])
+    assert "--rounds and --steps must be at least 1" in capsys.readouterr().err
+
+
+def test_a_micro_batch_above_the_batch_is_the_batch() -> None:
+    """As in a run."""
+    words = ["train.global_batch_size=8", "train.micro_batch_size=16", "launch.device=cpu"]
+    config = resolve(run_config(words))
+    arguments = bench.trainer_arguments(config, "unused", 1, False)
+    assert arguments.per_device_train_batch_size == 8
+    assert arguments.gradient_accumulation_steps == 1

@@ -25,6 +25,17 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Namespace:
     return Namespace(out=tmp_path, device="cpu", seconds=60.0)
 
 
+def test_a_machine_without_a_gpu_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("sys.argv", ["gpu_tune.py", "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match="2"):
+        gpu_tune.main()
+    assert "there is no GPU here" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_settings_are_measured_once_and_a_failure_again(options: Namespace) -> None:
     assert gpu_tune.tune([FAILING], options) == EXIT_FAILED
     assert gpu_tune.tune([FAILING, EAGER, HALVES], options) == 0

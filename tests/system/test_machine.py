@@ -139,18 +139,31 @@ def write_idle(path: Path, first: int, second: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("second", "spin", "told"), [(50, "25000", ""), (0, "1000", "keeps 1.0 cores busy")]
+    ("second", "quota", "spin", "told"),
+    [
+        (50, "max 100000", "25000", ""),
+        (0, "max 100000", "1000", "keeps 1.0 cores busy"),
+        # A container that may use one core has an idle one.
+        (0, "100000 100000", "25000", ""),
+    ],
 )
 def test_waiting_threads_make_room_for_other_work(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     second: int,
+    quota: str,
     spin: str,
     told: str,
 ) -> None:
-    """In half a second a core idles for 50 ticks of 10 ms; the other does, or has work."""
+    """In half a second a core idles for 50 ticks of 10 ms; the other does, or has work.
+
+    A command looks once: later, its own runs are the work.
+    """
     stat = tmp_path / "stat"
+    (tmp_path / "cpu.max").write_text(quota)
+    monkeypatch.setattr(machine, "CPU_QUOTA", tmp_path / "cpu.max")
+    machine.spin_count.cache_clear()
     now = [0.0]
 
     def sleep(seconds: float) -> None:
@@ -164,9 +177,13 @@ def test_waiting_threads_make_room_for_other_work(
     monkeypatch.setattr("time.sleep", sleep)
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     environment: dict[str, str] = {}
-    machine.set_waiting(environment, "qk_rope-s0", num_threads=2)
+    machine.set_waiting(environment, num_threads=2)
     assert environment == {"GOMP_SPINCOUNT": spin}
     assert told in capsys.readouterr().err
+    assert now == [0.5]
+    machine.set_waiting({}, num_threads=2)
+    assert now == [0.5]
+    machine.spin_count.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -184,5 +201,5 @@ def test_a_user_says_how_threads_wait(
 ) -> None:
     """One thread waits for none; the key goes before the variable, which may then be anything."""
     environment = dict(given)
-    machine.set_waiting(environment, "qk_rope-s0", num_threads)
+    machine.set_waiting(environment, num_threads)
     assert environment == given

@@ -83,6 +83,7 @@ def test_a_stopped_run_names_a_checkpoint_that_is_there(tmp_path: Path) -> None:
 def test_what_changed_since_the_last_start_is_noted(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Only of a run that goes on from a checkpoint: otherwise nothing of the old start is left."""
     trainer = make("run")
     facts: dict[str, Any] = {"device": "a CPU", "torch": "2.9", "num_threads": 1, "git": None}
     monkeypatch.setattr("rope_exp.worker.machine_environment", lambda device: dict(facts))
@@ -95,15 +96,22 @@ def test_what_changed_since_the_last_start_is_noted(
     assert len(first["started"]) == 1
 
     facts["torch"] = "2.10"
+    record_start(trainer, {})
+    anew = read_env(trainer.folder)
+    assert anew["marks"] == []
+    assert anew["earlier_git"] == []
+
+    trainer.step = 3
+    facts["torch"] = "2.11"
     facts["git"] = {"commit": "0" * 40, "dirty": False}
     record_start(trainer, {})
     second = read_env(trainer.folder)
     record_start(trainer, {})
     third = read_env(trainer.folder)
-    marks = ["went on with torch 2.10 after 2.9", "went on with git 0000000000 after None"]
+    marks = ["went on with torch 2.11 after 2.10", "went on with git 0000000000 after None"]
     assert second["marks"] == marks
     assert third["marks"] == marks
-    assert len(third["started"]) == 3
+    assert len(third["started"]) == 4
     assert third["earlier_git"] == [None]
 
 

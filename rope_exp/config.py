@@ -432,10 +432,9 @@ def _attention_refusals(config: RunConfig) -> Iterator[Refusal]:
             reason = f"must divide model.hidden_size={model.hidden_size}, or model.head_dim be set"
             yield Refusal("model.num_attention_heads", reason)
     elif model.num_key_value_heads != heads:
-        reason = (
-            f"must equal model.num_attention_heads={heads}, as attn.kind={attn.kind} has one kind"
-        )
-        yield Refusal("model.num_key_value_heads", f"{reason} of heads")
+        must_be = f"must equal model.num_attention_heads={heads}"
+        reason = f"attn.kind={attn.kind} has no key/value heads of its own"
+        yield Refusal("model.num_key_value_heads", f"{must_be}: {reason}")
     yield from attn.refusals(model)
     if not (config.causal or attn.keeps_keys):
         state = f"the state that attn.kind={attn.kind} keeps goes one way alone"

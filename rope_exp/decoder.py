@@ -261,12 +261,14 @@ class Trunk(nn.Module):
             self.add_module(name, encoding)
         self.score_bias = outside.get("score_bias")
         self.outside_layers = [*outside.values()]
-        # One more than the last position that all encodings have, also those of layers.
-        limits = []
-        for module in self.modules():
+        # One more than the last position that all encodings have, also those of layers, with the
+        # key of the encoding that has the fewest.
+        limits: list[tuple[int | None, str]] = []
+        for name, module in self.named_modules():
             if isinstance(module, Position) and module.limit is not None:
-                limits.append(module.limit)
-        self.num_positions = min(limits, default=None)
+                is_own = name.rpartition(".")[2] == CUSTOM_MODULE
+                limits.append((module.limit, "code" if is_own else "input"))
+        self.num_positions, self.limiting_key = min(limits, default=(None, ""))
 
     def forward(
         self,
@@ -293,7 +295,7 @@ class Trunk(nn.Module):
             if first < 0 or last >= self.num_positions:
                 limit = self.num_positions - 1
                 reason = f"has positions 0 to {limit}; asked for were {first} to {last}"
-                key = "input" if self.pe.input == "learned" else "code"
+                key = self.limiting_key
                 raise ConfigError(f"pe.{key}", getattr(self.pe, key), reason)
 
         x_BTD = self.embed_tokens(ids_BT)

@@ -124,9 +124,9 @@ def _read(folder: Path) -> list[tuple[Run, dict[str, Any]]]:
     if not runs:
         # The folder may be that of one campaign, packed or not.
         ending = records.PACKED
+        campaigns = {path.parent for path in folder.rglob("*.json")}
         packed = [*folder.parent.glob(f"{folder.name}{ending}"), *folder.rglob(f"*{ending}")]
-        campaigns = {path.with_name(path.name.removesuffix(ending)) for path in packed}
-        campaigns |= {path.parent for path in folder.rglob("*.json")}
+        campaigns |= {path.with_name(path.name.removesuffix(ending)) for path in packed}
         for path in sorted(campaigns):
             runs += records.read_records(path.parent, path.name)
     if not runs:

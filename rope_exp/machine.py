@@ -106,9 +106,9 @@ def num_cores() -> int:
 
 
 def idle_cores() -> float:
-    """Return how many idle cores this process may use, of those that are idle while it sleeps.
+    """Return how many of the cores that this process may use are idle, while it sleeps.
 
-    Where the kernel does not say, all that it may use.
+    Where the kernel does not say, all of them.
     """
     before = _idle_seconds()
     if before is None:
@@ -117,8 +117,7 @@ def idle_cores() -> float:
     time.sleep(LOOK_SECONDS)
     after = _idle_seconds()
     assert after is not None
-    # A container's quota may allow fewer cores than its machine has.
-    return min((after - before) / (time.monotonic() - began), num_cores())
+    return (after - before) / (time.monotonic() - began)
 
 
 def _idle_seconds() -> float | None:
@@ -135,7 +134,9 @@ def _idle_seconds() -> float | None:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def set_waiting(environment: dict[str, str], num_threads: int | Literal["auto"]) -> None:
+def set_waiting(
+    environment: dict[str, str], num_threads: int | Literal["auto"], *, looks: bool
+) -> None:
     """Set how long the threads of a run spin while they wait for each other, unless a user has.
 
     Spinning saves a tenth of a step on idle cores. Beside other work, threads that spin take the
@@ -145,11 +146,14 @@ def set_waiting(environment: dict[str, str], num_threads: int | Literal["auto"])
     Args:
         environment: of the run's processes; changed.
         num_threads: of each process; auto: OMP_NUM_THREADS of the environment, which may be a list.
+        looks: look at the machine again, as no other run of this command is running.
     """
     if num_threads == "auto":
         num_threads = int(environment["OMP_NUM_THREADS"].partition(",")[0])
     if num_threads == 1 or environment.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
         return
+    if looks:
+        spin_count.cache_clear()
     environment["GOMP_SPINCOUNT"] = spin_count()
 
 
@@ -157,7 +161,7 @@ def set_waiting(environment: dict[str, str], num_threads: int | Literal["auto"])
 def spin_count() -> str:
     """Return how many times a waiting thread looks whether it may go on, before it sleeps.
 
-    A command looks at the machine once, before its first run: later, cores are busy with its runs.
+    While a run of this command is running, the last answer holds: cores are busy with that run.
     """
     busy = num_cores() - idle_cores()
     if busy < BUSY_CORES:

@@ -304,7 +304,7 @@ class DataConfig:
     sample_by: Literal["document", "paragraph", "line"] | None = affects_result(
         None, kinds=DATASETS, of_tokens=True
     )
-    # null: hold out a share of the documents.
+    # A split other than train; null, or validation where there is none: hold out documents.
     validation_split: Text | None = affects_result(None, kinds=DATASETS, of_tokens=True)
     # The share of the documents that is held out if there is no validation split.
     holdout_fraction: OpenShare = affects_result(0.05, kinds=TEXT, of_tokens=True)

@@ -142,10 +142,13 @@ class DispatchedRun:
         """Release every GPU; a child that inherited a lease keeps it while it lives."""
         gpu_leases.release(self.leases)
 
-    def start(self) -> None:
-        """Start one process per rank, which inherit the run's lock and leases."""
+    def start(self, *, is_alone: bool = True) -> None:
+        """Start one process per rank, which inherit the run's lock and leases.
+
+        `is_alone`: no other run of this command is running.
+        """
         num_ranks = int(self.config.launch.num_processes)
-        environment = self._environment()
+        environment = self._environment(is_alone=is_alone)
         if num_ranks > 1:
             self.num_ports += 1
             environment["WORLD_SIZE"] = str(num_ranks)
@@ -180,7 +183,7 @@ class DispatchedRun:
                 )
                 self.ranks.append(process)
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, *, is_alone: bool) -> dict[str, str]:
         """Return the environment variables of every rank: threads, devices, the tracker's name."""
         launch = self.config.launch
         num_ranks = int(launch.num_processes)
@@ -192,7 +195,7 @@ class DispatchedRun:
             environment["OMP_NUM_THREADS"] = str(max(num_threads, 1))
         if launch.device == "cpu":
             environment["ACCELERATE_USE_CPU"] = "true"
-            set_waiting(environment, launch.num_threads)
+            set_waiting(environment, launch.num_threads, looks=is_alone)
         if self.leases:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.leases)
         return environment
@@ -585,7 +588,7 @@ def _start_waiting(runs: Sequence[DispatchedRun]) -> None:
             if not run.lease_gpus():
                 continue
             if (run.lock >= 0 or acquire(run)) and run.exit_code is None:
-                run.start()
+                run.start(is_alone=not running)
         except (ConfigError, RunFolderError, OSError) as error:
             # Only this run fails; the others continue.
             run.fail(error)

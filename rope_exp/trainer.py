@@ -303,7 +303,7 @@ def describe_waiting(busy: float, num_threads: int, *, spins: bool) -> str:
     Args:
         busy: the threads that a step kept busy.
         num_threads: those that it has.
-        spins: waiting threads do not make room; a new start of the run looks again.
+        spins: waiting threads do not make room; a repeated command looks again.
     """
     if num_threads == 1 or busy >= LEAST_BUSY * num_threads:
         return ""

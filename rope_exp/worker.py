@@ -189,7 +189,7 @@ def record_start(trainer: Any, laws: Mapping[str, Any]) -> None:
     """Write env.json and tokenizer.json of a run that begins or resumes, and log that it does.
 
     Changes since the run's previous start are in `marks` and `earlier_git`. A run without a
-    checkpoint begins anew, so nothing of its previous start is left in it.
+    checkpoint begins anew; only the times of its earlier starts are kept.
     """
     config = trainer.config
     train = config.train

@@ -144,7 +144,7 @@ def trainer_arguments(
         Its arguments.
     """
     train = config.train
-    rows_at_once = min(train.micro_batch_size or train.global_batch_size, train.global_batch_size)
+    rows_at_once = train.rows_at_once(train.global_batch_size, train.seq_len)
     on_gpu = config.launch.device == "cuda"
     return transformers.TrainingArguments(
         output_dir=folder,

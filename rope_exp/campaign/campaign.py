@@ -142,8 +142,7 @@ def run_campaign(progress: Progress) -> int:
             cell = cells[run.title]
             path = progress.folder / f"{cell.name}.json"
             try:
-                write_record(path, run.folder, cell.row, cell.factors)
-                progress.add(cell, read_record(path))
+                progress.add(cell, write_record(path, run.folder, cell.row, cell.factors))
             except (ConfigError, RunFolderError, OSError) as error:
                 run.fail(error)
 

@@ -79,10 +79,12 @@ class _UniqueKeys(yaml.SafeLoader):
         """Return the mapping of a node."""
         seen = set()
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(problem=f"{key.value} is there twice")
-                seen.add(key.value)
+            if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
+                continue
+            if key.value in seen:
+                problem = f"{key.value} is there twice, again in line {key.start_mark.line + 1}"
+                raise yaml.constructor.ConstructorError(problem=problem)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -249,8 +251,10 @@ def _named(cells: Sequence[Cell]) -> Sequence[Cell]:
         row = rows.setdefault((factors, cell.config.pe.label), cell.row)
         if kinds.setdefault(factors, kind) != kind or row != cell.row:
             return [_with_row_name(cell, cell.row) for cell in cells]
-    # A row's own overrides may have named it.
-    return [_with_row_name(cell, None) for cell in cells]
+    # Some rows may name themselves; a table needs the name of every row, or of none.
+    if len({cell.config.row_name is None for cell in cells}) > 1:
+        return [_with_row_name(cell, None) for cell in cells]
+    return cells
 
 
 def _with_row_name(cell: Cell, row_name: str | None) -> Cell:

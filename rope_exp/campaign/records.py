@@ -59,7 +59,7 @@ def _spelled_cell(row: str, factors: Mapping[str, Any]) -> str:
     return "-".join([row, *parts, f"s{show(factors.get('seed'))}"])
 
 
-def write_record(path: Path, run_dir: Path, row: str, factors: Mapping[str, Any]) -> None:
+def write_record(path: Path, run_dir: Path, row: str, factors: Mapping[str, Any]) -> folder.Run:
     """Write the record of a run that is done, unless there is one.
 
     Args:
@@ -67,12 +67,14 @@ def write_record(path: Path, run_dir: Path, row: str, factors: Mapping[str, Any]
         run_dir: the run's folder.
         row: the cell's row.
         factors: the cell's level of each factor, and its seed.
+    Returns:
+        The run as the record gives it.
     Raises:
         RunFolderError: the run is not done, its code was not committed, or the record could not be
             read back.
     """
     if path.exists():
-        return
+        return read_record(path)
     run = folder.read_run(run_dir)
     if not run.result:
         raise RunFolderError(f"{run_dir} holds no result: the run is not done")
@@ -101,9 +103,10 @@ def write_record(path: Path, run_dir: Path, row: str, factors: Mapping[str, Any]
     }
     text = canonical({**record, "sha256": digest(record)})
     # A record that cannot be read back is not written; otherwise the cell would count as done.
-    read_record(path, text.encode())
+    recorded = read_record(path, text.encode())
     files.make_folders(path.parent)
     files.write_atomically(path, text)
+    return recorded
 
 
 def stored_records(records: Path, campaign: str) -> dict[Path, bytes]:
@@ -137,8 +140,10 @@ def read_records(records: Path, campaign: str) -> list[folder.Run]:
 
 def recorded_campaigns(records: Path) -> list[str]:
     """Return the names of campaigns with records."""
+    # First those that another process may pack meanwhile.
+    loose = {path.parent.name for path in records.glob(f"*/{CELLS}")}
     packed = {path.name.removesuffix(PACKED) for path in records.glob(f"*{PACKED}")}
-    return sorted(packed | {path.parent.name for path in records.glob(f"*/{CELLS}")})
+    return sorted(loose | packed)
 
 
 def read_record(path: Path, content: bytes | None = None) -> folder.Run:

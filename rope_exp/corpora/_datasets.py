@@ -75,24 +75,25 @@ def corpus_of(data: DataConfig, splits: Any, reader: str = "", options: Any = No
     """Return the corpus of the files of each split.
 
     Args:
-        data: the section of the run's config; its validation_split names one of `splits`,
-            or is null. Where `splits` lack `validation`, a share of train is held out.
+        data: the section of the run's config; its validation_split names one of `splits`.
+            If it is null, or `validation` where there is none, a share of train is held out.
         splits: the addresses of files by split, here or on the hub. Others than train and the
             validation split are never read.
         reader: the key in TEXTS for all files; empty: the suffix of each file's name says it.
         options: the builder's config of a dataset card, such as a separator; None without one.
     Raises:
-        ConfigError: there is no split named train, it is named for validation, or there is none of
-            the name that validation has.
+        ConfigError: there is no split named train, or validation_split names it, or a split that
+            does not exist.
     """
     if data.validation_split == TRAIN:
         reason = "is trained on; name another split, or null"
         raise ConfigError("data.validation_split", TRAIN, reason)
-    names = ", ".join(sorted(map(str, splits)))
     if TRAIN not in splits:
+        names = ", ".join(sorted(map(str, splits)))
         raise ConfigError("data.path", data.path, f"has no split named train; it has {names}")
     if data.validation_split not in {None, VALIDATION, *splits}:
-        reason = f"is no split of these data; it must be one of {names}, other than train, or null"
+        names = ", ".join(sorted({*map(str, splits), VALIDATION} - {TRAIN}))
+        reason = f"is no split of these data; it must be one of {names}, or null"
         raise ConfigError("data.validation_split", data.validation_split, reason)
     sides = {TRAIN: splits[TRAIN]}
     if data.validation_split in splits:

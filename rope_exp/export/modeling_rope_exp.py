@@ -352,12 +352,14 @@ class RopeExpModel(RopeExpPreTrainedModel, LlamaModel):
             self.add_module(name, encoding)
         self.post_init()
 
-    def _check_positions(self, position_BT: Tensor) -> None:
-        """Refuse positions that some encoding lacks, at the input or in a layer."""
+    @property
+    def num_positions(self) -> int | None:
+        """One more than the last position that all encodings have, also those of layers."""
+        limits = []
         for module in self.modules():
-            limit = module.limit if isinstance(module, Position) else None
-            if limit is not None and not 0 <= position_BT.min() <= position_BT.max() < limit:
-                raise ValueError(f"the model has {limit} positions, and no more")
+            if isinstance(module, Position) and module.limit is not None:
+                limits.append(module.limit)
+        return min(limits, default=None)
 
     def forward(
         self,
@@ -383,8 +385,11 @@ class RopeExpModel(RopeExpPreTrainedModel, LlamaModel):
                 position_ids = position_BE[:, num_before : num_before + length]
         position_ids = position_ids + self.config.rope_start
 
-        if not torch.compiler.is_compiling():
-            self._check_positions(position_ids)
+        limit = None if torch.compiler.is_compiling() else self.num_positions
+        if limit is not None:
+            first, last = int(position_ids.min()), int(position_ids.max())
+            if first < 0 or last >= limit:
+                raise ValueError(f"the model has {limit} positions, and no more")
         acting: list[Any] = [child for child in self.children() if isinstance(child, Position)]
         for encoding in acting:
             embeds = encoding.embed(at_least_float32(inputs_embeds), position_ids)

@@ -110,7 +110,7 @@ def _measure(model: nn.Module, layers: Sequence[Any]) -> None:
                     reason = "is not reached by text; patch the part of the model that reads text"
                     raise ConfigError("model", type(layer).__name__, reason)
                 args, kwargs, expected = calls[layer]
-                if "position_embeddings" not in kwargs:
+                if kwargs.get("position_embeddings") is None:
                     raise ConfigError("model", type(layer).__name__, "is given no rotary tables")
                 with ExitStack() as hooks:
                     _hook(layer, frozenset(sites), hooks)

@@ -164,7 +164,7 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     write_campaign(tmp_path)
     path = tmp_path / "campaign" / "mine.yaml"
     path.write_text(f"{path.read_text()}\nabout: again\nabout: and again\n")
-    with refused("mine.yaml: cannot be read: about is there twice", by=ConfigError):
+    with refused("mine.yaml: cannot be read: about is there twice, again in line", by=ConfigError):
         load_campaign("mine", tmp_path, RUNS)
 
 

@@ -331,7 +331,7 @@ BAD_INPUT: dict[str, tuple[Mapping[str, bytes], str]] = {
     "train as validation": ({"a.parquet": GOOD}, "data.validation_split=train"),
     "misspelt validation": (
         {"train.parquet": GOOD, "test.parquet": GOOD},
-        "data.validation_split=tset: is no split of these data; it must be one of test, train, …",
+        "data.validation_split=tset: is no split of …; it must be one of test, validation, or null",
     ),
     "eight lines": (
         {"a.txt": b"\n".join(b"verse %d" % number for number in range(8))},

@@ -154,6 +154,13 @@ YARN: dict[str, Any] = {
 # Its norm has another name, so queries and keys would turn before it.
 STABLE = NO_ENDS | {"qk_layernorm": True, "partial_rotary_factor": 1.0}
 # Every layer attends, without positions.
+GRANITE = NO_ENDS | {
+    "layer_types": ["attention", "attention"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 48,
+    "mamba_n_heads": 2,
+    "mamba_d_head": 32,
+}
 JAMBA = NO_ENDS | {
     "attn_layer_period": 1,
     "attn_layer_offset": 0,
@@ -170,6 +177,7 @@ JAMBA = NO_ENDS | {
         ("Glm", {"head_dim": 8}, "vo", ("GlmAttention", "pairs other features")),
         ("Olmo", {"clip_qkv": 8.0}, "vo", ("OlmoAttention", "clip_qkv")),
         ("StableLm", STABLE, "qk", ("StableLmForCausalLM", "does more to q and k")),
+        ("GraniteMoeHybrid", GRANITE, "vo", ("GraniteMoeHybridAttention", "no rotary tables")),
         ("Jamba", JAMBA, "vo", ("JambaAttention", "is given no rotary tables")),
     ],
 )

@@ -122,6 +122,20 @@ def test_runs_of_others_that_do_not_fit_end_no_report(
     assert rates.files(["lr"], records).keys() == {"lr/rates.md"}
 
 
+@pytest.mark.parametrize(("device", "is_lent"), [("cuda", True), ("cpu", False)])
+def test_threads_of_the_host_matter_to_no_gpu(
+    records: dict[str, list[Run]], device: str, is_lent: bool
+) -> None:
+    def there(run: Run, num_threads: int) -> Run:
+        config = run.config.replace("launch", device=device)
+        return replace(run, config=config, env={**run.env, "num_threads": num_threads})
+
+    own = [there(run, 1) for run in records["lr"]]
+    lent = [there(run, 2) for run in records["plain"]]
+    [series] = find_rate_series(own, lent)
+    assert any(run.group == "plain" for run in series) == is_lent
+
+
 def test_a_run_that_diverged_is_counted(records: dict[str, list[Run]]) -> None:
     first, *others = records["lr"]
     assert "1 diverged and is not shown" in markdown([diverged(first), *others])

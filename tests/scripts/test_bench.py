@@ -47,10 +47,10 @@ def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--rounds and --steps must be at least 1" in capsys.readouterr().err
 
 
-def test_a_micro_batch_above_the_batch_is_the_batch() -> None:
-    """As in a run."""
-    words = ["train.global_batch_size=8", "train.micro_batch_size=16", "launch.device=cpu"]
+@pytest.mark.parametrize(("micro", "rows"), [(16, 8), (4, 4)])
+def test_the_trainer_reads_as_many_rows_at_once_as_a_run(micro: int, rows: int) -> None:
+    words = ["train.global_batch_size=8", f"train.micro_batch_size={micro}", "launch.device=cpu"]
     config = resolve(run_config(words))
     arguments = bench.trainer_arguments(config, "unused", 1, False)
-    assert arguments.per_device_train_batch_size == 8
-    assert arguments.gradient_accumulation_steps == 1
+    assert arguments.per_device_train_batch_size == rows
+    assert arguments.gradient_accumulation_steps * rows == 8

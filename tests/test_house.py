@@ -285,7 +285,7 @@ def test_an_incomplete_docstring_is_noticed(tmp_path: Path) -> None:
 
 # The most syntax nodes of the package with scripts, and of the tests. Whoever needs more raises the
 # limit, and says why in docs/decisions.md.
-NODES = {"rope_exp/**/*.py scripts/*.py": 137_000, "tests/**/*.py": 152_000}
+NODES = {"rope_exp/**/*.py scripts/*.py": 142_000, "tests/**/*.py": 156_000}
 # A function fits a screen, and a file a sitting.
 FUNCTION_LINES = 60
 FILE_LINES = 600

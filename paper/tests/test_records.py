@@ -41,7 +41,7 @@ def test_records_keep_their_identity() -> None:
     stored: dict[Path, bytes] = {}
     for name in recorded_campaigns(tables.RECORDS):
         stored |= stored_records(tables.RECORDS, name)
-    assert len(stored) >= 1254
+    assert len(stored) >= 1274
     for path, content in stored.items():
         record = json.loads(content)
         config = to_config(record["config"])

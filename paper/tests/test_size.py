@@ -6,7 +6,7 @@ from support.sizes import num_nodes
 
 # The most syntax nodes: today's and about 5 %. Whoever needs more raises the limit, and says why in
 # docs/decisions.md.
-NODES = {"*.py": 5_000, "tests/*.py": 10_100}
+NODES = {"*.py": 5_000, "tests/*.py": 11_000}
 
 
 @pytest.mark.parametrize("pattern", NODES)

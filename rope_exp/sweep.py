@@ -437,8 +437,10 @@ def acquire_or_refuse(run: DispatchedRun) -> None:
         time.sleep(POLL_SECONDS)
     if run.exit_code is not None:
         done = f"{run.folder} is done: {describe(read_json(run.folder / RESULT))}"
-        print(f"{done}. To train again, move the folder away. To train these weights further,")
-        print(f"start a run with another run.dir and run.init_from={run.folder}")
+        again = (
+            "to train again, move the folder away; to train these weights further, start a run of"
+        )
+        print(f"{done}; {again} another run.dir with run.init_from={run.folder}")
 
 
 def _folder_error(run: DispatchedRun, reason: str) -> ConfigError:

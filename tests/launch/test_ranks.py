@@ -129,7 +129,7 @@ def test_a_run_that_cannot_lease_fails_alone(
 
     monkeypatch.setattr("rope_exp.gpu_leases.lease", lease)
     monkeypatch.setattr(
-        DispatchedRun, "start", lambda run: run.ranks.append(subprocess.Popen(["true"]))
+        DispatchedRun, "start", lambda run, **_: run.ranks.append(subprocess.Popen(["true"]))
     )
     sweep._start_waiting([failing, other])
     other.ranks[0].wait()
@@ -226,7 +226,7 @@ def test_as_many_run_as_each_of_them_allows(
         DispatchedRun(run.config.replace("launch", max_parallel=limit), lock=0) for limit in limits
     ]
     rank = subprocess.Popen(["true"])
-    monkeypatch.setattr(DispatchedRun, "start", lambda run: run.ranks.append(rank))
+    monkeypatch.setattr(DispatchedRun, "start", lambda run, **_: run.ranks.append(rank))
     sweep._start_waiting(runs)
     rank.wait()
     assert sum(each.status == "running" for each in runs) == num_started

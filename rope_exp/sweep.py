@@ -437,9 +437,7 @@ def acquire_or_refuse(run: DispatchedRun) -> None:
         time.sleep(POLL_SECONDS)
     if run.exit_code is not None:
         done = f"{run.folder} is done: {describe(read_json(run.folder / RESULT))}"
-        again = (
-            "to train again, move the folder away; to train these weights further, start a run of"
-        )
+        again = "to train again, move it away; to train these weights further, start a run of"
         print(f"{done}; {again} another run.dir with run.init_from={run.folder}")
 
 
